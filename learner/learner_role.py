@@ -109,6 +109,11 @@ async def build(context: RoleContext) -> list[Service]:
         for thread in writer_threads:
             thread.offer(line, batch)
 
+    def write_down_first(delivered: DeliveredGroup) -> None:
+        for thread, writer in zip(writer_threads, writers, strict=True):
+            if isinstance(writer, SampleWriter):
+                thread.put(writer.write_of_first(delivered, at_s=clock.now()))
+
     caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
         dial(target, caller, purpose=purpose, now=clock.now())
@@ -205,6 +210,7 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         node_metrics=context.node_metrics,
         task_digest=lambda: membership.task_digest,
+        on_first=write_down_first,
     )
     training = StopsAfter(loop)
     writing = [StopsAfter(thread, other=training) for thread in writer_threads]

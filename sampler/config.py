@@ -7,8 +7,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from node.config.settings import Target
 from node.extras import NeededPackage
+from node.tokenizer import chat_template
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
+from sampler.tasks.dry_run import check_imports, check_template
 from sampler.tasks.judge_endpoint import JudgeEndpoint
 
 
@@ -123,6 +125,18 @@ class SamplerConfig(BaseModel):
     save_policy_every_s: float = Field(default=60.0, ge=0)
     """Shortest time between two copies of the held policy on disk. In between, fetched deltas are logged, and
     a restarted sampler applies the log to the copy. Longer spares the disk and makes starts slower."""
+
+    def check_code(self) -> None:
+        """Import the tasks and graders that are named, and render the model's chat template; a dry run's.
+
+        Raises:
+            ConfigError: one cannot be imported.
+            StartupError: the template does not take a conversation.
+        """
+        check_imports("sampler.custom_tasks", self.custom_tasks.values(), self.grader_environment)
+        check_imports("sampler.allowed_graders", self.allowed_graders, self.grader_environment)
+        if chat_template(self.model_dir):
+            check_template(self.model_dir)
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

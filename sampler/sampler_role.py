@@ -11,6 +11,7 @@ until finished groups are submitted, and nobody writes to the engine's words onc
 
 import asyncio
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -44,7 +45,7 @@ from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grader
 from sampler.tasks.local_graders import LocalGraders
-from sampler.tasks.task import task_setup
+from sampler.tasks.task import TaskSetup, task_setup
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy
@@ -205,30 +206,8 @@ async def build(context: RoleContext) -> list[Service]:
             submissions.submit, capacity_groups=config.outbox_groups, random=random.random
         ),
         work_queue=work_queue,
-        task_setup=partial(
-            task_setup,
-            custom=config.custom_tasks,
-            allowed_graders=config.allowed_graders,
-            has_chat_template=bool(chat_template(config.model_dir)),
-            local_graders=LocalGraders(
-                judge=config.judge,
-                run_code=config.run_code,
-                wall_limit_s=config.grader_wall_limit_s,
-                memory_limit_bytes=config.grader_memory_limit_bytes,
-                environment=config.grader_environment,
-            ),
-        ),
-        make_graders=lambda setup: GraderPool(
-            lambda: Grader(
-                setup,
-                wall_limit_s=config.grader_wall_limit_s,
-                cpu_limit_s=config.grader_cpu_limit_s,
-                memory_limit_bytes=config.grader_memory_limit_bytes,
-                killed=metrics.grader_kills.inc,
-                failed=metrics.count_grader_outage,
-            ),
-            most=config.grader_processes,
-        ),
+        task_setup=configured_setup(config),
+        make_graders=configured_graders(config, metrics),
         flush_timeout_s=FLUSH_SHARE * context.config.node.drain_timeout_s,
         metrics=metrics,
         node_metrics=node_metrics,
@@ -244,6 +223,38 @@ async def build(context: RoleContext) -> list[Service]:
     syncing = StopsAfter(policy_sync)
     sampling = StopsAfter(rollouts, other=syncing)
     return [StopsAfter(membership, other=sampling), syncing, sampling]
+
+
+def configured_setup(config: SamplerConfig) -> Callable[..., TaskSetup]:
+    """Return what says, of a task's name and options, what it is on this sampler; see ``task_setup``."""
+    return partial(
+        task_setup,
+        custom=config.custom_tasks,
+        allowed_graders=config.allowed_graders,
+        has_chat_template=bool(chat_template(config.model_dir)),
+        local_graders=LocalGraders(
+            judge=config.judge,
+            run_code=config.run_code,
+            wall_limit_s=config.grader_wall_limit_s,
+            memory_limit_bytes=config.grader_memory_limit_bytes,
+            environment=config.grader_environment,
+        ),
+    )
+
+
+def configured_graders(config: SamplerConfig, metrics: SamplerMetrics) -> Callable[[TaskSetup], GraderPool]:
+    """Return what makes the graders of a task."""
+    return lambda setup: GraderPool(
+        lambda: Grader(
+            setup,
+            wall_limit_s=config.grader_wall_limit_s,
+            cpu_limit_s=config.grader_cpu_limit_s,
+            memory_limit_bytes=config.grader_memory_limit_bytes,
+            killed=metrics.grader_kills.inc,
+            failed=metrics.count_grader_outage,
+        ),
+        most=config.grader_processes,
+    )
 
 
 def load_configured_engine(config: SamplerConfig) -> Engine:

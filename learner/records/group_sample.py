@@ -32,7 +32,7 @@ class GroupSample:
     """A group that a step consumed."""
 
     version: int
-    """The version that the step made."""
+    """The version that the step made; 0: it arrived before the first step."""
     at_s: float
     """Unix seconds on the learner's clock, when it was made."""
     group_id: str

@@ -38,6 +38,7 @@ class SampleWriter:
         self._tokenizer = tokenizer
         self._every_versions = every_versions
         self._groups = groups
+        self._first_groups = groups
 
     def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
         """Return what appends some groups of the step's batch, if it is the version's turn.
@@ -50,26 +51,34 @@ class SampleWriter:
         # A batch is sorted by age: its first groups would not show what the model writes now.
         numbers = random.Random(version).sample(range(len(batch)), min(self._groups, len(batch)))
         chosen = [batch[number] for number in sorted(numbers)]
-        return lambda: self._file.append(self._sample(delivered, line) for delivered in chosen)
+        at_s = line.at_s
+        return lambda: self._file.append(self._sample(each, version=version, at_s=at_s) for each in chosen)
+
+    def write_of_first(self, delivered: DeliveredGroup, *, at_s: float) -> Callable[[], None] | None:
+        """Return what appends a group that came before the first step, as of version 0; None: enough did."""
+        if not self._first_groups:
+            return None
+        self._first_groups -= 1
+        return lambda: self._file.append([self._sample(delivered, version=0, at_s=at_s)])
 
     def close(self) -> None:
         """Do nothing: every append is on disk."""
 
-    def _sample(self, delivered: DeliveredGroup, line: StepLine) -> GroupSample:
+    def _sample(self, delivered: DeliveredGroup, *, version: int, at_s: float) -> GroupSample:
         group = delivered.group
         rewards = torch.tensor([one.reward for one in group.completions], dtype=torch.float64)
         advantages: list[float] = standardised_advantage(rewards).tolist()
         pairs = list(zip(group.completions, advantages, strict=True))
         return GroupSample(
-            version=line.report.version,
-            at_s=line.at_s,
+            version=version,
+            at_s=at_s,
             group_id=group.group_id,
             sampler_id=delivered.sampler_id,
             task=group.task,
             prompt_index=group.prompt_index,
             prompt=self._text(group.prompt_token_ids),
             prompt_tokens=len(group.prompt_token_ids),
-            staleness_versions=line.version_before - group.oldest_version,
+            staleness_versions=max(0, version - 1 - group.oldest_version),
             group_size=len(pairs),
             completions=tuple(
                 self._completion(*pairs[number], metrics=_metrics(group, number))

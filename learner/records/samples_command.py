@@ -15,10 +15,10 @@ from rich.text import Text
 from learner.records.group_sample import GroupSample
 from learner.records.samples_file import FILE_NAME, SamplesFile
 from learner.records.samples_page import completion_heading, group_heading
-from learner.records.visible_text import visible
 from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.run import Role
+from node.visible_text import visible
 
 REFRESH_S: Final = 1.0
 
@@ -26,8 +26,8 @@ EXAMPLE: Final = """\
   heterorl-node samples --state-dir runs/hand/learner --follow
   heterorl-node samples --state-dir runs/hand/learner --worst --count 10
 
-A learner writes down some groups of every learner.samples_every_versions-th batch and keeps the newest 32 to
-64 MiB. It may be running.
+A learner writes down the first groups that arrive (as version 0), then some of every
+learner.samples_every_versions-th batch, and keeps the newest 32 to 64 MiB. It may be running.
 """
 
 
@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not path.exists() and not arguments.follow:
         raise StartupError(
             f"there are no samples at {path}",
-            fix="--state-dir is the learner's node.state_dir; samples come every "
-            "learner.samples_every_versions versions, with 0 never.",
+            fix="--state-dir is the learner's node.state_dir; the first samples come with the first groups, "
+            "with learner.samples_every_versions = 0 none. Before there is a run, use `heterorl-node try`.",
         )
     appended = file.appended()
     next(appended)  # before the newest are read: what comes in between may be shown twice, and is not missed

@@ -10,7 +10,7 @@ from time import gmtime, strftime
 from typing import Final
 
 from learner.records.group_sample import CompletionSample, GroupSample
-from learner.records.visible_text import visible
+from node.visible_text import visible
 
 GROUPS: Final = 20
 """Shown, newest first."""

@@ -58,7 +58,10 @@ class WriterThread:
 
     def offer(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
         """Queue a step for writing, unless too many wait already. Never blocks."""
-        write = self._writer.write_of(line, batch)
+        self.put(self._writer.write_of(line, batch))
+
+    def put(self, write: Callable[[], None] | None) -> None:
+        """Queue a write of the writer's, as ``offer`` does; None: there is nothing to write."""
         if write is None:
             return
         try:

@@ -83,6 +83,7 @@ class TrainingLoop:
         metrics: LearnerMetrics,
         node_metrics: NodeMetrics,
         task_digest: Callable[[], bytes | None] = lambda: None,
+        on_first: Callable[[DeliveredGroup], None] = lambda _: None,
     ) -> None:
         """Continue from where ``training_state`` was restored to.
 
@@ -95,6 +96,7 @@ class TrainingLoop:
                 that taught nothing; must not block.
             published: the newest version that was published, and the seconds that took; None: none was.
             coordinator_now: Unix seconds on the coordinator's clock, which stamps groups.
+            on_first: called with each group that is admitted before the first step; must not block.
             task_digest: of the options by which the run's groups are graded now; None: not told.
         """
         self._state = training_state
@@ -104,6 +106,7 @@ class TrainingLoop:
         self._tokenizer_digest = tokenizer_digest
         self._run_settings = run_settings
         self._task_digest = task_digest
+        self._on_first = on_first
         self._drain = drain
         self._announced = announced
         self._evaluations = evaluations
@@ -258,6 +261,8 @@ class TrainingLoop:
         if judged.verdict is Verdict.ACCEPTED:
             buffer.add(delivered)
             self._metrics.buffered_groups.set(len(buffer))
+            if self.version == 0:
+                self._on_first(delivered)
         self._report(judged, delivered)
 
     def _quarantined(self, delivered: DeliveredGroup) -> GroupVerdict | None:

@@ -20,6 +20,10 @@ from node.process.role_context import ROLE_MODULES
 
 COMMANDS: Final = {
     "init": ("node.commands.init_command", "make a new run: its keys and certificates"),
+    "try": (
+        "sampler.try_command",
+        "ask the base model a task's first prompts and grade them, before a run exists",
+    ),
     "token": ("node.commands.token_command", "make a token that lets one new peer in"),
     "ledger": ("node.commands.ledger_command", "back up, verify or restore the coordinator's ledger"),
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),

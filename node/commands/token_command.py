@@ -13,6 +13,7 @@ from node.enrolment.token_file import write_token_file
 from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token
 from node.errors import ConfigError
 from node.exit_code import ExitCode
+from node.identity.clock_skew import moment
 from node.identity.peer import is_name
 from node.rpc.address import ENROLMENT_PORT, check_target
 from node.run import Role
@@ -37,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the peer will be",
     )
     parser.add_argument("--node-id", metavar="ID", help="the only node id it admits; default: any not taken")
-    parser.add_argument("--ttl", default="1h", metavar="TIME", help="30m, 1h, 2d (at most 7d); default: 1h")
+    parser.add_argument(
+        "--ttl", default="2d", metavar="TIME", help="30m, 12h, 7d, which is the most; default: 2d"
+    )
     parser.add_argument(
         "--address",
         required=True,
@@ -62,12 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     lifetime_s = parse_duration(arguments.ttl)
     if lifetime_s is None or not 0 < lifetime_s <= MAX_LIFETIME_S:
         raise _bad("--ttl", arguments.ttl, "a lifetime is a number and s, m, h or d, at most 7d")
+    now = time.time()
     token = issue_token(
         authority,
         role=Role(arguments.role),
         node_id=arguments.node_id,
         address=arguments.address,
-        now=time.time(),
+        now=now,
         lifetime_s=lifetime_s,
     )
     if arguments.out is None:
@@ -78,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     is_operator = arguments.role == Role.OPERATOR
     use = "name it with `status --token-file`" if is_operator else "set node.token_file to it"
     print(
-        f"Valid for one {arguments.role} of run {authority.run_id} within {arguments.ttl}. It is a secret. "
+        f"Valid for one {arguments.role} of run {authority.run_id} until {moment(now + lifetime_s)} (--ttl "
+        f"{arguments.ttl}). It is a secret. "
         f"{kept}; move it to the peer's machine and {use}.",
         file=sys.stderr,
     )

@@ -13,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 from node import limits
 from node.config.settings import Address
 from node.coordinator.data.data_config import DataConfig
+from node.coordinator.data.overlong_rows import overlong
 from node.coordinator.data.row_sources import open_rows
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
 from node.extras import NeededPackage
 from node.rollout import SamplingParameters
-from node.task_options import BUILT_IN, PromptOptions, checked_options, options_json
+from node.task_options import BUILT_IN, JsonlOptions, PromptOptions, checked_options, options_json
 
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
 
@@ -193,14 +194,36 @@ class CoordinatorConfig(BaseModel):
         """Key -> file or directory that is to be there."""
         return {} if self.data is None else self.data.paths
 
-    def check_data(self) -> None:
-        """Read the data as a start does.
+    def check_data(self, model_dir: Path | None) -> str:
+        """Read the data as a start does, and every row's columns; return a warning of what is too long.
 
+        Args:
+            model_dir: Whose tokenizer counts; None: there is none at hand.
         Raises:
             ConfigError, StartupError: see ``open_rows``.
         """
-        if self.data is not None:
-            open_rows(self.data, scratch=Path(tempfile.gettempdir()), columns=self.columns).close()
+        if self.data is None:
+            return ""
+        rows = open_rows(self.data, scratch=Path(tempfile.gettempdir()), columns=self.columns)
+        try:
+            rows.check_columns(self.columns, every_row=True)
+            options = checked_options(self.task, self.task_options)
+            if model_dir is None or not isinstance(options, JsonlOptions):
+                return ""
+            return overlong(
+                rows,
+                options,
+                tokenizer_file=model_dir / "tokenizer.json",
+                most=self._prompt_room(options, model_dir),
+            )
+        finally:
+            rows.close()
+
+    def _prompt_room(self, options: JsonlOptions, model_dir: Path) -> int:
+        """Return how many tokens a prompt may have."""
+        described = json.loads((model_dir / "config.json").read_bytes())
+        context = described.get("text_config", described).get("max_position_embeddings", limits.PROMPT_TOKENS)
+        return min(int(context) - self.max_new_tokens, options.max_prompt_tokens or limits.PROMPT_TOKENS)
 
     @property
     def columns(self) -> Mapping[str, str]:

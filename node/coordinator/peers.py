@@ -221,7 +221,7 @@ class Peers:
         samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
         for sampler_id in self._graders.keys() - samplers:
             del self._graders[sampler_id]
-        self._metrics.grader_digests.set(len(set(self._graders_present().values())))
+        self._agree_on_grader()
         for sampler_id in self._pending.keys() - samplers:
             self._metrics.dropped_verdicts.inc(len(self._pending.pop(sampler_id)))
         return changed
@@ -289,6 +289,7 @@ class Peers:
     def _agree_on_grader(self) -> None:
         present = self._graders_present()
         self.grader = agreed_grader(self.grader, present, configured=self._configured_grader)
+        self._metrics.grader_digests.set(len(set(present.values())))
 
     def _graders_present(self) -> dict[str, bytes]:
         """Return the grader code of each sampler that is heard of."""

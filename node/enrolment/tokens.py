@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from node.enrolment.authority import TOKEN_ALGORITHM, Authority
 from node.errors import Reason, RefusedError
 from node.identity.certificates import is_same_certificate, read_certificate
+from node.identity.clock_skew import moment
 from node.limits import NAME_PATTERN, TOKEN_BYTES
 from node.run import Role
 
@@ -27,7 +28,9 @@ _JWS: Final = jwt.PyJWS(algorithms=[TOKEN_ALGORITHM])
 _OLD_PREFIX: Final = "hrl1."
 """Of tokens made before they were JSON Web Tokens."""
 
-DEFAULT_LIFETIME_S: Final = 3600.0
+DEFAULT_LIFETIME_S: Final = 2 * 86400.0
+"""A machine that is rented today may be there, installed and with its model, tomorrow."""
+
 MAX_LIFETIME_S: Final = 7 * 86400.0
 """A token is for a machine about to be set up, not a standing invitation."""
 
@@ -147,7 +150,9 @@ def redeem(text: str, *, authority: Authority, node_id: str, now: float) -> Toke
         raise RefusedError(Reason.TOKEN_REFUSED, "the token was made by another authority", fix=ask)
     if now >= token.expires_at_s:
         raise RefusedError(
-            Reason.TOKEN_REFUSED, f"the token expired {now - token.expires_at_s:.0f} s ago", fix=ask
+            Reason.TOKEN_REFUSED,
+            f"the token expired {now - token.expires_at_s:.0f} s ago, at {moment(token.expires_at_s)}",
+            fix=f"{ask}; one that lasts longer, at most 7d, is made with --ttl",
         )
     if token.node_id not in (None, node_id):
         raise RefusedError(

@@ -66,7 +66,12 @@ class _ReadsData(_NeedsPackages, Protocol):
     @property
     def data_paths(self) -> Mapping[str, Path]: ...
 
-    def check_data(self) -> None: ...
+    def check_data(self, model_dir: Path | None) -> str: ...
+
+
+@runtime_checkable
+class _NamesCode(Protocol):
+    def check_code(self) -> None: ...
 
 
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
@@ -116,7 +121,12 @@ def check_everything(
     scarcity = too_few_descriptors(config, roles)
     if scarcity is not None:
         warn(scarcity)
-    _raise_all([*checks, *_installed_checks(config, roles), *_data_checks(config, roles)], faults)
+    checks += [
+        *_installed_checks(config, roles),
+        *_data_checks(config, roles, warn),
+        *_code_checks(config, roles),
+    ]
+    _raise_all(checks, faults)
 
 
 def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> str | None:
@@ -173,24 +183,36 @@ def _package_checks(section: _NeedsPackages) -> list[Check]:
     return [needed.check for needed in section.needed_packages]
 
 
-def _data_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
+def _code_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
     sections = (getattr(config, role) for role in roles)
+    return [section.check_code for section in sections if isinstance(section, _NamesCode)]
+
+
+def _data_checks(config: NodeConfig, roles: Iterable[Role], warn: Callable[[str], None]) -> list[Check]:
+    sections = [getattr(config, role) for role in roles]
+    models = (section.model_dir for section in sections if isinstance(section, _LoadsModel))
+    model_dir = next(models, None)
     checks: list[Check] = []
     for section in sections:
         if isinstance(section, _ReadsData):
             paths = [partial(_check_path, key, path) for key, path in section.data_paths.items()]
-            checks += [*paths, partial(_check_data, section, [*paths, *_package_checks(section)])]
+            needs: list[Check] = [*paths, *_package_checks(section)]
+            if model_dir is not None:
+                needs.append(partial(_check_model, model_dir, key="model_dir"))
+            checks += [*paths, partial(_check_data, section, needs, model_dir=model_dir, warn=warn)]
     return checks
 
 
-def _check_data(section: _ReadsData, needs: Sequence[Check]) -> None:
+def _check_data(
+    section: _ReadsData, needs: Sequence[Check], *, model_dir: Path | None, warn: Callable[[str], None]
+) -> None:
     """Read the data, unless one of ``needs`` fails, which is reported by itself."""
     with contextlib.suppress(StartupError, ConfigError):
         for check in needs:
             check()
         needs = ()
-    if not needs:
-        section.check_data()
+    if not needs and (warning := section.check_data(model_dir)):
+        warn(warning)
 
 
 def _check_path(key: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from node.errors import Reason, RefusedError
 from node.rollout import Finish, SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
@@ -106,6 +107,34 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion without special tokens, any stop string included."""
         ...
+
+
+def check_fits(
+    request: GenerationRequest, context_tokens: int | None, *, what: str = "the model", or_raise: str = ""
+) -> None:
+    """Check that prompt and completion fit a context together.
+
+    Args:
+        context_tokens: None: there is no limit.
+        or_raise: Another way out, as part of a sentence.
+    Raises:
+        RefusedError: OVER_LIMIT; or the prompt is empty.
+    """
+    prompt, most_new = len(request.prompt_token_ids), request.sampling.max_new_tokens
+    if prompt and (context_tokens is None or prompt + most_new <= context_tokens):
+        return
+    room = (context_tokens or 0) - most_new
+    way_out = (
+        f"lower coordinator.max_new_tokens to {context_tokens - prompt} or less"
+        if context_tokens is not None and prompt < min(most_new, context_tokens)
+        else f"set max_prompt_tokens = {room} in coordinator.task_options, and shorten or remove such rows"
+    )
+    raise RefusedError(
+        Reason.OVER_LIMIT,
+        f"a prompt of {prompt} tokens and completions of up to {most_new} do not fit {what}, which takes "
+        f"{context_tokens} together",
+        fix=f"{way_out}{or_raise and f', or {or_raise}'}",
+    )
 
 
 class Engine(Protocol):

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import StartupError
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
@@ -30,7 +30,7 @@ from node.weights.format.model_tensors import canonical_tensors, tensor_specs
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decoder import Decoder
 from sampler.engines.decoding.draws import by_inverse, by_noise
-from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest
+from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, check_fits
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.torch_options import TorchOptions
 from sampler.engines.torch_words import LiveTensors, aliases
@@ -147,14 +147,7 @@ class TorchEngine:
 
     def add(self, request: GenerationRequest) -> None:
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        tokens = len(request.prompt_token_ids) + request.sampling.max_new_tokens
-        if not len(request.prompt_token_ids) or (limit is not None and tokens > limit):
-            raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"a prompt of {len(request.prompt_token_ids)} tokens and completions of up to "
-                f"{request.sampling.max_new_tokens} do not fit the model, which takes {limit} together",
-                fix="lower coordinator.max_new_tokens or choose a task with shorter prompts",
-            )
+        check_fits(request, limit)
         self._decoder.add(request)
 
     @torch.inference_mode()

@@ -8,14 +8,13 @@ After the first turn the completions of a group go on independently. A group is 
 conversations are over. A task that does not reply has one turn.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from sampler.engines.engine import FinishedRequest, GenerationRequest, Tokenizer
-from sampler.engines.engine_thread import EngineThread
 from sampler.engines.stop_strings import text_before_stop
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
@@ -39,10 +38,17 @@ class GroupInTurns:
         return self.job.lease.lease_id
 
 
+class Requests(Protocol):
+    """Where requests go: an ``EngineThread``, or an engine itself."""
+
+    def add(self, request: GenerationRequest) -> None: ...
+    def cancel(self, request_ids: Sequence[str]) -> None: ...
+
+
 class TurnTaking:
     """The groups in the engine, and those whose conversations wait for a reply."""
 
-    def __init__(self, tokenizer: Tokenizer, *, engine_thread: EngineThread, metrics: SamplerMetrics) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, engine_thread: Requests, metrics: SamplerMetrics) -> None:
         self._tokenizer = tokenizer
         self._engine_thread = engine_thread
         self._metrics = metrics

@@ -291,7 +291,7 @@ class Grader:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=REPLY_BYTES,
-            env=_environment(self._variables),
+            env=environment(self._variables),
             # A process group of its own, so that what a grader starts ends with it.
             start_new_session=True,
         )
@@ -385,8 +385,8 @@ class Grader:
         return code
 
 
-def _environment(variables: Container[str]) -> dict[str, str]:
-    """Return the environment of a task's process."""
+def environment(variables: Container[str]) -> dict[str, str]:
+    """Return the environment of a task's process, with ``variables`` besides the usual ones."""
     named = os.environ.items()
     kept = {name: value for name, value in named if name in variables or VARIABLES.fullmatch(name)}
     # The grader can import what this process can: a task may live outside site-packages.

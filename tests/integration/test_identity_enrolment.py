@@ -17,7 +17,7 @@ from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.token_file import write_token_file
-from node.enrolment.tokens import issue_token
+from node.enrolment.tokens import DEFAULT_LIFETIME_S, issue_token
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
@@ -135,7 +135,7 @@ async def test_an_expired_token_is_refused(made: MadeRun, tmp_path: Path) -> Non
     clock = ManualClock(made.made_at_s)
     async with enrolment_port(made, clock) as port:
         token = token_for(made, port)
-        clock.advance(3601)
+        clock.advance(DEFAULT_LIFETIME_S + 1)
         with pytest.raises(StartupError, match=r"expired 1 s ago.*heterorl-node token"):
             await enrol_sampler(made, token, tmp_path / "identity")
         assert port.refusals == {("EnrolmentService", Reason.TOKEN_REFUSED): 1}

@@ -105,28 +105,34 @@ class Rows:
             return self._parts[1].row(index - self.evaluation.start)
         return self._parts[0].row(index - len(self.evaluation))
 
-    def check_columns(self, columns: Mapping[str, str]) -> None:
-        """Check that the first row of each file has the columns that the task's options name.
+    def check_columns(self, columns: Mapping[str, str], *, every_row: bool = False) -> None:
+        """Check that rows have the columns that the task's options name.
 
         Args:
             columns: By option.
+            every_row: Or else the first of each file: a run sets a bad row aside.
         Raises:
-            ConfigError: it lacks one.
+            ConfigError: one lacks a column.
         """
         for part in self._parts:
-            found = json.loads(part.row(0))
             for option, column in columns.items():
-                try:
-                    column_of(found, column)
-                except KeyError:
+                lacking = [n for n in range(len(part) if every_row else 1) if not _has(part.row(n), column)]
+                if lacking:
+                    found = json.loads(part.row(lacking[0]))
+                    which = (
+                        "its first row"
+                        if not lacking[0]
+                        else f"{len(lacking)} rows, of which row {lacking[0]}"
+                    )
                     raise ConfigError(
                         key=f"coordinator.task_options.{option}",
                         value=column,
                         source="the configuration or the option's default",
-                        rule=f"{part.name} has no such column: its first row has "
-                        + (", ".join(found) or "none"),
-                        fix="Name one of them, or what is inside one, such as reward_model.ground_truth.",
-                    ) from None
+                        rule=f"{part.name} has no such column: {which} has {', '.join(found) or 'none'}",
+                        fix="Name one of them, or what is inside one, such as reward_model.ground_truth."
+                        if not lacking[0]
+                        else "Correct or remove these rows.",
+                    )
 
     def close(self) -> None:
         for part in self._parts:
@@ -178,6 +184,14 @@ class _RowFile:
             f"row {index} of {self.name} cannot be read: {why}",
             fix="put the file back as it was and restart the coordinator",
         )
+
+
+def _has(row: bytes, column: str) -> bool:
+    try:
+        column_of(json.loads(row), column)
+    except KeyError:
+        return False
+    return True
 
 
 def _check_row(row: bytes, *, where: str) -> None:

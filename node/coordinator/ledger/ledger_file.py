@@ -254,7 +254,9 @@ class Ledger:
         if (digest := transaction.task_digest) is not None:
             write("INSERT OR REPLACE INTO task_options VALUES (1, ?)", (digest,))
         if (learner := transaction.learner) is not None:
-            write("INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(learner))
+            write(
+                "INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(learner)
+            )
 
     def _write_evaluation(self, change: EvaluationChange) -> None:
         write, write_each = self._connection.execute, self._connection.executemany

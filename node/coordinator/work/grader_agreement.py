@@ -6,8 +6,8 @@ grader.
     configured (coordinator.grader_digest): that one, whatever samplers say
     else: the one that most samplers present say; of equals the one that was the run's before
 
-So one sampler alone decides only while it is alone, or the first of two; a third settles it, and what it
-settled holds for what is leased and submitted from then on. The others lease nothing and are shown.
+So one sampler alone decides only while it is alone, or the first of two; a third settles it. Those with other
+code lease nothing and are shown. It is counted again whenever a sampler comes or falls silent.
 """
 
 from collections import Counter

@@ -19,9 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import StartupError
 from node.weights.format.layout import Layout
-from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine import (
+    EngineSettings,
+    FinishedRequest,
+    GenerationRequest,
+    SampledCompletion,
+    check_fits,
+)
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.remote.completions import most_answer_bytes
 from sampler.engines.remote.remote_options import RemoteOptions
@@ -116,15 +122,8 @@ class RemoteEngine:
         return sum(not running.has_begun for running in list(self._running.values()))
 
     def add(self, request: GenerationRequest) -> None:
-        sampling, prompt, most = request.sampling, request.prompt_token_ids, self._session.context_tokens
-        if not len(prompt) or len(prompt) + sampling.max_new_tokens > most:
-            raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"a prompt of {len(prompt)} tokens and completions of up to {sampling.max_new_tokens} do not "
-                f"fit the server, which takes {most} together",
-                fix="lower coordinator.max_new_tokens, choose a task with shorter prompts, or start the "
-                "server with a larger --max-model-len",
-            )
+        larger = "start the server with a larger --max-model-len"
+        check_fits(request, self._session.context_tokens, what="the server", or_raise=larger)
         if not self._running:
             self._moved_at_s = time.monotonic()
         self._requests += 1

@@ -24,7 +24,13 @@ import torch
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import Finish
 from node.weights.format.layout import Layout
-from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine import (
+    EngineSettings,
+    FinishedRequest,
+    GenerationRequest,
+    SampledCompletion,
+    check_fits,
+)
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.model_words import LiveWords
 from sampler.engines.vllm.vllm_options import VllmOptions
@@ -170,14 +176,8 @@ class VllmEngine:
 
     def add(self, request: GenerationRequest) -> None:
         sampling, prompt = request.sampling, request.prompt_token_ids
-        if not len(prompt) or len(prompt) + sampling.max_new_tokens > self._context_tokens:
-            raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"a prompt of {len(prompt)} tokens and completions of up to {sampling.max_new_tokens} do not "
-                f"fit the engine, which takes {self._context_tokens} together",
-                fix="lower coordinator.max_new_tokens, choose a task with shorter prompts, or raise "
-                "context_tokens in sampler.engine_options",
-            )
+        larger = "raise context_tokens in sampler.engine_options"
+        check_fits(request, self._context_tokens, what="the engine", or_raise=larger)
         try:
             self._engine.add_request(
                 request.request_id,

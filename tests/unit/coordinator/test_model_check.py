@@ -6,7 +6,7 @@ import pytest
 
 from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Balance
-from node.coordinator.work.model_check import check_base, check_chat_template
+from node.coordinator.work.model_check import check_base, check_chat_template, check_model
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
@@ -75,3 +75,19 @@ def test_a_base_larger_than_64_frames_is_told_in_64_parts() -> None:
     other = layout.base_model(digests)
     assert other.parts[:-8] == base.parts[:-8]
     assert other.parts[-8:] != base.parts[-8:]
+
+
+def test_a_peer_with_another_layout_is_told_in_which_numbers_it_differs() -> None:
+    learner = replace(LEARNER, layout_summary="layers 30, vocabulary 49152, dtypes bfloat16")
+    for summary, said in (
+        (
+            "layers 24, vocabulary 49152, dtypes float32",
+            ": it has layers 24 (the run has layers 30), dtypes float32 (the run has dtypes bfloat16); give",
+        ),
+        (learner.layout_summary, ": it has tensors of other names or shapes; give"),
+        ("", f"is {LEARNER.layout_digest.hex()}; give"),
+    ):
+        with pytest.raises(RefusedError) as error:
+            check_model(b"x" * 16, LEARNER.tokenizer_digest, learner, layout_summary=summary)
+        assert error.value.reason is Reason.LAYOUT_MISMATCH
+        assert said in str(error.value)

@@ -149,3 +149,20 @@ def test_metrics_of_a_peer_that_did_not_join_are_not_taken(peers: Peers, fleet: 
     with pytest.raises(RefusedError):
         peers.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(metrics=METRICS), now=NOW_S)
     assert shown(fleet) == []
+
+
+def test_a_sampler_whose_grader_nobody_shares_blocks_others_only_while_it_is_heard(
+    peers: Peers, registry: CollectorRegistry
+) -> None:
+    liar, honest, other = SAMPLER, Peer("run", Role.SAMPLER, "s2"), Peer("run", Role.SAMPLER, "s3")
+    peers.join(liar, None, now=NOW_S, grader_digest=b"x" * 16)
+    peers.join(honest, None, now=NOW_S, grader_digest=b"h" * 16)
+    assert "as 1 of 2 samplers said" in peers.objection_to_grader(honest)
+    assert registry.get_sample_value("heterorl_coordinator_grader_digests") == 2
+    peers.heartbeat(honest, heartbeat(), now=NOW_S + 9)
+    peers.expire(NOW_S + 11)  # the other is silent, as after it was revoked
+    assert peers.objection_to_grader(honest) == ""
+    assert registry.get_sample_value("heterorl_coordinator_grader_digests") == 1
+    peers.heartbeat(liar, heartbeat(), now=NOW_S + 12)
+    peers.join(other, None, now=NOW_S + 12, grader_digest=b"h" * 16)
+    assert "as 2 of 3 samplers said" in peers.objection_to_grader(liar)

@@ -8,7 +8,7 @@ import pytest
 from node.enrolment import enrolment_ledger
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import EnrolmentLedger
-from node.enrolment.tokens import Token, issue_token
+from node.enrolment.tokens import DEFAULT_LIFETIME_S, Token, issue_token
 from node.errors import Reason, RefusedError
 from node.run import Role
 from support.identity import NOW_S
@@ -91,8 +91,8 @@ def test_expired_tokens_are_forgotten_oldest_first_when_there_are_many(
         for number, token in enumerate(tokens):
             ledger.spend(token, node_id=f"s{number}", key_digest=KEY, now=NOW_S)
         assert _spent(tmp_path) == 5  # none has expired
-        late = make_token().model_copy(update={"expires_at_s": NOW_S + 7200})
-        ledger.spend(late, node_id="s9", key_digest=KEY, now=NOW_S + 3600)
+        late = make_token().model_copy(update={"expires_at_s": NOW_S + 2 * DEFAULT_LIFETIME_S})
+        ledger.spend(late, node_id="s9", key_digest=KEY, now=NOW_S + DEFAULT_LIFETIME_S)
         assert _spent(tmp_path) == 3 + 1
         assert "used before" in refusal(ledger, tokens[-1], "s10")
 

@@ -1,4 +1,5 @@
 import argparse
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from node.commands import init_command, token_command
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token
 from node.errors import ConfigError, StartupError
+from node.identity.clock_skew import moment
 from node.identity.identity_checks import check_own
 from node.identity.identity_store import load_identity
 from node.identity.run_description import RunDescription
@@ -130,6 +132,18 @@ def test_token_prints_the_token_alone_on_standard_output(
         "hub:7401",
     )
     assert "node.token_file" in printed.err
+    assert f"until {moment(token.expires_at_s)} (--ttl 30m)" in printed.err
+
+
+def test_a_token_made_today_still_lets_a_peer_in_tomorrow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path / "run")
+    run_init(root, "--run-id", "first")
+    capsys.readouterr()
+    assert run_token(root, "--role", "sampler", "--address", "hub:7401") == 0
+    token = Token.parse(capsys.readouterr().out)
+    assert token.expires_at_s > time.time() + 47 * 3600
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from node.enrolment.authority import Authority
-from node.enrolment.tokens import TYPE, Token, issue_token, redeem
+from node.enrolment.tokens import DEFAULT_LIFETIME_S, TYPE, Token, issue_token, redeem
 from node.errors import Reason, RefusedError
 from node.identity.certificates import read_certificate
+from node.identity.clock_skew import moment
 from node.limits import TOKEN_BYTES
 from node.run import Role
 from support.identity import NOW_S
@@ -45,7 +46,7 @@ def test_a_token_is_one_short_line_and_says_all_its_holder_needs() -> None:
     token = Token.parse(text)
     assert (token.run_id, token.role, token.node_id) == ("run", Role.SAMPLER, "s1")
     assert token.address == "hub.example.org:7401"
-    assert token.expires_at_s == NOW_S + 3600
+    assert token.expires_at_s == NOW_S + DEFAULT_LIFETIME_S
     assert token.ca_certificate_pem.encode() == AUTHORITY.certificate_pem
 
 
@@ -65,8 +66,12 @@ def test_a_token_admits_the_role_and_node_it_was_made_for() -> None:
 
 def test_a_token_lives_to_the_second_it_says() -> None:
     text = make_token()
-    redeem(text, authority=AUTHORITY, node_id="s1", now=NOW_S + 3599)
-    assert "expired 0 s ago" in refusal(text, now=NOW_S + 3600)
+    redeem(text, authority=AUTHORITY, node_id="s1", now=NOW_S + DEFAULT_LIFETIME_S - 1)
+    refused = refusal(text, now=NOW_S + DEFAULT_LIFETIME_S)
+    assert f"expired 0 s ago, at {moment(NOW_S + DEFAULT_LIFETIME_S)}" in refused
+    assert (
+        "ask the operator for a new token; one that lasts longer, at most 7d, is made with --ttl" in refused
+    )
 
 
 def test_a_token_of_another_authority_is_refused_also_for_a_run_of_the_same_name() -> None:
@@ -111,7 +116,12 @@ def test_any_tool_for_json_web_tokens_reads_what_a_token_says() -> None:
     key = read_certificate(AUTHORITY.certificate_pem).public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     said = jwt.decode(make_token(node_id="s1"), key, algorithms=["ES256"], options={"verify_exp": False})
-    assert (said["iss"], said["sub"], said["role"], said["exp"]) == ("run", "s1", "sampler", NOW_S + 3600)
+    assert (said["iss"], said["sub"], said["role"], said["exp"]) == (
+        "run",
+        "s1",
+        "sampler",
+        NOW_S + DEFAULT_LIFETIME_S,
+    )
 
 
 def test_what_the_authority_signs_for_another_purpose_is_no_token() -> None:

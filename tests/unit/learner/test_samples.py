@@ -12,11 +12,11 @@ from learner.records.group_sample import CompletionSample, GroupSample
 from learner.records.sample_writer import MOST_CHARACTERS, MOST_COMPLETIONS, SampleWriter, load_tokenizer
 from learner.records.samples_file import FILE_NAME, SamplesFile
 from learner.records.samples_page import render_page
-from learner.records.visible_text import visible
 from learner.step_log import StepLine
 from node.commands.cli import main
 from node.rollout import Completion, DeliveredGroup, Finish
 from node.run import StepReport
+from node.visible_text import visible
 from support.groups import make_completion, make_group
 from support.tiny_model import TOKENS, make_tiny_model
 
@@ -67,6 +67,17 @@ def write(to: SampleWriter, version: int, batch: Sequence[DeliveredGroup]) -> No
 
 def writer(model_dir: Path, file: SamplesFile, *, every: int = 1, groups: int = 1) -> SampleWriter:
     return SampleWriter(file, load_tokenizer(model_dir), every_versions=every, groups=groups)
+
+
+def test_the_first_groups_are_shown_before_the_first_step(model_dir: Path, tmp_path: Path) -> None:
+    file = SamplesFile(tmp_path / FILE_NAME)
+    to = writer(model_dir, file, every=10, groups=2)
+    for _ in range(3):
+        if (append := to.write_of_first(delivered(answer("4", 1.0), answer("5", 0.0)), at_s=7.0)) is not None:
+            append()
+    assert [(group.version, group.at_s, group.staleness_versions) for group in file.all()] == [
+        (0, 7.0, 0)
+    ] * 2
 
 
 def test_a_group_is_written_down_as_text_with_what_the_learner_made_of_it(

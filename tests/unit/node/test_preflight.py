@@ -1,5 +1,6 @@
 """A dry run finds what a start would stumble over, all of it at once, without torch."""
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from node.run import Role
 from sampler.config import SamplerConfig
 from support.identity import MadeRun, make_run
 from support.model_files import write_model_files
+from support.tiny_model import make_tiny_model
 
 NOW_S = time.time()
 
@@ -79,7 +81,7 @@ def test_a_whole_run_of_one_directory_has_no_faults(made: MadeRun) -> None:
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        ({"now": NOW_S - 7200}, "expired at 20"),
+        ({"now": NOW_S - 7200, "lifetime_s": 3600.0}, "expired at 20"),
         ({"role": Role.RELAY}, "The token is for a relay, this node is a sampler"),
         ({"node_id": "other"}, "is for other. Leave node.node_id out"),
         ({"mode": 0o666}, "may be replaced by others: the file has mode 666"),
@@ -252,3 +254,61 @@ def test_data_that_a_start_would_refuse_is_found(
     )
     (found,) = faults(config, Role.COORDINATOR)
     assert said in found
+
+
+def test_rows_without_a_column_are_counted_wherever_they_are(made: MadeRun, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1", "answer": "2"}\n' * 3 + '{"prompt": "1"}\n' * 2)
+    config = NodeConfig(
+        node=NodeSection(state_dir=made.directory),
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": file}}),
+    )
+    (found,) = faults(config, Role.COORDINATOR)
+    assert "rows.jsonl has no such column: 2 rows, of which row 3 has prompt. Correct or remove" in found
+
+
+def test_rows_that_are_too_long_for_the_model_are_a_warning_that_names_keys_that_help(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    file, model_dir = tmp_path / "rows.jsonl", make_tiny_model(tmp_path / "base", hidden=16, layers=1)
+    file.write_text('{"prompt": "1", "answer": "2"}\n{"prompt": "%s", "answer": "2"}\n' % ("1+" * 50))
+    data = {"task": "jsonl", "data": {"file": file}, "task_options": {"max_prompt_tokens": 40}}
+    write_token(made, tmp_path)
+    base = sampler(made, tmp_path)
+    config = NodeConfig(
+        node=base.node,
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig.model_validate(data),
+        sampler=SamplerConfig(model_dir=model_dir),
+    )
+    warned: list[str] = []
+    faults(config, Role.COORDINATOR, Role.SAMPLER, warned=warned)
+    assert warned == [
+        "1 of 2 prompts have more than 40 tokens, which is what model, max_new_tokens and max_prompt_tokens "
+        "leave; the first is row 1 with 100. They are set aside one by one during the run: shorten or remove "
+        "these rows, or lower coordinator.max_new_tokens"
+    ]
+
+
+def test_graders_that_cannot_be_imported_and_a_template_that_does_not_render_are_found(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    write_token(made, tmp_path)
+    node, model_dir = sampler(made, tmp_path).node, make_tiny_model(tmp_path / "base", hidden=16, layers=1)
+    graders = ("support.graded_texts:share_of_digits", "support.graded_texts:none")
+    config = NodeConfig(
+        node=node,
+        telemetry=TelemetrySection(),
+        sampler=SamplerConfig(model_dir=model_dir, allowed_graders=graders),
+    )
+    (found,) = faults(config, Role.SAMPLER)
+    assert "sampler.allowed_graders = 'support.graded_texts:none'" in found
+    assert (
+        "cannot be imported: AttributeError: module 'support.graded_texts' has no attribute 'none'" in found
+    )
+    chatty = shutil.copytree(model_dir, tmp_path / "chatty")
+    (chatty / "chat_template.jinja").write_text("{{ raise_exception('only systems may speak') }}")
+    config = NodeConfig(node=node, telemetry=TelemetrySection(), sampler=SamplerConfig(model_dir=chatty))
+    (found,) = faults(config, Role.SAMPLER)
+    assert "does not render a question: jinja2.exceptions.TemplateError: only systems may speak" in found

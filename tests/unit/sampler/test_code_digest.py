@@ -1,3 +1,4 @@
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,7 @@ async def test_the_digest_is_of_the_code_wherever_it_lies(
 ) -> None:
     here = await digest(grader="own_grader:grade")
     assert len(here) == 16
-    there = tmp_path_factory.mktemp("elsewhere")
-    for file in own.glob("*.py"):
-        file.rename(there / file.name)
+    there = shutil.copytree(own, tmp_path_factory.mktemp("elsewhere") / "code")
     monkeypatch.setattr(sys, "path", [str(there), *sys.path[1:]])
     assert await digest(grader="own_grader:grade") == here
     assert await digest(grader="exact") not in (b"", here)

@@ -1,0 +1,220 @@
+"""``heterorl-node try``: ask the base model a task's first prompts and grade them, before a run exists.
+
+Prompts, sampling and grader are those of a coordinator's configuration; model, engine and what graders may do
+are a sampler's. One start-up, no coordinator, nothing written.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from node.config.setting_sources import read_flags
+from node.config.settings import load
+from node.coordinator.config import CoordinatorConfig
+from node.coordinator.data.row_sources import open_rows
+from node.coordinator.work.prompt_order import prompt_of_slot
+from node.exit_code import ExitCode
+from node.process.preflight import check_before_torch
+from node.rollout import PromptLease
+from node.run import Role
+from node.visible_text import visible
+from sampler.config import SamplerConfig
+from sampler.metrics import SamplerMetrics
+from sampler.rollouts.run_task import RunTask
+from sampler.rollouts.trial import Trial, TriedGroup, summary
+from sampler.sampler_role import configured_graders, configured_setup, load_configured_engine
+
+EXAMPLE: Final = """\
+  heterorl-node try --config coordinator.toml --model-dir models/base
+  heterorl-node try --config coordinator.toml --config sampler.toml -n 16 --json
+  heterorl-node try --config coordinator.toml --model-dir models/base --set coordinator.temperature=0.7 \\
+    --set 'coordinator.task_options={prompt="question",grader="mine:grade"}' \\
+    --set 'sampler.allowed_graders=["mine:grade"]'
+
+A group teaches where its completions get different rewards. Where few do, the task is too hard or too easy
+for this model, the prompt does not say what the grader wants, or max_new_tokens cuts the answers off.
+"""
+
+PROMPTS: Final = 4
+"""Enough to see a wrong template or grader; the share of groups that teach wants more."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--config", action="append", default=[], type=Path, metavar="FILE", dest="files",
+        help="a TOML file with [coordinator], and perhaps one with [sampler]; later files win",
+    )  # fmt: skip
+    parser.add_argument("--model-dir", metavar="DIR", help="the base model (sampler.model_dir)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="assignments",
+        help="set any key of either section; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("-n", type=int, default=PROMPTS, dest="prompts", help=f"prompts; default: {PROMPTS}")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, grade and show.
+
+    Raises:
+        InvalidConfigError, NotReadyError, ConfigError, StartupError: as a start of the two roles does.
+    """
+    given = {} if arguments.model_dir is None else {"--model-dir": ("sampler.model_dir", arguments.model_dir)}
+    # Nothing is dialled or written; a role's configuration is refused without these all the same.
+    unused = ["node.coordinator=127.0.0.1:7700", f"node.state_dir={tempfile.gettempdir()}"]
+    flags = read_flags(given, [*unused, *arguments.assignments])
+    roles = ["coordinator", "sampler"]
+    config = load(roles=roles, files=arguments.files, environ=os.environ, flags=flags).config
+    check_before_torch(config, (Role.COORDINATOR, Role.SAMPLER))
+    return asyncio.run(
+        _run(
+            config.section(CoordinatorConfig),
+            config.section(SamplerConfig),
+            wanted=max(1, arguments.prompts),
+            as_json=arguments.json,
+        )
+    )
+
+
+async def _run(coordinator: CoordinatorConfig, sampler: SamplerConfig, *, wanted: int, as_json: bool) -> int:
+    metrics = SamplerMetrics(CollectorRegistry())
+    rows = (
+        open_rows(coordinator.data, scratch=Path(tempfile.gettempdir()), columns=coordinator.columns)
+        if coordinator.data
+        else None
+    )
+    setup = configured_setup(sampler)(
+        coordinator.task, coordinator.task_options, group_size=coordinator.group_size
+    )
+    graders = configured_graders(sampler, metrics)(setup)
+    groups: list[TriedGroup] = []
+    try:
+        # The graders start first: what is wrong with them is found before the model is loaded.
+        task = await RunTask.start(
+            coordinator.task,
+            setup,
+            graders,
+            rows=0 if rows is None else rows.prompts,
+            digest=coordinator.task_digest,
+        )
+        prompts = task.prompts - coordinator.evaluation_settings.held_out_prompts
+        asked = [
+            prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed)
+            for slot in range(min(wanted, prompts))
+        ]
+        leases = [
+            PromptLease(
+                f"{number}.1",
+                coordinator.task,
+                index,
+                coordinator.group_size,
+                coordinator.sampling,
+                ttl_s=0.0,
+                row=b"" if rows is None else rows.row(index),
+                task_digest=coordinator.task_digest,
+            )
+            for number, index in enumerate(asked)
+        ]
+        engine = await asyncio.to_thread(load_configured_engine, sampler)
+        try:
+            with _progress(len(leases)) as progress:
+
+                def done(group: TriedGroup) -> None:
+                    groups.append(group)
+                    progress.advance(progress.task_ids[0])
+
+                began = time.monotonic()
+                await Trial(engine, task, metrics=metrics, done=done).run(leases)
+                took_s = time.monotonic() - began
+        finally:
+            engine.close()
+    finally:
+        await graders.close()
+        if rows is not None:
+            rows.close()
+    tokenizer = Tokenizer.from_file(str(sampler.model_dir / "tokenizer.json"))
+    totals: dict[str, Any] = {
+        **summary(groups),
+        "seconds": took_s,
+        "task_digest": coordinator.task_digest.hex(),
+        "grader_digest": task.code_digest.hex(),
+    }
+    if as_json:
+        shown = [
+            asdict(group) | {"prompt": _text(tokenizer, group), "teaches": group.teaches} for group in groups
+        ]
+        print(json.dumps({"groups": shown, "summary": totals}))
+    else:
+        _show(groups, totals, tokenizer)
+    return ExitCode.FAILED if totals["failed_prompts"] == len(groups) else ExitCode.DRAINED
+
+
+@contextmanager
+def _progress(prompts: int) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task("prompts answered", total=prompts)
+        yield progress
+
+
+def _text(tokenizer: Tokenizer, group: TriedGroup) -> str:
+    """Return the prompt as the model reads it, special tokens included."""
+    text: str = tokenizer.decode(list(group.prompt_token_ids), skip_special_tokens=False)
+    return text
+
+
+def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Tokenizer) -> None:
+    # Lines are not wrapped, and text is no markup: a completion may hold [square brackets].
+    console = Console(soft_wrap=True, highlight=False, file=sys.stdout)
+    for group in groups:
+        teaches = "teaches" if group.teaches else "failed" if group.problem else "teaches nothing"
+        heading = f"prompt {group.prompt_index}, {len(group.prompt_token_ids)} tokens: {teaches}"
+        console.print(Text(heading, "bold"))
+        if group.prompt_token_ids:
+            console.print(Text(_quoted(_text(tokenizer, group)), "dim"))
+        if group.problem:
+            console.print(Text(visible(group.problem), "red"))
+        for one in group.completions:
+            measured = "".join(f", {name} {value:.4g}" for name, value in one.metrics.items())
+            style = "green" if one.reward > 0 else "yellow"
+            console.print(
+                Text(f"reward {one.reward:.4g}, {one.tokens} tokens, {one.finish}{measured}", style)
+            )
+            console.print(Text(_quoted(one.text)))
+        console.print()
+    console.print(Text("\n".join(_lines(totals)), "bold"))
+
+
+def _lines(totals: dict[str, Any]) -> Iterator[str]:
+    yield f"{totals['prompts']} prompts, {totals['failed_prompts']} failed, {totals['seconds']:.1f} s"
+    if "reward_mean" in totals:
+        yield (
+            f"reward {totals['reward_mean']:.3f}, {totals['teaching_share']:.0%} of the groups teach, "
+            f"{totals['cut_share']:.0%} of the completions cut at max_new_tokens"
+        )
+        yield (
+            f"completions of {totals['tokens_mean']:.0f} tokens, at most {totals['tokens_max']}; "
+            f"prompts of at most {totals['prompt_tokens_max']}"
+        )
+    yield f"grader code {totals['grader_digest']}"
+
+
+def _quoted(text: str) -> str:
+    """Mark every line as quoted: none can pass for a heading."""
+    return "\n".join(f"| {line}" for line in visible(text).split("\n"))

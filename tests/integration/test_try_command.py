@@ -1,0 +1,93 @@
+"""``heterorl-node try``: prompts, completions and grades of a task before there is a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from node.commands.cli import main
+from node.exit_code import ExitCode
+
+GRADER = "support.graded_texts:share_of_digits"
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Path:
+    """Return a coordinator's configuration with eight rows, two of them held out."""
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps({"question": f"{n}+1=", "sum": n + 1}) + "\n" for n in range(8))
+    )
+    file = tmp_path / "coordinator.toml"
+    file.write_text(
+        f"""
+        [coordinator]
+        task = "jsonl"
+        max_new_tokens = 6
+        group_size = 8
+        [coordinator.data]
+        file = "{tmp_path / "sums.jsonl"}"
+        evaluation_rows = 2
+        [coordinator.task_options]
+        prompt = "question"
+        answer = "sum"
+        grader = "{GRADER}"
+        [sampler]
+        allowed_graders = ["{GRADER}"]
+        seed = 3
+        """
+    )
+    return file
+
+
+def try_it(coordinator: Path, model_dir: Path, *arguments: str) -> int:
+    return main(["try", "--config", str(coordinator), "--model-dir", str(model_dir), *arguments])
+
+
+def test_what_a_run_would_ask_draw_and_grade_is_shown_with_the_share_of_groups_that_teach(
+    coordinator: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert try_it(coordinator, model_dir, "-n", "9", "--json") == ExitCode.DRAINED
+    shown = json.loads(capsys.readouterr().out)
+    groups, summary = shown["groups"], shown["summary"]
+    assert sorted(group["prompt_index"] for group in groups) == list(range(6))
+    for group in groups:
+        assert group["prompt"] == f"{group['prompt_index']}+1="
+        assert len(group["completions"]) == 8
+        for completion in group["completions"]:
+            assert completion["metrics"]["row"] == group["prompt_index"] + 1
+            assert 1 <= completion["tokens"] <= 6
+        assert group["teaches"] is (len({one["reward"] for one in group["completions"]}) > 1)
+    assert (summary["prompts"], summary["failed_prompts"], summary["tokens_max"]) == (6, 0, 6)
+    assert summary["teaching_share"] > 0.5
+    assert 0.0 < summary["reward_mean"] < 1.0
+    assert len(summary["grader_digest"]) == 32
+
+
+def test_a_grader_that_raises_is_shown_with_its_exception(
+    coordinator: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = "coordinator.task_options={prompt='question', answer='sum', grader='number'}"
+    rows = coordinator.with_name("sums.jsonl")
+    rows.write_text(rows.read_text().replace('"sum": 1}', '"sum": "none"}'))
+    assert try_it(coordinator, model_dir, "-n", "6", "--set", wrong) == ExitCode.DRAINED
+    shown = capsys.readouterr().out
+    assert "the grader raised ValueError: the right answer 'none' has no number" in shown
+    assert "prompt 1, 4 tokens: teaches" in shown
+    assert "| 1+1=\n" in shown
+    assert "6 prompts, 1 failed" in shown
+
+
+def test_a_grader_that_cannot_be_imported_is_told_before_the_model_is_loaded(
+    coordinator: Path, tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "coordinator.task_options={prompt='question', grader='nowhere:grade'}",
+        'sampler.allowed_graders=["nowhere:grade"]',
+        "sampler.engine=nowhere:engine",
+    ]
+    assert try_it(coordinator, model_dir, *(each for flag in flags for each in ("--set", flag))) == (
+        ExitCode.CONFIGURATION
+    )
+    assert "No module named 'nowhere'" in capsys.readouterr().err
+    assert try_it(coordinator, tmp_path / "none") == ExitCode.COULD_NOT_START
+    assert "No such file" in capsys.readouterr().err
