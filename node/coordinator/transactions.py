@@ -80,11 +80,11 @@ class Transactions:
         """
         if self._is_closing:
             raise self._dropped("draining")
-        if not is_urgent and len(self._waiting) >= WAITING_CALLERS:
+        line = self._urgent if is_urgent else self._waiting
+        if len(line) >= WAITING_CALLERS:
             raise self._dropped("full")
         loop = asyncio.get_running_loop()
         request = _Request(decide, loop.create_future())
-        line = self._urgent if is_urgent else self._waiting
         line[request] = None
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
