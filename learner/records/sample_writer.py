@@ -45,26 +45,30 @@ class SampleWriter:
 
         That raises OSError where the disk is full or failing.
         """
-        version = line.report.version
+        version, before = line.report.version, line.version_before
         if line.is_step and version % self._every_versions:
             return None
         # A batch is sorted by age: its first groups would not show what the model writes now.
         numbers = random.Random(version).sample(range(len(batch)), min(self._groups, len(batch)))
         chosen = [batch[number] for number in sorted(numbers)]
         at_s = line.at_s
-        return lambda: self._file.append(self._sample(each, version=version, at_s=at_s) for each in chosen)
+        return lambda: self._file.append(
+            self._sample(each, version=version, version_before=before, at_s=at_s) for each in chosen
+        )
 
     def write_of_first(self, delivered: DeliveredGroup, *, at_s: float) -> Callable[[], None] | None:
         """Return what appends a group that came before the first step, as of version 0; None: enough did."""
         if not self._first_groups:
             return None
         self._first_groups -= 1
-        return lambda: self._file.append([self._sample(delivered, version=0, at_s=at_s)])
+        return lambda: self._file.append([self._sample(delivered, version=0, version_before=0, at_s=at_s)])
 
     def close(self) -> None:
         """Do nothing: every append is on disk."""
 
-    def _sample(self, delivered: DeliveredGroup, *, version: int, at_s: float) -> GroupSample:
+    def _sample(
+        self, delivered: DeliveredGroup, *, version: int, version_before: int, at_s: float
+    ) -> GroupSample:
         group = delivered.group
         rewards = torch.tensor([one.reward for one in group.completions], dtype=torch.float64)
         advantages: list[float] = standardised_advantage(rewards).tolist()
@@ -78,7 +82,7 @@ class SampleWriter:
             prompt_index=group.prompt_index,
             prompt=self._text(group.prompt_token_ids),
             prompt_tokens=len(group.prompt_token_ids),
-            staleness_versions=max(0, version - 1 - group.oldest_version),
+            staleness_versions=version_before - group.oldest_version,
             group_size=len(pairs),
             completions=tuple(
                 self._completion(*pairs[number], metrics=_metrics(group, number))
