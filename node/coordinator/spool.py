@@ -182,6 +182,7 @@ class Spool:
     async def revoke(self, node_ids: frozenset[str]) -> None:
         """Free what nodes hold that are shut out, and take back what they said."""
         undone = await self._settle(lambda _: trust.revocation(self._accounts, node_ids), is_urgent=True)
+        self._accounts.prompt_agreement.forget(node_ids)
         if undone != NOTHING_UNDONE:
             logger.info("revoked nodes settled", extra={"nodes": len(node_ids), **asdict(undone)})
 

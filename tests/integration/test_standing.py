@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from heterorl.v1 import membership_pb2, rollout_pb2
-from node.commands import pardon_command, revoke_command
+from node.commands import pardon_command
+from node.identity.revocation import FILE_NAME as REVOCATIONS
 from node.limits import PROBE_S
 from support.hub import HandDrain, HandPeer, reason, running_hub
 from support.identity import MadeRun
@@ -174,7 +175,7 @@ async def test_what_a_revoked_sampler_said_of_the_task_goes_with_it(made: MadeRu
     ):
         await learner.join()
         await liar.join(prompts=1 << 40)
-        (made.directory / "coordinator" / revoke_command.FILE_NAME).write_text(f"{made.sampler.node_id}\n")
+        (made.directory / "coordinator" / REVOCATIONS).write_text(f"{made.sampler.node_id}\n")
         await until_status(learner, lambda status: not status.prompts)
         await honest.join(prompts=100)
         assert (await learner.status()).prompts == 100

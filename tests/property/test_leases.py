@@ -243,7 +243,8 @@ def up_again(
     slots: RealLeases, holder: str, wanted: int, aside: Callable[[int], Aside], *, now: float
 ) -> list[Slot]:
     """Return the slots that are leased again, by a look at all of them."""
-    suspects, found = max(1, wanted // SUSPECTS_PER_GRANT), list[Slot]()
+    suspects = max(1, wanted // SUSPECTS_PER_GRANT)
+    found: list[Slot] = []
     for _, slot in sorted(slots.open_slots.items()):
         if len(found) >= wanted:
             break

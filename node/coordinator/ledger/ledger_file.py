@@ -136,10 +136,8 @@ class Ledger:
                 )
             ),
             bad_prompts=tuple(
-                BadPrompt(prompt_index, Failure(reason), *rest, tuple(json.loads(said_by)))
-                for prompt_index, reason, *rest, said_by in rows(
-                    "SELECT * FROM bad_prompts ORDER BY at_s DESC LIMIT ?", [BAD_PROMPTS]
-                )
+                _bad_prompt(row)
+                for row in rows("SELECT * FROM bad_prompts ORDER BY at_s DESC LIMIT ?", [BAD_PROMPTS])
             ),
             standings=tuple(Standing(*row) for row in rows("SELECT * FROM standings")),
             size_words=tuple(SizeWord(*row) for row in rows("SELECT * FROM size_words ORDER BY rowid")),
@@ -293,6 +291,11 @@ def _generation(row: tuple[Any, ...]) -> Generation:
     number, first_slot, lost_from_slot, begun_at_s, first, last = row
     lost = None if first is None else range(first, last + 1)
     return Generation(number, first_slot, lost_from_slot, begun_at_s, lost)
+
+
+def _bad_prompt(row: tuple[int, str, str, int, int, float, str]) -> BadPrompt:
+    prompt_index, reason, detail, times, slot, at_s, said_by = row
+    return BadPrompt(prompt_index, Failure(reason), detail, times, slot, at_s, tuple(json.loads(said_by)))
 
 
 def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:

@@ -75,10 +75,11 @@ class PromptAgreement:
         if len(self._said) > PROMPTS:
             self._said.popitem(last=False)
 
-    def forget(self, sampler_id: str) -> None:
-        """Forget all that a sampler said, as when it is revoked."""
+    def forget(self, sampler_ids: frozenset[str]) -> None:
+        """Forget all that samplers said, as when they are revoked."""
         for words in self._said.values():
-            words.pop(sampler_id, None)
+            for sampler_id in sampler_ids & words.keys():
+                del words[sampler_id]
 
     def clear(self) -> None:
         """Forget everything, as when the task is another one."""

@@ -41,8 +41,8 @@ def test_two_liars_cost_the_first_honest_sampler_a_group_and_no_more() -> None:
         agreement.add(word)
     assert refused == ["a"]
     assert agreement.dissent(said("x", b"lie")).is_outvoted
-    agreement.forget("a")
-    agreement.forget("b")
+    agreement.forget(frozenset({"a"}))
+    agreement.forget(frozenset({"b"}))
     assert not agreement.dissent(said("x", b"lie")).is_outvoted
 
 
