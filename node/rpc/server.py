@@ -54,7 +54,7 @@ class Audience(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds of a port. The defaults serve 10 000 peers; tests and strangers' ports take less."""
+    """Bounds of a port. The defaults serve thousands of peers; tests and strangers' ports take less."""
 
     rpc: RpcLimits = field(default_factory=RpcLimits)
     recheck_s: float = 5.0

@@ -1165,7 +1165,7 @@ class PeerStatus(_message.Message):
     role: _common_pb2.Role.ValueType
     """From its certificate."""
     state: _builtins.str
-    """joined, live, silent or left."""
+    """joined, live, silent, left or revoked."""
     version_lag_versions: _builtins.int
     """Coordinator's head minus held, versions."""
     lag_s: _builtins.float
