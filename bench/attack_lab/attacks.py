@@ -103,7 +103,7 @@ async def step_report(enemy: Enemy) -> None:
         request = membership_pb2.HeartbeatRequest(sequence=1, instance=foe.instance)
         request.step.version = 1 << 62
         request.step.reward_mean = 1e300
-        await enemy.beat_once(foe, request)
+        await enemy.heartbeat_once(foe, request)
         await asyncio.sleep(0.5)
 
 

@@ -133,14 +133,14 @@ class Enemy:
     @contextlib.asynccontextmanager
     async def heartbeats(self, foe: Foe, leases: Iterable[str]) -> AsyncIterator[None]:
         """Send heartbeats that name ``leases``, a growing list, while the body runs."""
-        beating = asyncio.create_task(self._beat(foe, leases))
+        sending = asyncio.create_task(self._send_heartbeats(foe, leases))
         try:
             yield
         finally:
-            beating.cancel()
-            await asyncio.wait({beating})
+            sending.cancel()
+            await asyncio.wait({sending})
 
-    async def beat_once(self, foe: Foe, request: membership_pb2.HeartbeatRequest) -> None:
+    async def heartbeat_once(self, foe: Foe, request: membership_pb2.HeartbeatRequest) -> None:
         """Send one heartbeat on a stream of its own."""
 
         async def exchange() -> None:
@@ -189,7 +189,7 @@ class Enemy:
             graded_at_s=now - 0.2,
         )
 
-    async def _beat(self, foe: Foe, leases: Iterable[str]) -> None:
+    async def _send_heartbeats(self, foe: Foe, leases: Iterable[str]) -> None:
         while True:
             stream = foe.membership.Heartbeat()
             sequence = 0

@@ -97,7 +97,7 @@ def check_base(base: BaseModel, learner: Learner, *, of: str = "this peer") -> N
     """
     if learner.base_root in (b"", base.root):
         return
-    differing = list(_differing(base, learner))
+    differing = list(_differing_parts(base, learner))
     parts = len(base.parts) // BASE_PART_BYTES
     tensors = ", ".join(differing[:_NAMES_SHOWN])
     where = f"; {len(differing)} of {parts} parts differ, which begin with the tensors {tensors}"
@@ -109,7 +109,7 @@ def check_base(base: BaseModel, learner: Learner, *, of: str = "this peer") -> N
     )
 
 
-def _differing(base: BaseModel, learner: Learner) -> Iterator[str]:
+def _differing_parts(base: BaseModel, learner: Learner) -> Iterator[str]:
     """Yield the names of the parts that are not the run's."""
     for number, name in enumerate(base.part_names):
         part = slice(number * BASE_PART_BYTES, (number + 1) * BASE_PART_BYTES)
