@@ -38,7 +38,7 @@ class Capacity:
 
     groups: int
     bound: str
-    """concurrency, staleness or buffer; or what is not there yet: learner, ledger, task or prompts."""
+    """concurrency, staleness or buffer; or what is not there yet: learner, ledger or task."""
 
 
 def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[str, int]:
