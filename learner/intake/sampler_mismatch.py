@@ -15,7 +15,7 @@ parameters, kernels or quantisation, or a lie.
 Who is quarantined is in the coordinator's ledger, which survives this process: see ``outstanding_rollouts``.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -65,6 +65,8 @@ class SamplerMismatches:
         self._probes: dict[str, deque[float]] = {}
         """Nats beyond the drift, of each sampler that was in quarantine of late."""
         self._probed_at_s: dict[str, float] = {}
+        self._taken = Counter[str]()
+        """Probes that were taken and not seen in a step yet; other groups were on their way before."""
 
     def takes_probe(self, sampler_id: str, *, now: float) -> bool:
         """Whether a group of a quarantined sampler is taken to measure it. Those on their way are not, at
@@ -73,6 +75,7 @@ class SamplerMismatches:
         if now < due_s:
             return False
         self._probed_at_s[sampler_id] = now
+        self._taken[sampler_id] += 1
         return True
 
     def observe(self, groups: Sequence[Observed], *, quarantined: Collection[str] = ()) -> Found:
@@ -80,7 +83,8 @@ class SamplerMismatches:
         alone."""
         fleet = [group for group in groups if group.sampler_id not in quarantined]
         for group in groups:
-            if group.sampler_id in quarantined:
+            if group.sampler_id in quarantined and self._taken[group.sampler_id]:
+                self._taken[group.sampler_id] -= 1
                 drift_nats = sum(share * self.panel.drift(age).nats for age, share in group.ages)
                 probes = self._probes.setdefault(group.sampler_id, deque(maxlen=MOST_PROBES))
                 probes.append(group.kl_nats - drift_nats)

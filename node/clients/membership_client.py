@@ -152,7 +152,8 @@ class MembershipClient:
                 if _is_final(error):
                     raise
                 _log(error)
-            await backoff.wait()
+            with self._waiting("task that samplers agree on"):
+                await backoff.wait()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Stay a member until ``stopping``, then leave.

@@ -21,7 +21,7 @@ from node.coordinator.work.retries import MAX_ATTEMPTS, MAX_FAULTS, SAME_SAMPLER
 from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, parse_group_id
 from node.failure import FAULTS, Failure
 from node.rollout import GroupVerdict, Verdict
-from support.coordinator import LEARNER, RETRY_S, TTL_S, Desk, make_accounts
+from support.coordinator import LEARNER, LEASE_MAX_S, RETRY_S, TTL_S, Desk, make_accounts
 
 SAMPLERS = st.sampled_from(["s1", "s2", "s3"])
 PROMPTS = 7
@@ -119,15 +119,17 @@ class Leases(RuleBasedStateMachine):
         for slot in self.desk.accounts.slots.open_slots.values():
             if slot.lease is not None:
                 lease_id = group_id(slot.number, slot.lease.number)
-                self.desk.accounts.slots.renew(slot.lease.holder, [lease_id], now=self.desk.now)
+                self.desk.accounts.renew(slot.lease.holder, [lease_id], now=self.desk.now)
 
     @rule(lease=granted)
     def renew(self, lease: tuple[str, str]) -> None:
-        self.desk.accounts.slots.renew(lease[1], [lease[0]], now=self.desk.now)
+        self.desk.accounts.renew(lease[1], [lease[0]], now=self.desk.now)
 
     @rule(after_s=st.floats(0, 2 * TTL_S))
     def expire(self, after_s: float) -> None:
         self.desk.expire(after_s)
+        oldest = self.desk.accounts.slots.oldest_leases().values()
+        assert all(self.desk.now - at_s < LEASE_MAX_S + TTL_S for at_s in oldest)
 
     @rule(
         group_id=spooled,

@@ -41,7 +41,7 @@ class Capacity:
 
     groups: int
     bound: str
-    """concurrency, staleness, buffer or bytes; or what is not there yet: learner, ledger, task or prompts."""
+    """concurrency, staleness, buffer or bytes; or what is not there yet: learner, ledger or task."""
 
 
 def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[str, int]:

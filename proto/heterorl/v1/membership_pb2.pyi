@@ -827,7 +827,7 @@ class GetStatusResponse(_message.Message):
     """How many groups could be leased now."""
     capacity_bound: _builtins.str
     """The tightest bound: concurrency, staleness, buffer or bytes; or what is missing: task (nobody has said how
-    many prompts it has), prompts (all are set aside), learner (it has not found the ledger whole yet) or
+    many prompts it has), learner (it has not found the ledger whole yet) or
     ledger (the learner has found it older than itself).
     """
     now_s: _builtins.float

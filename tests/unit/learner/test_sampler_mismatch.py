@@ -98,8 +98,12 @@ def quarantined() -> Watched:
 
 def test_a_sampler_whose_probes_fit_is_released_and_what_it_was_before_is_forgotten() -> None:
     mismatches = quarantined()
-    for n in range(LEAST_PROBES):
-        assert "a" in mismatches.quarantined, n
+    mismatches.takes_probe("a", now=0)
+    for _ in range(20):
+        mismatches.see([one("a", 1.0)])  # on its way before
+    for n in range(1, LEAST_PROBES + 1):
+        assert mismatches.takes_probe("a", now=n * PROBE_S)
+        assert "a" in mismatches.quarantined
         mismatches.see([one("a", 0.001), one("b", 0.001)])
     assert not mismatches.quarantined
     for _ in range(20):
@@ -109,7 +113,8 @@ def test_a_sampler_whose_probes_fit_is_released_and_what_it_was_before_is_forgot
 
 def test_a_sampler_whose_probes_do_not_fit_stays_and_moves_nobody_elses_measure() -> None:
     mismatches = quarantined()
-    for _ in range(100):
+    for n in range(100):
+        mismatches.takes_probe("a", now=n * PROBE_S)
         mismatches.see([one("a", 1.0, age=8), one("b", 0.001, age=8)])
     assert list(mismatches.quarantined) == ["a"]
     assert mismatches.panel.drift(8).nats < 0.01
