@@ -106,7 +106,8 @@ class Spool:
                 held=held,
                 ttl_s=self._lease_ttl_s,
                 now=now,
-            )
+            ),
+            caller=sampler_id,
         )
         if self._rows is None or not grant.leases:
             return grant
@@ -125,7 +126,8 @@ class Spool:
         released = await self._settle(
             lambda now: lease_returns.release(
                 self._accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=failed, now=now
-            )
+            ),
+            caller=sampler_id,
         )
         for fault in released.faults:
             self._metrics.prompt_faults.labels(fault).inc()
@@ -144,7 +146,8 @@ class Spool:
                 task=self._work.task,
                 configured=configured,
                 prompts=prompts,
-            )
+            ),
+            caller=sampler_id,
         )
 
     def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
@@ -153,7 +156,7 @@ class Spool:
 
     async def expire(self) -> None:
         """End the leases whose time is up."""
-        expired = await self._settle(lambda now: decisions.expiry(self._accounts, now), is_urgent=True)
+        expired = await self._settle(lambda now: decisions.expiry(self._accounts, now))
         if expired:
             self._metrics.lease_expiries.inc(expired)
             logger.info("leases expired", extra={"leases": expired})
@@ -180,7 +183,7 @@ class Spool:
                 now=now,
             )
 
-        submitted = await self._settle(decide)
+        submitted = await self._settle(decide, caller=sampler_id)
         is_for_training = not is_evaluation_lease(name)
         groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
         groups.labels(submitted.verdict).inc()
@@ -198,9 +201,7 @@ class Spool:
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
         """Begin the evaluation that is due; ``head`` is the newest announced version."""
-        await self._settle(
-            lambda now: decisions.evaluation_turn(self._accounts, head, now=now), is_urgent=True
-        )
+        await self._settle(lambda now: decisions.evaluation_turn(self._accounts, head, now=now))
 
     async def admit_learner(self, learner: Learner) -> None:
         """Make a learner the run's, and end the stream of an older one.
@@ -208,7 +209,7 @@ class Spool:
         Raises:
             RefusedError: See ``history.learner_joins``.
         """
-        await self._settle(lambda _: history.learner_joins(self._accounts, learner), is_urgent=True)
+        await self._settle(lambda _: history.learner_joins(self._accounts, learner))
         if self._drain is not None and self._drain.learner_epoch < learner.epoch:
             self._drain.end(_fenced())
 
@@ -221,7 +222,7 @@ class Spool:
             announced = tuple(Announced(version.number, version.root, now) for version in fresh)
             return Decision(None, Transaction(announced=announced))
 
-        await self._settle(decide, is_urgent=True)
+        await self._settle(decide)
 
     async def open_drain(self, hello: Hello) -> DrainStream:
         """Begin a learner's stream and end the one before it.
@@ -231,7 +232,7 @@ class Spool:
         Raises:
             RefusedError: See ``history.drain_opens``; DUPLICATE; LEDGER_BEHIND.
         """
-        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello), is_urgent=True)
+        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello))
         self._show(outcome)
         if outcome.accepted_loss:
             logger.error(
@@ -274,7 +275,7 @@ class Spool:
         Raises:
             RefusedError: MALFORMED.
         """
-        answer = await self._settle(lambda _: decisions.judgement(self._accounts, judged), is_urgent=True)
+        answer = await self._settle(lambda _: decisions.judgement(self._accounts, judged))
         if answer is None:
             return
         self._metrics.groups.labels(judged.verdict).inc()
@@ -298,7 +299,7 @@ class Spool:
                 raise _fenced()
             return history.step(self._accounts, record)
 
-        self._show(await self._settle(decide, is_urgent=True))
+        self._show(await self._settle(decide))
         drain.acknowledge(record.version)
 
     def show_load(self) -> None:
