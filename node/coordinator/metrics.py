@@ -81,8 +81,8 @@ class CoordinatorMetrics:
         self.transaction = histogram(
             "ledger_transaction_seconds", "Time until a transaction was on disk.", _TRANSACTION_BUCKETS_S
         )
-        self.waiting_callers = gauge(
-            "waiting_callers", "Requests that wait for their turn to be decided and written to the ledger."
+        self.waiting_requests = gauge(
+            "waiting_requests", "Requests that wait for their turn to be decided and written to the ledger."
         )
         self.dropped_decisions = counter(
             "dropped_decisions",

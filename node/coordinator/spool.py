@@ -125,7 +125,8 @@ class Spool:
                 held=held,
                 ttl_s=self._lease_ttl_s,
                 now=now,
-            )
+            ),
+            caller=sampler_id,
         )
         if self._rows is None or not grant.leases:
             return grant
@@ -144,7 +145,8 @@ class Spool:
         released = await self._settle(
             lambda now: lease_returns.release(
                 self._accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=failed, now=now
-            )
+            ),
+            caller=sampler_id,
         )
         for fault in released.faults:
             self._metrics.prompt_faults.labels(fault).inc()
@@ -163,7 +165,8 @@ class Spool:
                 task=self._work.task,
                 configured=configured,
                 prompts=prompts,
-            )
+            ),
+            caller=sampler_id,
         )
         if refusal is not None:
             raise refusal
@@ -174,21 +177,21 @@ class Spool:
 
     async def expire(self) -> None:
         """End the leases whose time is up."""
-        expired = await self._settle(lambda now: decisions.expiry(self._accounts, now), is_urgent=True)
+        expired = await self._settle(lambda now: decisions.expiry(self._accounts, now))
         if expired:
             self._metrics.lease_expiries.inc(expired)
             logger.info("leases expired", extra={"leases": expired})
 
     async def revoke(self, node_ids: frozenset[str]) -> None:
         """Free what nodes hold that are shut out, and take back what they said."""
-        undone = await self._settle(lambda _: trust.revocation(self._accounts, node_ids), is_urgent=True)
+        undone = await self._settle(lambda _: trust.revocation(self._accounts, node_ids))
         self._accounts.prompt_agreement.forget(node_ids)
         if undone != NOTHING_UNDONE:
             logger.info("revoked nodes settled", extra={"nodes": len(node_ids), **asdict(undone)})
 
     async def pardon(self, node_ids: frozenset[str] | None) -> None:
         """Hold nothing against samplers any more, and ask again what they failed; None: all samplers."""
-        undone = await self._settle(lambda _: trust.pardon(self._accounts, node_ids), is_urgent=True)
+        undone = await self._settle(lambda _: trust.pardon(self._accounts, node_ids))
         if self._drain is not None:
             self._drain.pardon()
         nodes = "all" if node_ids is None else sorted(node_ids)
@@ -196,9 +199,7 @@ class Spool:
 
     async def quarantine(self, sampler_id: str, reason: str) -> None:
         """Note that the learner quarantines a sampler, or releases it where ``reason`` is empty."""
-        await self._settle(
-            lambda now: trust.quarantine(self._accounts, sampler_id, reason, now=now), is_urgent=True
-        )
+        await self._settle(lambda now: trust.quarantine(self._accounts, sampler_id, reason, now=now))
         logger.warning(
             "sampler quarantined" if reason else "sampler released from quarantine",
             extra={"sampler": sampler_id, "reason": reason},
@@ -229,7 +230,7 @@ class Spool:
                 now=now,
             )
 
-        submitted = await self._settle(decide)
+        submitted = await self._settle(decide, caller=sampler_id)
         is_for_training = not is_evaluation_lease(name)
         groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
         groups.labels(submitted.verdict).inc()
@@ -253,9 +254,7 @@ class Spool:
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
         """Begin the evaluation that is due; ``head`` is the newest announced version."""
-        await self._settle(
-            lambda now: decisions.evaluation_turn(self._accounts, head, now=now), is_urgent=True
-        )
+        await self._settle(lambda now: decisions.evaluation_turn(self._accounts, head, now=now))
 
     async def admit_learner(self, learner: Learner) -> None:
         """Make a learner the run's, and end the stream of an older one.
@@ -263,7 +262,7 @@ class Spool:
         Raises:
             RefusedError: See ``history.learner_joins``.
         """
-        await self._settle(lambda _: history.learner_joins(self._accounts, learner), is_urgent=True)
+        await self._settle(lambda _: history.learner_joins(self._accounts, learner))
         if self._drain is not None and self._drain.learner_epoch < learner.epoch:
             self._drain.end(_fenced())
 
@@ -276,7 +275,7 @@ class Spool:
             announced = tuple(Announced(version.number, version.root, now) for version in fresh)
             return Decision(None, Transaction(announced=announced))
 
-        await self._settle(decide, is_urgent=True)
+        await self._settle(decide)
 
     async def open_drain(self, hello: Hello) -> DrainStream:
         """Begin a learner's stream and end the one before it.
@@ -286,7 +285,7 @@ class Spool:
         Raises:
             RefusedError: See ``history.drain_opens``; DUPLICATE; LEDGER_BEHIND.
         """
-        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello), is_urgent=True)
+        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello))
         self._show(outcome)
         if outcome.accepted_loss:
             logger.error(
@@ -338,7 +337,7 @@ class Spool:
         def decide(now: float) -> Decision[Judged | None]:
             return Decision(None) if drain.is_ended else decisions.judgement(self._accounts, judged, now=now)
 
-        answer = await self._settle(decide, is_urgent=True)
+        answer = await self._settle(decide)
         if answer is None:
             return
         self._metrics.groups.labels(judged.verdict).inc()
@@ -362,7 +361,7 @@ class Spool:
                 raise _fenced()
             return history.step(self._accounts, record)
 
-        self._show(await self._settle(decide, is_urgent=True))
+        self._show(await self._settle(decide))
         drain.acknowledge(record.version)
 
     def show_load(self) -> None:

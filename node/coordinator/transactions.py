@@ -1,7 +1,7 @@
 """One transaction after another: decide, write to the ledger, apply to the accounts, answer.
 
-    waiting --its turn--> decide --transaction--> ledger thread (fsync) --> accounts --> answer
-       '-- its caller has gone, has waited too long, or the process stops: dropped, nothing was decided
+    waiting --its caller's turn--> decide --transaction--> ledger thread (fsync) --> accounts --> answer
+       '-- the caller has gone, has waited too long, or the process stops: dropped, nothing was decided
 
 A transaction that was begun is always finished, even if its caller has gone: memory and disk never tell
 different stories.
@@ -9,7 +9,6 @@ different stories.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from typing import Any, Final
 from node.clock import Clock
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.turns import Turns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.decisions import NOTHING, Answer, Decision
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
@@ -27,8 +27,11 @@ from node.process.abandoned_threads import abandon
 
 logger = logging.getLogger(__name__)
 
-WAITING_CALLERS: Final = 4096
-"""Callers that may wait for the ledger; more are told to come back."""
+WAITING_REQUESTS: Final = 4096
+"""Requests that may wait for the ledger; more are told to come back."""
+
+WAITING_PER_CALLER: Final = 64
+"""Of one sampler, which sends a few at a time: one alone must not fill the room of all."""
 
 WAIT_S: Final = 5.0
 """Longest a sampler waits for its turn: a third of its deadline, so that it hears why it has no answer."""
@@ -62,39 +65,40 @@ class Transactions:
         self._metrics = metrics
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
-        self._urgent: OrderedDict[_Request, None] = OrderedDict()
-        self._waiting: OrderedDict[_Request, None] = OrderedDict()
+        self._urgent: Turns[_Request] = Turns()
+        self._waiting: Turns[_Request] = Turns()
         self._worker: asyncio.Task[None] | None = None
         self._is_closing = False
-        metrics.waiting_callers.set_function(lambda: len(self._urgent) + len(self._waiting))
+        metrics.waiting_requests.set_function(lambda: len(self._urgent) + len(self._waiting))
 
-    async def settle(self, decide: Callable[[float], Decision[Answer]], *, is_urgent: bool = False) -> Answer:
+    async def settle(
+        self, decide: Callable[[float], Decision[Answer]], *, caller: str | None = None
+    ) -> Answer:
         """Return the answer of a decision, once its transaction is on disk and applied.
 
         Args:
-            is_urgent: Goes before those that are not, and waits as long as it takes: for the run's one
-                learner and our own upkeep, which thousands of samplers must not hold up.
+            caller: The sampler it is for. None: for the run's one learner or our own upkeep, which thousands
+                of samplers must not hold up; it goes first and waits as long as it takes.
         Raises:
             RefusedError: BUSY, where too many wait or this one has waited for too long; DRAINING; DISK; what
                 ``decide`` raises. Nothing was changed.
         """
         if self._is_closing:
             raise self._dropped("draining")
-        line = self._urgent if is_urgent else self._waiting
-        if len(line) >= WAITING_CALLERS:
+        turns, name = (self._urgent, "") if caller is None else (self._waiting, caller)
+        if len(turns) >= WAITING_REQUESTS or (name and turns.of(name) >= WAITING_PER_CALLER):
             raise self._dropped("full")
         loop = asyncio.get_running_loop()
         request = _Request(decide, loop.create_future())
-        line[request] = None
+        turns.add(name, request)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
-        limit = None if is_urgent else loop.call_later(WAIT_S, self._give_up, request)
+        limit = None if caller is None else loop.call_later(WAIT_S, self._give_up, caller, request)
         try:
             answer: Answer = await request.answer
             return answer
         except asyncio.CancelledError:
-            if request in line:
-                del line[request]
+            if turns.remove(name, request):
                 self._metrics.dropped_decisions.labels("gone").inc()
             raise
         finally:
@@ -115,16 +119,14 @@ class Transactions:
             again = self.accounts.slots.refused(slot.number, slot.winner)
             return Decision(None, Transaction(slots=() if again is None else (again,)))
 
-        await self.settle(give_up, is_urgent=True)
+        await self.settle(give_up)
         return None
 
     async def close(self) -> None:
         """Refuse those that wait, finish what was begun and close the ledger, within CLOSE_S."""
         self._is_closing = True
-        for line in (self._urgent, self._waiting):
-            for request in line:
-                request.refuse(self._dropped("draining"))
-            line.clear()
+        while turns := self._urgent or self._waiting:
+            turns.take().refuse(self._dropped("draining"))
         is_closed = False
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -140,8 +142,8 @@ class Transactions:
                 abandon("ledger")
 
     async def _work(self) -> None:
-        while line := self._urgent or self._waiting:
-            request, _ = line.popitem(last=False)
+        while turns := self._urgent or self._waiting:
+            request = turns.take()
             if request.answer.cancelled():  # its caller has not run since
                 self._metrics.dropped_decisions.labels("gone").inc()
                 continue
@@ -176,9 +178,8 @@ class Transactions:
                 self._note_evaluation(decision.transaction.evaluation)
         return decision.answer
 
-    def _give_up(self, request: _Request) -> None:
-        if request in self._waiting:
-            del self._waiting[request]
+    def _give_up(self, caller: str, request: _Request) -> None:
+        if self._waiting.remove(caller, request):
             request.refuse(self._dropped("late"))
 
     def _dropped(self, cause: str) -> RefusedError:
@@ -188,7 +189,7 @@ class Transactions:
             return RefusedError(Reason.DRAINING, "the coordinator is stopping", fix="connect again later")
         return RefusedError(
             Reason.BUSY,
-            f"{len(self._waiting)} callers wait for the coordinator's ledger, this one for "
+            f"{len(self._waiting)} requests wait for the coordinator's ledger, this one for "
             f"{WAIT_S if cause == 'late' else 0:g} s",
             fix="ask again after a pause; if it lasts, its disk is too slow for so many samplers",
         )

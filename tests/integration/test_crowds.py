@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
 import pytest
@@ -11,11 +11,20 @@ import pytest
 from heterorl.v1 import rollout_pb2
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
+from node.run import Role
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 
 CALLERS = 1000
+SAMPLERS = 20
+"""Who they are: each may have 64 requests waiting."""
 WRITE_S = 0.01
+GONE = (
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,  # by a server that closes its connections
+)
+
 PATIENCE_S = 1.0
 """A caller's deadline: a tenth of what it takes to answer them all."""
 
@@ -36,53 +45,65 @@ async def asking(sampler: HandPeer, *, patience_s: float) -> rollout_pb2.LeasePr
     try:
         return await sampler.rollout.LeasePrompts(request, timeout=patience_s)
     except grpc.aio.AioRpcError as error:
-        if error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+        if error.code() not in GONE:
             raise
         return None
 
 
 @asynccontextmanager
-async def crowded_hub(made: MadeRun) -> AsyncIterator[tuple[RunningHub, HandPeer]]:
-    """Run a coordinator with room for every caller; its learner and a sampler have joined."""
+async def crowded_hub(made: MadeRun) -> AsyncIterator[tuple[RunningHub, HandPeer, list[HandPeer]]]:
+    """Run a coordinator with room for every caller; its learner, a sampler and a crowd have joined."""
     async with (
         running_hub(made, concurrency_groups=4096, buffer_groups=4096, batch_groups=2048) as hub,
         hub.peer() as learner,
         hub.peer(made.sampler) as sampler,
+        AsyncExitStack() as stack,
     ):
         await learner.join()
         await sampler.join()
         await learner.drain()
-        yield hub, sampler
+        crowd = [
+            await stack.enter_async_context(hub.peer(made.issue(Role.SAMPLER, f"crowd-{n}")))
+            for n in range(SAMPLERS)
+        ]
+        for each in crowd:
+            await each.join()
+        yield hub, sampler, crowd
 
 
 @pytest.mark.usefixtures("slow_ledger")
 async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_who_wait_are_leased_to(
     made: MadeRun,
 ) -> None:
-    async with crowded_hub(made) as (hub, sampler):
-        callers = [asyncio.create_task(asking(sampler, patience_s=PATIENCE_S)) for _ in range(CALLERS)]
+    async with crowded_hub(made) as (hub, sampler, crowd):
+        callers = [
+            asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=PATIENCE_S)) for n in range(CALLERS)
+        ]
         longest_s = 0.0
         while not all(caller.done() for caller in callers):
             started_s = time.monotonic()
             await sampler.heartbeat()
             longest_s = max(longest_s, time.monotonic() - started_s)
         heard = sum(len(grant.leases) for caller in callers if (grant := caller.result()) is not None)
-        held = hub.hub._spool.accounts.slots.running("sampler-1")
+        held = sum(hub.hub._spool.accounts.slots.running_by_holder.values())
         assert 0 < heard < CALLERS
         assert held - heard <= 20, "work of callers who had gone"
-        assert hub.metric("heterorl_coordinator_dropped_decisions_total", cause="gone") > CALLERS / 2
+        assert hub.metric("heterorl_coordinator_dropped_decisions_total", cause="gone") > 0
         assert longest_s < 2.0
 
 
 @pytest.mark.usefixtures("slow_ledger")
-async def test_the_coordinator_ends_in_time_while_a_thousand_callers_wait(made: MadeRun) -> None:
-    async with crowded_hub(made) as (hub, sampler):
-        callers = [asyncio.create_task(asking(sampler, patience_s=60)) for _ in range(CALLERS)]
+async def test_the_coordinator_ends_in_time_while_a_thousand_callers_wait(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "WRITE_S", 0.05)
+    async with crowded_hub(made) as (hub, _, crowd):
+        callers = [asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=60)) for n in range(CALLERS)]
         await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
         started_s = time.monotonic()
         hub.stopping.set()
         await hub.running
-        # drain_timeout_s / 2 for rpcs in flight, a second for connections; a thousand writes take ten.
-        assert time.monotonic() - started_s < 5.0
+        # drain_timeout_s / 2 for rpcs in flight, a second for connections; a thousand writes take 50.
+        assert time.monotonic() - started_s < 20.0
         answers = await asyncio.gather(*callers)
         assert any(answer is None for answer in answers)

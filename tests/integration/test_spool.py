@@ -104,7 +104,7 @@ async def test_callers_beyond_the_bound_are_told_to_come_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_spool(path) as (spool, ledger, _):
-        monkeypatch.setattr(transactions, "WAITING_CALLERS", 2)
+        monkeypatch.setattr(transactions, "WAITING_REQUESTS", 2)
         ledger.gate = asyncio.Event()
         waiting = [asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0))) for _ in range(3)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -139,8 +139,8 @@ async def test_nothing_is_leased_to_a_caller_that_went_away_while_it_waited(path
     async with open_spool(path) as (spool, ledger, _):
         begun = await begin(spool, ledger)
         gone, patient = await crowd(spool, 2)
-        (waiting_callers,) = spool._metrics.waiting_callers.collect()
-        assert waiting_callers.samples[0].value == 2
+        (waiting_requests,) = spool._metrics.waiting_requests.collect()
+        assert waiting_requests.samples[0].value == 2
         gone.cancel()
         await asyncio.wait({gone})
         assert ledger.gate is not None
@@ -159,7 +159,7 @@ async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
         monkeypatch.setattr(transactions, "WAIT_S", 0.05)
         (late,) = await crowd(spool, 1)
         with pytest.raises(
-            RefusedError, match=r"wait for the coordinator's ledger, this one for 0.05 s"
+            RefusedError, match=r"requests wait for the coordinator's ledger, this one for 0.05 s"
         ) as refused:
             await late
         assert refused.value.reason is Reason.BUSY
@@ -188,9 +188,23 @@ async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path:
         await asyncio.wait(waiting)
 
 
+async def test_one_sampler_that_asks_a_thousand_times_costs_another_one_turn(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        begun = await begin(spool, ledger)
+        greedy = [asyncio.create_task(spool.lease("greedy", 1, PolicyVersion(0))) for _ in range(1000)]
+        await asyncio.sleep(0)
+        modest = asyncio.create_task(spool.lease("modest", 1, PolicyVersion(0)))
+        await asyncio.sleep(0)
+        assert dropped(spool, "full") == 1000 - transactions.WAITING_PER_CALLER
+        assert ledger.gate is not None
+        ledger.gate.set()
+        assert [lease.lease_id for lease in (await modest).leases] == ["2.1"]
+        await asyncio.wait([begun, *greedy])
+
+
 async def test_heartbeats_go_on_between_decisions_that_write_nothing(path: Path) -> None:
     async with open_spool(path) as (spool, _, _):
-        waiting = [asyncio.create_task(spool.lease("s1", 1, None)) for _ in range(200)]
+        waiting = [asyncio.create_task(spool.lease(f"s{n}", 1, None)) for n in range(200)]
         await asyncio.sleep(0)
         turns = 0
         while not all(task.done() for task in waiting):
