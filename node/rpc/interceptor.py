@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 _DETAILS_CHARACTERS: Final = 1000
 """Longest text sent with a refusal: trailing metadata beyond 8 KiB is dropped whole by gRPC."""
 
+_WARNINGS: Final = Rate(per_s=1 / 60, burst=1)
+"""How often the log names one peer that asks too much."""
+
 
 _MEMBERS_PORT: Final = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
 
@@ -76,6 +79,8 @@ class RpcLimits:
     impatient_s: float = 1.0
     """Time that a call over its peer's rate or number waits for its refusal: a peer that tries again at once
     would cost as much as one that is served."""
+    held_back: int = 1024
+    """Calls of all peers that wait so, at 20 KB each; further ones are refused at once."""
 
 
 class _TooMuchError(RefusedError):
@@ -103,6 +108,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         self._limits = limits
         self._is_draining = False
         self._rates = CallRates()
+        self._held_back = 0
         self.owners = Owners()
         """Members by the connections they call over."""
         self.live = LiveRpcs()
@@ -248,7 +254,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 rpc.task.uncancel()
                 refusal = rpc.ended_by
             except _TooMuchError as error:
-                await asyncio.sleep(self._limits.impatient_s)
+                self._tell(peer_of(context), method, error)
+                await self._hold_back()
                 refusal = error
             except RefusedError as error:
                 refusal = error
@@ -298,6 +305,20 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 f"a refused call counts as {1 + rate.refused:g}",
                 fix=f"try again in {wait_s:.1f} s",
             )
+
+    async def _hold_back(self) -> None:
+        """Wait before a refusal, unless so many calls wait already that they would take memory."""
+        if self._held_back < self._limits.held_back:
+            self._held_back += 1
+            try:
+                await asyncio.sleep(self._limits.impatient_s)
+            finally:
+                self._held_back -= 1
+
+    def _tell(self, peer: Peer, method: str, refusal: RefusedError) -> None:
+        if self._rates.take((peer.node_id, "warning"), _WARNINGS, now=self._clock.monotonic()) == 0:
+            extra = {"peer": peer.node_id, "method": method, "reason": refusal.reason, "detail": str(refusal)}
+            logger.warning("peer asks too much", extra=extra)
 
     def _standing_refusal(self, peer: Peer, not_after_s: float) -> RefusedError | None:
         """Return why a peer whose certificate ends at ``not_after_s`` is shut out; None: it is not."""

@@ -18,6 +18,7 @@ from support.clock import ManualClock
 from support.identity import MadeRun
 from support.rpc import METHODS, every_service, invoke, rpcs, serving
 from support.strangers import flood, gzip_bombs, half_open_calls
+from support.waiting import until
 
 MEMBERSHIP = "/heterorl.v1.MembershipService"
 STATUS = f"{MEMBERSHIP}/GetStatus"
@@ -111,8 +112,8 @@ async def test_an_answer_that_is_compressed_is_not_inflated_either(made: MadeRun
         await server.stop(0)
 
 
-async def test_a_peer_that_calls_too_often_is_refused_and_its_neighbour_is_served(
-    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+async def test_a_peer_that_calls_too_often_is_refused_and_named_and_its_neighbour_is_served(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     allow(monkeypatch, STATUS, rate=Rate(per_s=2, burst=5))
     clock = ManualClock(now=time.time())
@@ -130,6 +131,8 @@ async def test_a_peer_that_calls_too_often_is_refused_and_its_neighbour_is_serve
         assert refused.value.reason.is_retryable
         clock.advance(1.0)
         assert await flood(channel, STATUS, b"", number=5) == {"ok": 2, "too_often": 3}
+    [told] = [record for record in caplog.records if record.message == "peer asks too much"]
+    assert told.__dict__["peer"] == made.sampler.node_id
 
 
 @pytest.mark.parametrize("how", ["verdict", "error"])
@@ -174,6 +177,20 @@ async def test_calls_over_the_rate_wait_for_their_refusal_so_that_a_flood_is_slo
         began = time.monotonic()
         assert await flood(channel, STATUS, b"", number=7, at_once=2) == {"ok": 1, "too_often": 6}
         assert time.monotonic() - began >= 0.6
+
+
+async def test_so_many_calls_wait_for_their_refusal_and_others_get_it_at_once(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, STATUS, rate=Rate(per_s=0.001, burst=1))
+    async with (
+        serving(made, every_service, impatient_s=60, held_back=3) as hub,
+        channel_of(made, hub.address) as channel,
+    ):
+        calls = asyncio.create_task(flood(channel, STATUS, b"", number=10))
+        await until(lambda: hub.refusals["MembershipService", Reason.TOO_OFTEN] == 10 - 1 - 3)
+        assert not calls.done()
+        calls.cancel()
 
 
 async def test_heartbeats_that_come_too_often_are_read_later(
