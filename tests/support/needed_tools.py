@@ -27,8 +27,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if lines and needs.leaves_nothing_out():
         pytest.exit("\n".join(["CI must not leave tests out:", *lines]), returncode=1)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    for line in lines if reporter else ():
-        reporter.write_line(line)
+    for line in lines:
+        if reporter is not None:
+            reporter.write_line(line)
 
 
 def lines_for_people(tests: Path) -> list[str]:

@@ -336,7 +336,7 @@ def world(seed: int) -> World:
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 def test_what_is_held_follows_the_head_over_any_line(seed: int) -> None:
     around = world(seed)
     warm_s = 4 * around.fetch_s + 4 * around.keyframe_every * around.version_s
@@ -351,7 +351,7 @@ def test_what_is_held_follows_the_head_over_any_line(seed: int) -> None:
     assert sampler.longest_in_vain <= 2 * MOST_DROPS
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_it_goes_on_where_the_line_is_cut_and_jumps(seed: int) -> None:
     around = world(1000 + seed)
     around.cut_every_s = 5 * around.fetch_s
