@@ -1,6 +1,7 @@
 import asyncio
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,18 @@ def numbers(version: int) -> dict[str, float]:
     return {f"heterorl_learner_{name}": value for name, value in step_line(version).numbers().items()}
 
 
+def write(writer: TensorBoardWriter | WandbWriter, version: int) -> None:
+    assert writer.write_of(replace(step_line(version), teaching_groups=0), ()) is None  # no step, no numbers
+    written = writer.write_of(step_line(version), ())
+    assert written is not None
+    written()
+
+
 def test_tensorboard_reads_back_every_number_of_every_step_across_a_restart(tmp_path: Path) -> None:
     for versions in ((1, 2), (3,)):
         writer = TensorBoardWriter(tmp_path / "events")
         for version in versions:
-            writer.write_of(step_line(version), ())()
+            write(writer, version)
         writer.close()
     read = EventAccumulator(str(tmp_path / "events")).Reload()
     assert set(read.Tags()["scalars"]) == numbers(1).keys()
@@ -85,7 +93,7 @@ async def test_wandb_keeps_every_number_of_every_step_offline(
     writer = WandbWriter("arithmetic", run_id="run-1", directory=tmp_path, configuration={"device": "cpu"})
     assert not files_in(tmp_path)  # nothing is begun before there is something to say
     for version in (1, 2):
-        await asyncio.to_thread(writer.write_of(step_line(version), ()))
+        await asyncio.to_thread(write, writer, version)
     await asyncio.to_thread(writer.close)
     [file] = files_in(tmp_path)
     await until(lambda: len(history_in(file)) == 2)  # wandb's own process writes, a little later
