@@ -27,6 +27,9 @@ _INSTALLED: Final = frozenset(
     Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+_OURS: Final = frozenset({"__main__", "node", "sampler", "learner", "heterorl"})
+"""This software, which a task may lie beside where it runs from a checkout."""
+
 
 def code_digest(setup: TaskSetup) -> bytes:
     """Return the digest, ``DIGEST_BYTES`` long, of what ``load_task`` has loaded for ``setup``."""
@@ -35,7 +38,8 @@ def code_digest(setup: TaskSetup) -> bytes:
     for name, file in sorted(_modules(roots)):
         digest.update(f"{name}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     for package in packages:
-        digest.update(f"{package} {metadata.version(package)}\n".encode())
+        versions = sorted(found.version for found in metadata.distributions(name=package))
+        digest.update(f"{package} {' '.join(versions)}\n".encode())
     return digest.digest()[:DIGEST_BYTES]
 
 
@@ -63,5 +67,6 @@ def _modules(roots: Iterable[str]) -> Iterator[tuple[str, Path]]:
     beside = {files[root].parent for root in own if files[root].name != "__init__.py"} - _INSTALLED
     for name, file in files.items():
         is_named = any(name == root or name.startswith(f"{root}.") for root in roots)
-        if is_named or not beside.isdisjoint(file.parents):
+        is_beside = not beside.isdisjoint(file.parents) and _INSTALLED.isdisjoint(file.parents)
+        if is_named or (is_beside and name.partition(".")[0] not in _OURS):
             yield name, file

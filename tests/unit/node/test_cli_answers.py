@@ -176,7 +176,7 @@ def test_an_identity_one_may_not_read_is_named_and_not_traced(open_path: Path) -
         ("statsu", "Did you mean status? heterorl-node status --help"),
         ("revok", "Did you mean revoke?"),
         ("sampler", "A role is started by a flag: heterorl-node --role sampler"),
-        ("frobnicate", "Commands are init, token"),
+        ("frobnicate", "Commands are init, try, token"),
     ],
 )
 def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(

@@ -1,10 +1,12 @@
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from sampler.tasks.code_digest import _modules
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grader, TaskChangedError
 from sampler.tasks.task import TaskSetup
@@ -71,3 +73,16 @@ async def test_a_grader_edited_while_it_runs_grades_nothing_more_once_its_proces
             await pool.grade(prompt, 0, texts("x"), "{}")
     finally:
         await pool.close()
+
+
+def test_this_software_and_installed_packages_do_not_count_where_a_grader_lies_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = Path(__file__).parents[3]
+    beside, helper = ModuleType("own_grader"), ModuleType("own_words")
+    beside.__file__, helper.__file__ = str(root / "own_grader.py"), str(root / "deploy" / "check.py")
+    monkeypatch.setitem(sys.modules, "own_grader", beside)
+    monkeypatch.setitem(sys.modules, "own_words", helper)
+    found = {name.partition(".")[0] for name, _ in _modules({"own_grader"})}
+    assert {"own_grader", "own_words"} <= found
+    assert found.isdisjoint({"node", "sampler", "learner", "heterorl", "numpy", "pytest"})
