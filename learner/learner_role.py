@@ -136,6 +136,7 @@ async def build(context: RoleContext) -> list[Service]:
             waits_for=lambda: context.node_metrics.waits_for or loop.completion,
             metrics=lambda: snapshot(context.registry),
             step_report=lambda: loop.report,
+            best_version=lambda: training_state.best_version,
         ),
         notices=Notices(),
         clock=clock,

@@ -104,6 +104,8 @@ class PromptLease:
     purpose: LeasePurpose = LeasePurpose.TRAINING
     row: bytes = b""
     """The prompt's row of the run's data, a JSON object; empty: the run has no data."""
+    policy_version: int | None = None
+    """The version that has to draw every token; None: any that is not too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class LeaseGrant:
     """When to ask again; 0 where as many were granted as were asked for."""
     waits_for: str
     """The bound that was reached; empty: none."""
+    evaluate_from: int | None = None
+    """The version under evaluation, or the least that the next evaluation may be of; None: go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,8 @@ class TrainingState:
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
+        self._best = self.progress.best
+        """As known now; the next checkpoint has it."""
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self._masters_wait_s = 0.0
@@ -130,6 +132,11 @@ class TrainingState:
     def version(self) -> int:
         """Version of the newest checkpoint; the parameters are one step further while it is being written."""
         return self.progress.version
+
+    @property
+    def best_version(self) -> int | None:
+        """The best version as it is written down; None: not known yet."""
+        return None if self.progress.best is None else self.progress.best.version
 
     @property
     def window_reward_mean(self) -> float | None:
@@ -197,13 +204,14 @@ class TrainingState:
         )
         rewards = (*self.progress.recent_rewards, line.report.reward_mean)[-self._reward_window_versions :]
         evaluated = evaluations()
+        self._best = self._best_of(record.version, rewards, evaluated)
         progress = Progress(
             version=line.report.version,
             step=line,
             unacknowledged=(*unacknowledged, record),
             trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
             recent_rewards=rewards,
-            best=self._best(record.version, rewards, best_evaluated=evaluated.best),
+            best=self._best,
             evaluating_version=evaluated.under_way,
             announced_version=evaluated.announced,
         )
@@ -222,8 +230,9 @@ class TrainingState:
             OSError: the disk is full or failing; the step is taken all the same, save it again.
         """
         started_s = self._clock.monotonic()
-        self._checkpoints.save(self.policy, self._optimizer, taken.progress)
-        self.progress = taken.progress
+        progress = replace(taken.progress, best=self._best)  # heard of since, maybe
+        self._checkpoints.save(self.policy, self._optimizer, progress)
+        self.progress = progress
         return self._clock.monotonic() - started_s
 
     def keep_best(self, evaluated: EvaluationNotice) -> None:
@@ -232,17 +241,23 @@ class TrainingState:
         Raises:
             OSError: the disk is full or failing; nothing has changed.
         """
-        if not self.version or evaluated.best is None or self.progress.best == BestVersion(evaluated.best):
+        if not self.has_news_of_best(evaluated):
             return
-        progress = replace(self.progress, best=BestVersion(evaluated.best))
-        self._checkpoints.amend(progress)
+        self._best = _evaluated_best(evaluated)
+        progress = replace(self.progress, best=self._best)
+        if self.version:  # the base model has no checkpoint
+            self._checkpoints.amend(progress)
         self.progress = progress
 
-    def _best(
-        self, version: int, rewards: tuple[float, ...], *, best_evaluated: int | None
+    def has_news_of_best(self, evaluated: EvaluationNotice) -> bool:
+        """Whether evaluations say that another version is the best than is written down."""
+        return evaluated.is_evaluated and self.progress.best != _evaluated_best(evaluated)
+
+    def _best_of(
+        self, version: int, rewards: tuple[float, ...], evaluated: EvaluationNotice
     ) -> BestVersion | None:
-        if best_evaluated is not None:
-            return BestVersion(best_evaluated)
+        if evaluated.is_evaluated:
+            return _evaluated_best(evaluated)
         known, mean = self.progress.best, self._window_mean(rewards)
         if mean is None or (known is not None and not known.is_beaten_by(mean)):
             return known
@@ -286,6 +301,10 @@ class TrainingState:
             reference_kl_nats=outcome.reference_kl_nats,
             figures=batch_figures([one.group for one in batch]),
         )
+
+
+def _evaluated_best(evaluated: EvaluationNotice) -> BestVersion | None:
+    return None if evaluated.best is None else BestVersion(evaluated.best)
 
 
 def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:

@@ -49,6 +49,8 @@ class PeerReports:
     step_report: Callable[[], StepReport | None] = lambda: None
     revocations: Callable[[], Revocations | None] = lambda: None
     """Relays: those they have from the coordinator."""
+    best_version: Callable[[], int | None] = lambda: None
+    """Learners: the best version, as written down for ``export --best``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class Heartbeats:
             best=answer.best_version if answer.HasField("best_version") else None,
             under_way=answer.evaluating_version if answer.HasField("evaluating_version") else None,
             announced=answer.head.number,
+            is_evaluated=answer.is_evaluated,
         )
         self._next_answer.set()
         self._next_answer = asyncio.Event()
@@ -167,6 +170,7 @@ class Heartbeats:
             step=None if step is None else step_report_to_wire(step),
             revocations_digest=b"" if revocations is None else revocations.digest,
             instance=self._instance,
+            best_version=self._reports.best_version(),
         )
 
     def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:

@@ -182,6 +182,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             evaluation=accounts.evaluations.status,
             bad_prompt_reasons=accounts.bad_prompts.reasons(),
             max_staleness_versions=self._settings.max_staleness_versions,
+            exportable_best=self._peers.exportable_best,
         )
 
     def _disconnected(self, peer: Peer, stream: object) -> None:
@@ -206,6 +207,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             step=step_report_from_wire(request.step) if request.HasField("step") else None,
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
+            best_version=request.best_version if request.HasField("best_version") else None,
         )
         answer = self._peers.heartbeat(peer, heartbeat, now=received_at_s)
         lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
@@ -219,6 +221,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             longest_lag_versions=answer.longest_lag_versions,
             best_version=answer.best_version,
             evaluating_version=answer.evaluating_version,
+            is_evaluated=answer.is_evaluated,
             revocations=self._revocations_for(peer, request.revocations_digest),
             sent_at_s=self._clock.now(),
         )

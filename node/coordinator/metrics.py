@@ -112,6 +112,15 @@ class CoordinatorMetrics:
         self.evaluation_dropped_prompts = counter(
             "evaluation_dropped_prompts", "Held-out prompts given up because too many attempts failed."
         )
+        self.evaluation_odd_samplers = counter(
+            "evaluation_odd_samplers",
+            "Times a sampler's answers to held-out prompts were left out of an evaluation, because they "
+            "differ from all other samplers' one way.",
+        )
+        self.evaluation_disputes = counter(
+            "evaluation_disputes",
+            "Evaluations in which samplers differ one way, and no third could say which is right.",
+        )
         self._evaluations = _EvaluationCollector()
         registry.register(self._evaluations)
         self.damaged_groups = counter(
@@ -165,6 +174,8 @@ _EVALUATION_GAUGES: Final[tuple[tuple[str, str, Callable[[Evaluation], float]], 
     ),
     ("cut_ratio", "Share of its completions cut at the length limit.", lambda one: one.cut_ratio),
     ("completion_tokens", "Mean length of its completions.", lambda one: one.tokens_mean),
+    ("answers", "Groups that count in it.", lambda one: one.answers),
+    ("samplers", "Samplers whose groups count in it.", lambda one: one.samplers),
 )
 
 

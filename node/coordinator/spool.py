@@ -96,6 +96,8 @@ class Spool:
         """
         if self._rows is not None:
             wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self._rows.longest_bytes))
+        if held is not None and self._accounts.evaluations.is_due(held.number):
+            await self._settle(lambda now: decisions.evaluation_begins(self._accounts, held, now=now))
         grant = await self._settle(
             lambda now: decisions.lease(
                 self._accounts,
@@ -197,8 +199,9 @@ class Spool:
         return submitted
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
-        """Begin the evaluation that is due; ``head`` is the newest announced version."""
-        await self._settle(lambda now: decisions.evaluation_turn(self._accounts, head, now=now))
+        """End the evaluation that is over, and plan the next; ``head`` is the newest announced version."""
+        await self._settle(lambda now: decisions.evaluation_ends(self._accounts, now=now))
+        self._accounts.evaluations.plan(0 if head is None else head.number)
 
     async def admit_learner(self, learner: Learner) -> None:
         """Make a learner the run's, and end the stream of an older one.

@@ -13,6 +13,18 @@ from node.coordinator.work.history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
 
 
+def as_schema_3(path: Path) -> None:
+    """Turn a closed ledger into one of the software before schema 4."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for column in ("answers", "samplers", "left_out", "disputed_by"):
+            connection.execute(f"ALTER TABLE evaluations DROP COLUMN {column}")
+        for column in ("oldest_version", "newest_version"):
+            connection.execute(f"ALTER TABLE evaluations ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
+        connection.execute("DROP TABLE evaluation_scores")
+        connection.execute("CREATE TABLE evaluation_scores (slot INTEGER PRIMARY KEY) STRICT")
+        connection.execute("PRAGMA user_version = 3")
+
+
 def as_schema_2(path: Path) -> None:
     """Turn a closed ledger into one of the software before schema 3."""
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -41,7 +41,7 @@ def release(
             details[number] = lease.detail
     settled = tuple(slots.values())
     bad = accounts.bad_prompts.entries(settled, details=details, now=now)
-    leases = len(slots) + (0 if evaluation is None else len(evaluation.slots))
+    leases = len(slots) + (0 if evaluation is None else evaluation.leases)
     return Decision(
         Released(leases, (*faults, *evaluation_faults)),
         Transaction(slots=settled, bad_prompts=bad, evaluation=evaluation),

@@ -153,14 +153,21 @@ class Leases:
         return Standing.WANTED
 
     def grant(
-        self, holder: str, wanted: int, *, now: float, is_aside: Callable[[int], bool]
+        self,
+        holder: str,
+        wanted: int,
+        *,
+        now: float,
+        is_aside: Callable[[int], bool],
+        passes_over: Callable[[Slot], bool] = lambda _: False,
     ) -> tuple[Slot, ...]:
         """Lease up to ``wanted`` slots: those up for another attempt first, oldest first.
 
         Args:
             is_aside: Whether a prompt is to be passed over; its slot is returned as SKIPPED.
+            passes_over: Whether a slot up for another attempt is left to other samplers.
         """
-        again = list(self._up_again(holder, wanted, now=now))
+        again = list(self._up_again(holder, wanted, now=now, passes_over=passes_over))
         fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), is_aside))
         leased = (
             replace(
@@ -298,12 +305,14 @@ class Leases:
             elif before is None or before.lease != slot.lease:
                 self._deadline_s[slot.number] = now + self._lease_ttl_s
 
-    def _up_again(self, holder: str, wanted: int, *, now: float) -> Iterator[Slot]:
+    def _up_again(
+        self, holder: str, wanted: int, *, now: float, passes_over: Callable[[Slot], bool]
+    ) -> Iterator[Slot]:
         suspects = max(1, wanted // SUSPECTS_PER_GRANT)
         for _, slot in sorted(self._open.items()):
             if wanted <= 0:
                 return
-            if slot.state is not SlotState.AVAILABLE:
+            if slot.state is not SlotState.AVAILABLE or passes_over(slot):
                 continue
             if slot.had_fault():
                 retry_at_s = self._retry_at_s.get(slot.number, now)
