@@ -510,6 +510,12 @@ def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:
     assert [one.prompt_index for one in leases] == [46, 47, 48, 49] * 2
 
 
+def test_a_sampler_that_asks_for_many_gets_each_prompt_once(desk: Desk) -> None:
+    desk.bounds = replace(desk.bounds, max_staleness_versions=20)
+    held_out = [lease_id for lease_id in desk.lease("s1", 20) if lease_id.startswith("e")]
+    assert held_out == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
+
+
 def test_a_prompt_is_never_leased_twice_to_one_sampler_and_the_pairs_change(desk: Desk) -> None:
     asked: dict[str, list[int]] = {"s1": [], "s2": [], "s3": []}
     for _ in range(3):

@@ -236,12 +236,12 @@ class Evaluations:
             return None
         share = max(1, (running + wanted) // LEASES_PER_EVALUATION_LEASE) - self.running(holder)
         own = self._prompts_of(holder)
+
+        def has_prompt(slot: Slot) -> bool:
+            return own.setdefault(slot.number % current.prompts, slot.number) != slot.number
+
         slots = self._leases.grant(
-            holder,
-            min(wanted, share),
-            now=now,
-            is_aside=lambda _: False,
-            passes_over=lambda slot: own.get(slot.number % current.prompts, slot.number) != slot.number,
+            holder, min(wanted, share), now=now, is_aside=lambda _: False, passes_over=has_prompt
         )
         return EvaluationChange(current, slots) if slots else None
 
