@@ -110,7 +110,7 @@ class CoordinatorMetrics:
             "evaluation_groups", "Groups of held-out prompts submitted; spooled ones count.", "verdict"
         )
         self.evaluation_dropped_prompts = counter(
-            "evaluation_dropped_prompts", "Held-out prompts given up because too many attempts failed."
+            "evaluation_dropped_prompts", "Held-out prompts without enough answers when an evaluation ended."
         )
         self.evaluation_odd_samplers = counter(
             "evaluation_odd_samplers",
@@ -197,7 +197,7 @@ class _EvaluationCollector(Collector):
         )
         yield _evaluation_gauge(
             "waiting_prompts",
-            "Held-out prompts that the evaluation under way waits for.",
+            "Held-out prompts that no sampler has answered in the evaluation under way.",
             status.under_way,
             lambda one: one.waiting_prompts,
         )

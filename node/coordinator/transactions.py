@@ -128,9 +128,8 @@ class Transactions:
             return
         for slot in change.slots:
             if slot.state is SlotState.ABANDONED:
-                self._metrics.evaluation_dropped_prompts.inc()
                 logger.warning(
-                    "held-out prompt dropped",
+                    "held-out prompt not answered",
                     extra={
                         "prompt_index": slot.prompt_index,
                         "version": evaluation.version,
@@ -139,6 +138,7 @@ class Transactions:
                     },
                 )
         if evaluation.finished_at_s:
+            self._metrics.evaluation_dropped_prompts.inc(evaluation.dropped_prompts)
             logger.info("version evaluated", extra=asdict(evaluation))
             for sampler in change.odd_samplers:
                 self._metrics.evaluation_odd_samplers.inc()

@@ -18,6 +18,7 @@ from node.wire.members import run_status_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.task import CompletionText
 from support.graded_texts import share_of_digits
+from support.groups import make_completion
 from support.hub import LEASE_TTL_S, HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
@@ -166,6 +167,30 @@ async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_le
     assert verdicts == [common_pb2.VERDICT_DUPLICATE] * 3 + [common_pb2.VERDICT_SPOOLED] * 3
     (evaluation,) = read_evaluations(ledger(made))
     assert (evaluation.counted_prompts, evaluation.dropped_prompts) == (6, 0)
+
+
+async def test_a_forged_reward_moves_no_score_and_no_best_version(made: MadeRun) -> None:
+    """One sampler asks first and says that all it is asked is worth 100."""
+    async with (
+        running_hub(made, evaluation=EVALUATION, max_staleness_versions=20) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as liar,
+        hub.peer(made.other_sampler) as honest,
+    ):
+        await begun(hub, learner, liar)
+        await honest.join()
+        for sampler, reward in ((liar, 100.0), (honest, 0.25)):
+            leases = await lease_all(sampler)
+            assert len(leases) == 6
+            for one in leases:
+                completions = tuple(make_completion(reward=reward) for _ in range(one.group_size))
+                submitted = await sampler.submit(one, completions=completions)
+                assert submitted.verdict == common_pb2.VERDICT_SPOOLED
+        await eventually(lambda: has_finished(learner), within_s=30)
+        evaluation = run_status_from_wire(await learner.status()).evaluation
+    assert evaluation.newest is not None
+    assert (evaluation.newest.reward_mean, evaluation.newest.answers) == (0.25, 12)
+    assert evaluation.best == evaluation.newest
 
 
 ROWS = [{"prompt": f"{n}+1=", "sum": n + 1, "answer": n + 1} for n in range(20)]

@@ -192,8 +192,9 @@ def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
 
 
 def test_what_graders_measured_is_a_mean_over_prompts_that_have_it(desk: Desk) -> None:
-    for words in (1.0, 4.0, None, None):
-        answer(desk, 0, **({} if words is None else {"words": words}))
+    for words in (1.0, 4.0):
+        answer(desk, 0, words=words)
+    answer(desk, 0, 0)
     desk.evaluate(0)
     newest = status(desk).newest
     assert newest is not None
@@ -565,6 +566,18 @@ def test_a_sampler_that_dies_leaves_the_answers_of_the_other_alone(desk: Desk) -
     assert (newest.counted_prompts, newest.answers, newest.reward_mean) == (4, 6, 0.75)
 
 
+def test_what_the_first_sampler_alone_said_holds_only_until_two_are_asked() -> None:
+    desk = make_desk()
+    evaluate(desk, 0, {"liar": [100.0] * 4})
+    assert (best := status(desk).best) is not None
+    assert best.version == 0
+    evaluate(desk, 10, {"liar": [1, 0, 0, 0], "s1": [1, 0, 0, 0]})
+    desk.now += 2 * TTL_S
+    evaluate(desk, 20, {"s1": [1, 1, 0, 0]})  # alone, after it was confirmed
+    assert (best := status(desk).best) is not None
+    assert best.version == 20
+
+
 def test_a_sampler_that_passed_the_version_by_is_not_waited_for(desk: Desk) -> None:
     desk.publish(3)
     desk.lease("s2", held=3)
@@ -589,12 +602,12 @@ def test_a_sampler_on_its_way_to_the_version_is_waited_for(desk: Desk) -> None:
 
 
 def test_of_two_that_took_the_likeliest_tokens_and_differ_the_lower_counts() -> None:
-    record = evaluate(make_desk(), 0, {"s1": [3e38, 0, 0, 0], "s2": [1, 0, 0, 0]})
+    record = evaluate(make_desk(), 0, {"s1": [100.0, 0, 0, 0], "s2": [1, 0, 0, 0]})
     assert (record.reward_mean, record.counted_prompts) == (0.25, 4)
 
 
 def test_a_third_sampler_decides_where_two_differ(desk: Desk) -> None:
-    answer(desk, 3e38, 1, 0, 0, sampler_id="liar")
+    answer(desk, 100.0, 1, 0, 0, sampler_id="liar")
     lease(desk, "s3")
     answer(desk, 1, 0, 0, sampler_id="s2")
     desk.expire(TTL_S)
@@ -661,7 +674,7 @@ def test_what_a_revoked_sampler_said_goes_from_the_record_and_the_best_follows()
     desk = make_desk()
     evaluate(desk, 0, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
     desk.now += 2 * TTL_S  # alone now
-    evaluate(desk, 10, {"liar": [3e38] * 4})
+    evaluate(desk, 10, {"liar": [100.0] * 4})
     best = status(desk).best
     assert best is not None
     assert best.version == 10

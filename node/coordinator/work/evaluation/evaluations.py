@@ -18,6 +18,7 @@ EVALUATED or ABANDONED. Slots ``prompts`` apart are of the same prompt.
 """
 
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -131,6 +132,8 @@ class Evaluations:
         self._kept: dict[int, tuple[PromptScore, ...]] = {}
         """Answers that count, of finished evaluations."""
         self._under_way: Evaluation | None = None
+        self._slots: dict[int, Slot] = {}
+        self._scores: dict[int, PromptScore] = {}
         self._clear()
         self._askers: dict[str, _Asker] = {}
         """In memory only, as deadlines are."""
@@ -214,7 +217,7 @@ class Evaluations:
         is_outdated = current.terms != self._settings.terms(first_prompt)
         if not is_outdated and (any(slot.lease is not None for slot in self._open()) or self._may_go_on(now)):
             return None
-        return self._finish(current, self._slots, self._scores, now=now)
+        return self._finish(current, self._scores, now=now)
 
     def grant(
         self, holder: str, wanted: int, *, held_version: int, running: int, now: float
@@ -369,13 +372,12 @@ class Evaluations:
             return None
         scores = self._scores if score is None else {**self._scores, score.slot: score}
         changed = {slot.number: slot for slot in slots}
-        after = {**self._slots, **changed}
+        after = ChainMap(changed, self._slots)
         further = self._further(after, scores, {slot.number % current.prompts for slot in slots})
-        after |= further
         all_slots = (*slots, *further.values())
-        if all(slot.state in SETTLED for slot in after.values()):
-            finished = self._finish(current, after, scores, now=now)
-            return replace(finished, slots=all_slots, score=score)
+        is_over = all(slot.state in SETTLED for slot in all_slots)
+        if is_over and all(slot.number in changed for slot in self._open()):
+            return replace(self._finish(current, scores, now=now), slots=all_slots, score=score)
         return EvaluationChange(_progress(current, scores), all_slots, score)
 
     def _further(
@@ -396,7 +398,7 @@ class Evaluations:
                 score.sampler_id: score for number in numbers if (score := scores.get(number)) is not None
             }
             is_open = sum(slots[number].state not in SETTLED for number in numbers)
-            wanted = self._settings.answers + self._needs_third(answers)
+            wanted = max(self._settings.answers, 3 if self._needs_third(answers) else 0)
             faulty = {
                 attempt.holder
                 for number in numbers
@@ -424,7 +426,6 @@ class Evaluations:
     def _finish(
         self,
         evaluation: Evaluation,
-        slots: Mapping[int, Slot],
         scores: Mapping[int, PromptScore],
         *,
         now: float,
@@ -536,8 +537,7 @@ class Evaluations:
             lost=LostSlots(),
             now=0.0,
         )
-        self._slots: dict[int, Slot] = {}
-        self._scores: dict[int, PromptScore] = {}
+        self._slots, self._scores = {}, {}
 
     def _next_version(self, head: int) -> int:
         every, newest = max(1, self._settings.every_versions), self._status.newest
@@ -547,9 +547,13 @@ class Evaluations:
         finished = [self._finished[version] for version in sorted(self._finished)]
         newest = finished[-1] if finished else None
         alike = [one for one in finished if newest is not None and one.terms == newest.terms]
+        # One sampler's word, as of the first to join, holds only until two have been asked.
+        confirmed = min((one.version for one in alike if one.samplers > 1), default=0)
         best_by = self._settings.best_by
         by_score = [
-            (score, one) for one in alike if one.is_sound and (score := decider(one, best_by)) is not None
+            (score, one)
+            for one in alike
+            if one.is_sound and one.version >= confirmed and (score := decider(one, best_by)) is not None
         ]
         # Of equals the oldest.
         best = max(by_score, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
