@@ -146,10 +146,21 @@ def _best(checkpoints: Path) -> int:
     if best is None:
         raise StartupError(
             "no version is known to be the best yet",
-            fix="One is after learner.stop_window_versions steps, or with [coordinator.evaluation].",
+            fix="Without evaluations one is after learner.stop_window_versions steps; with "
+            "[coordinator.evaluation], once `heterorl-node status` says that `export --best` takes it.",
         )
     if best.version == 0:
-        raise StartupError("the best version so far is the base model", fix="It is in --model-dir.")
+        raise StartupError(
+            "the best version so far is the base model",
+            fix="It is in --model-dir. Where `heterorl-node status` names another one, wait until it says "
+            "that `export --best` takes it: within a heartbeat and a step.",
+        )
+    if best.version not in (there := versions_in(checkpoints)):
+        raise StartupError(
+            f"the masters of the best version, {best.version}, are gone: another was the best before; there "
+            f"are {', '.join(map(str, there))}",
+            fix="Export one of these with --version; learner.keep_every_versions keeps more of them.",
+        )
     return best.version
 
 

@@ -145,6 +145,7 @@ async def build(context: RoleContext) -> list[Service]:
             step_report=lambda: loop.report,
             teaching=lambda: loop.teaching,
             base=lambda: base,
+            best_version=lambda: training_state.best_version,
         ),
         notices=Notices(),
         clock=clock,

@@ -108,6 +108,8 @@ class PromptLease:
     """The prompt's row of the run's data, a JSON object; empty: the run has no data."""
     task_digest: bytes = b""
     """Of the task's name and options, by which the prompt is made and graded."""
+    policy_version: int | None = None
+    """The version that has to draw every token; None: any that is not too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class LeaseGrant:
     """When to ask again; 0 where as many were granted as were asked for."""
     waits_for: str
     """The bound that was reached; empty: none."""
+    evaluate_from: int | None = None
+    """The version under evaluation, or the least that the next evaluation may be of; None: go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from node import limits
 from node.failure import BadPrompt
@@ -94,6 +94,9 @@ class StepRecord:
     staleness_versions: tuple[int, ...]
 
 
+REWARD: Final = "reward"
+"""The measure that versions are compared by unless ``evaluation.best_by`` names another."""
+
 EvaluationTerms: TypeAlias = tuple[int, int, int, float, int, str]
 """See ``Evaluation.terms``."""
 
@@ -103,7 +106,7 @@ class Evaluation:
     """How a version does on held-out prompts; fields as in membership.proto, and in the ledger."""
 
     version: int
-    """It began with this one; samplers go on with newer ones meanwhile."""
+    """Which drew every token."""
     first_prompt: int
     """Index in the task; the others follow."""
     prompts: int
@@ -116,6 +119,7 @@ class Evaluation:
     finished_at_s: float = 0.0
     """Unix seconds, as the start; 0: under way."""
     counted_prompts: int = 0
+    """Answered by enough samplers; while it is under way, by any."""
     dropped_prompts: int = 0
     reward_mean: float = 0.0
     """Over prompts, of the mean reward of their completions; 0 where none counts."""
@@ -125,9 +129,6 @@ class Evaluation:
     """Share of completions that ended at the length limit."""
     tokens_mean: float = 0.0
     """Of a completion."""
-    oldest_version: int = 0
-    newest_version: int = 0
-    """The versions that drew its tokens."""
     sampling: str = ""
     """What else its scores depend on and was not at its default, as JSON; empty: nothing.
 
@@ -135,6 +136,15 @@ class Evaluation:
     """
     metrics: str = ""
     """What graders measured besides the reward, as a JSON object of means; empty: nothing."""
+    answers: int = 0
+    """Groups that count: each prompt is asked of more than one sampler, where there are more."""
+    samplers: int = 0
+    """Whose groups count."""
+    left_out: str = ""
+    """Samplers whose groups do not count, because they differ from all others' one way; comma-separated."""
+    disputed_by: str = ""
+    """Samplers that differ from each other one way, and no third can say which is right; comma-separated.
+    Such an evaluation is never the best."""
 
     @property
     def terms(self) -> EvaluationTerms:
@@ -153,6 +163,11 @@ class Evaluation:
         """Prompts that are neither counted nor dropped."""
         return self.prompts - self.counted_prompts - self.dropped_prompts
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether it may be the best."""
+        return 2 * self.counted_prompts > self.prompts and not self.disputed_by
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationStatus:
@@ -162,8 +177,10 @@ class EvaluationStatus:
     """Finished, as ``first`` and ``best``."""
     first: Evaluation | None = None
     best: Evaluation | None = None
-    """The highest mean reward where more than half of the prompts count; of equals, the oldest."""
+    """The highest ``best_by`` of those that are sound; of equals, the oldest."""
     under_way: Evaluation | None = None
+    best_by: str = REWARD
+    """The reward or a metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +193,9 @@ class EvaluationNotice:
     """Or due."""
     announced: int = 0
     """The newest announced version then, 0 before the first. An evaluation that has begun since is of this
-    version or a newer one."""
+    version or a newer one, or of ``under_way`` or one soon after it."""
+    is_evaluated: bool = False
+    """Whether the run evaluates versions: then only an evaluation says which is the best."""
 
 
 class SamplerStanding(enum.StrEnum):
@@ -255,3 +274,5 @@ class RunStatus:
     """Of the grader code that the run's groups are graded by; empty: nobody has said yet."""
     grader_said_by: str = ""
     """Who says so, for people."""
+    exportable_best: int | None = None
+    """The best version as the learner has written it down; None: it has not, or is not there."""

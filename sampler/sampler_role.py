@@ -42,6 +42,7 @@ from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing
 from sampler.rollouts.rollout_loop import RolloutLoop
 from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
+from sampler.stopover import Stopover
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grader
 from sampler.tasks.local_graders import LocalGraders
@@ -108,6 +109,11 @@ async def build(context: RoleContext) -> list[Service]:
     work_queue = WorkQueue(
         concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
     )
+    stopover = Stopover(
+        is_generating=work_queue.is_generating_by,
+        arrived=lambda: leasing.notice_change(),
+        left=lambda: policy_sync.look_again(),
+    )
     held_version = HeldVersion(
         engine.weights,
         layout=engine.layout,
@@ -133,6 +139,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         watch=sources.announcements,
         held=held_version,
+        stopover=stopover,
         layout=engine.layout,
         found_damage=lambda: repair(),
         transfer_metrics=context.transfer_metrics,
@@ -193,8 +200,10 @@ async def build(context: RoleContext) -> list[Service]:
         leases,
         work_queue=work_queue,
         engine_thread=engine_thread,
+        stopover=stopover,
         node_metrics=node_metrics,
         random=random.random,
+        monotonic=clock.monotonic,
     )
     rollouts = RolloutLoop(
         engine,

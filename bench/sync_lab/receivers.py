@@ -47,6 +47,7 @@ from node.wire.policies import artifact_key_to_wire
 from sampler.engines.engine_thread import Change
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.metrics import SamplerMetrics
+from sampler.stopover import Stopover
 from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
@@ -130,6 +131,7 @@ class Receiver:
             held=HeldVersion(
                 self._weights, layout=self._layout, in_place=False, hand_over=self._take, saved=self._disk
             ),
+            stopover=Stopover(is_generating=lambda _: False, arrived=lambda: None, left=lambda: None),
             layout=self._layout,
             found_damage=lambda: self.sync.doubt(),
             transfer_metrics=metrics,

@@ -83,7 +83,8 @@ class Progress:
     evaluating_version: int | None = None
     """Under evaluation, and kept: it may become the best."""
     announced_version: int = 0
-    """The newest that was announced when ``evaluating_version`` was told."""
+    """The newest that was announced when ``evaluating_version`` was told. Where no sampler had got to that
+    one yet, another soon after it may be evaluated instead."""
     trained_group_ids: tuple[str, ...] = ()
     """Groups consumed lately, in checkpoints from before ``trained_slots``."""
 
@@ -164,7 +165,10 @@ class CheckpointStore:
         """Return the newest versions, among them any that is evaluated unbeknown to the learner."""
         if not progress.is_evaluated:
             return names[-_KEPT:]
-        since = _name(max(0, progress.announced_version - _BEFORE_ANNOUNCED))
+        since_versions = [progress.announced_version - _BEFORE_ANNOUNCED]
+        if progress.evaluating_version is not None:
+            since_versions.append(progress.evaluating_version)
+        since = _name(max(0, min(since_versions)))
         size_bytes = (self._directory / names[-1] / _MODEL).stat().st_size
         further = min(_FURTHER_KEPT, _FURTHER_KEPT_BYTES // size_bytes)
         return [name for name in names[-_KEPT_WHILE_EVALUATED - further :] if name >= since]

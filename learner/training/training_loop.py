@@ -168,8 +168,11 @@ class TrainingLoop:
         rules, buffer = self._prepare(await self._run_settings())
         self._metrics.version.set(self.version)
         ready()
+        following = asyncio.create_task(self._follow_best(stopping))
         try:
             while not stopping.is_set() and not self.completion:
+                if following.done():
+                    following.result()
                 self._admit_delivered(rules, buffer)
                 batch = self._next_batch(buffer)
                 if batch:
@@ -184,6 +187,7 @@ class TrainingLoop:
                 await run_until(stopping, self._hand_over())
             await self._keep_best(stopping)
         finally:
+            following.cancel()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _hand_over(self) -> None:
@@ -209,6 +213,13 @@ class TrainingLoop:
         """Whether the coordinator has said since the last version that no evaluation is under way or due."""
         told = self._evaluations()
         return told.announced >= self.version and told.under_way is None
+
+    async def _follow_best(self, stopping: asyncio.Event) -> None:
+        """Write down which version is the best when the coordinator says so, between two steps."""
+        while True:
+            await self._next_answer()
+            if self._state.has_news_of_best(self._evaluations()):
+                await self._keep_best(stopping)
 
     async def _keep_best(self, stopping: asyncio.Event) -> None:
         await self._disk_wait.until_written(

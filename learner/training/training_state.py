@@ -85,6 +85,8 @@ class TrainingState:
         self._clock = clock
         self.progress = checkpoints.restore(policy, optimizer)
         """Where the newest checkpoint stands."""
+        self._best = self.progress.best
+        """As known now; the next checkpoint has it."""
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self._masters_wait_s = 0.0
@@ -129,6 +131,11 @@ class TrainingState:
     def version(self) -> int:
         """Version of the newest checkpoint; the parameters are one step further while it is being written."""
         return self.progress.version
+
+    @property
+    def best_version(self) -> int | None:
+        """The best version as it is written down; None: not known yet."""
+        return None if self.progress.best is None else self.progress.best.version
 
     @property
     def window_reward_mean(self) -> float | None:
@@ -191,10 +198,11 @@ class TrainingState:
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
         rewards = (*self.progress.recent_rewards, line.report.reward_mean)[-self._reward_window_versions :]
         evaluated = evaluations()
+        self._best = self._best_of(line.report.version, rewards, evaluated)
         progress = replace(
             self.progress,
             recent_rewards=rewards,
-            best=self._best(line.report.version, rewards, best_evaluated=evaluated.best),
+            best=self._best,
             evaluating_version=evaluated.under_way,
             announced_version=evaluated.announced,
         )
@@ -229,11 +237,12 @@ class TrainingState:
             OSError: the disk is full or failing; the step is taken all the same, save it again.
         """
         started_s = self._clock.monotonic()
+        progress = replace(taken.progress, best=self._best)  # heard of since, maybe
         if taken.record is not None:
-            self._checkpoints.save(self.policy, self._optimizer, taken.progress)
+            self._checkpoints.save(self.policy, self._optimizer, progress)
         elif self.version:
-            self._checkpoints.amend(taken.progress)
-        self.progress = taken.progress
+            self._checkpoints.amend(progress)
+        self.progress = progress
         return self._clock.monotonic() - started_s
 
     def keep_best(self, evaluated: EvaluationNotice) -> None:
@@ -242,17 +251,23 @@ class TrainingState:
         Raises:
             OSError: the disk is full or failing; nothing has changed.
         """
-        if not self.version or evaluated.best is None or self.progress.best == BestVersion(evaluated.best):
+        if not self.has_news_of_best(evaluated):
             return
-        progress = replace(self.progress, best=BestVersion(evaluated.best))
-        self._checkpoints.amend(progress)
+        self._best = _evaluated_best(evaluated)
+        progress = replace(self.progress, best=self._best)
+        if self.version:  # the base model has no checkpoint
+            self._checkpoints.amend(progress)
         self.progress = progress
 
-    def _best(
-        self, version: int, rewards: tuple[float, ...], *, best_evaluated: int | None
+    def has_news_of_best(self, evaluated: EvaluationNotice) -> bool:
+        """Whether evaluations say that another version is the best than is written down."""
+        return evaluated.is_evaluated and self.progress.best != _evaluated_best(evaluated)
+
+    def _best_of(
+        self, version: int, rewards: tuple[float, ...], evaluated: EvaluationNotice
     ) -> BestVersion | None:
-        if best_evaluated is not None:
-            return BestVersion(best_evaluated)
+        if evaluated.is_evaluated:
+            return _evaluated_best(evaluated)
         known, mean = self.progress.best, self._window_mean(rewards)
         if mean is None or (known is not None and not known.is_beaten_by(mean)):
             return known
@@ -298,6 +313,10 @@ class TrainingState:
             teaching_groups=outcome.teaching_groups,
             masters_wait_s=self._masters_wait_s,
         )
+
+
+def _evaluated_best(evaluated: EvaluationNotice) -> BestVersion | None:
+    return None if evaluated.best is None else BestVersion(evaluated.best)
 
 
 def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:

@@ -57,6 +57,8 @@ class PeerReports:
     """Relays: those they have from the coordinator."""
     base: Callable[[], BaseModel] = BaseModel
     """Learners and samplers: version 0, as made from their model directories. Reported at each join."""
+    best_version: Callable[[], int | None] = lambda: None
+    """Learners: the best version, as written down for ``export --best``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class Heartbeats:
             best=answer.best_version if answer.HasField("best_version") else None,
             under_way=answer.evaluating_version if answer.HasField("evaluating_version") else None,
             announced=answer.head.number,
+            is_evaluated=answer.is_evaluated,
         )
         self._next_answer.set()
         self._next_answer = asyncio.Event()
@@ -178,6 +181,7 @@ class Heartbeats:
             teaching=teaching_to_wire(self._reports.teaching()),
             revocations_digest=b"" if revocations is None else revocations.digest,
             instance=self._instance,
+            best_version=self._reports.best_version(),
         )
 
     def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:

@@ -23,8 +23,9 @@ EXAMPLE: Final = """\
   from a copy that `heterorl-node ledger backup` made, one JSON object a line:
     heterorl-node evaluations --ledger /backup/ledger.sqlite --json
 
-`drawn by` are the oldest and newest versions that drew a token: samplers go on to newer versions while the
-prompts of an evaluation are answered. `cut` is the share of completions that ended at the length limit.
+Every token was drawn by the version itself. `answers` are groups that count, and of how many samplers: each
+prompt is asked of coordinator.evaluation.answers samplers where there are as many. `cut` is the share of
+completions that ended at the length limit.
 """
 
 _COLUMNS: Final = (
@@ -35,7 +36,7 @@ _COLUMNS: Final = (
     "dropped",
     "cut",
     "tokens",
-    "drawn by",
+    "answers",
     "finished",
     "took s",
 )
@@ -74,12 +75,20 @@ def _measured(evaluation: Evaluation) -> str:
     return ", ".join(f"{name} {mean:.4g}" for name, mean in _object(evaluation.metrics).items())
 
 
+def _disagreement(evaluation: Evaluation) -> str:
+    left_out = f"without {evaluation.left_out}" if evaluation.left_out else ""
+    disputed = f"disputed by {evaluation.disputed_by}" if evaluation.disputed_by else ""
+    return "; ".join(filter(None, (left_out, disputed)))
+
+
 def _table(evaluations: Sequence[Evaluation]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     if has_metrics := any(one.metrics for one in evaluations):
         table.add_column("graders measured")
+    if has_remarks := any(one.left_out or one.disputed_by for one in evaluations):
+        table.add_column("samplers")
     for one in evaluations:
         is_over = bool(one.finished_at_s)
         finished = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(one.finished_at_s))
@@ -91,9 +100,10 @@ def _table(evaluations: Sequence[Evaluation]) -> Table:
             str(one.dropped_prompts),
             f"{one.cut_ratio:.1%}",
             f"{one.tokens_mean:.1f}",
-            f"{one.oldest_version}-{one.newest_version}",
+            f"{one.answers} of {one.samplers}",
             finished if is_over else "under way",
             f"{one.finished_at_s - one.started_at_s:.0f}" if is_over else "-",
             *([_measured(one)] if has_metrics else []),
+            *([_disagreement(one)] if has_remarks else []),
         )
     return table

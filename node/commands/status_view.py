@@ -1,5 +1,6 @@
 """What ``heterorl-node status`` prints: a few lines on the run and a row for each peer."""
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -9,7 +10,16 @@ from rich.text import Text
 
 from node.policy import PolicyVersion
 from node.rollout import Verdict
-from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunStatus, StepReport, Teaching
+from node.run import (
+    REWARD,
+    Evaluation,
+    EvaluationStatus,
+    PeerStatus,
+    Role,
+    RunStatus,
+    StepReport,
+    Teaching,
+)
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
@@ -65,7 +75,7 @@ def _header(status: RunStatus) -> Text:
             ("groups", verdicts),
             ("ledger", _ledger(status.ledger_gap)),
             ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
-            ("held out", f"\n{'':10}".join(_evaluations(status.evaluation))),
+            ("held out", f"\n{'':10}".join(_evaluations(status.evaluation, status.exportable_best))),
             ("clocks", _clocks(status.peers)),
             ("graders", f"\n{'':10}".join(_graders(status))),
             ("bad", f"\n{'':10}".join(_bad_prompts(status))),
@@ -182,22 +192,52 @@ def _idle_samplers(status: RunStatus) -> str:
     return f"{who}: a bound of {bound - spare} would cost no step and make groups {spare} versions fresher"
 
 
-def _evaluations(status: EvaluationStatus) -> Iterator[str]:
-    """Yield a line on the newest evaluation, on a better one and on the one under way."""
-    newest, first, best, under_way = status.newest, status.first, status.best, status.under_way
+def _evaluations(status: EvaluationStatus, exportable_best: int | None) -> Iterator[str]:
+    """Yield a line on the newest evaluation, on the best and on the one under way."""
+    newest, first, under_way = status.newest, status.first, status.under_way
     if newest is not None:
         since = ""
         if first is not None and first.version != newest.version:
             since = f" ({newest.reward_mean - first.reward_mean:+.3f} since version {first.version})"
         yield (
             f"version {newest.version}: reward {_reward(newest)}{since}, {newest.tokens_mean:.0f} tokens, "
-            f"{newest.cut_ratio:.0%} cut, {newest.counted_prompts} of {newest.prompts} prompts"
+            f"{newest.cut_ratio:.0%} cut, {newest.counted_prompts} of {newest.prompts} prompts, "
+            f"{_answers(newest)}"
         )
-        if best is not None and best.version != newest.version:
-            yield f"best is version {best.version}: reward {_reward(best)}"
+        if newest.left_out:
+            left_out = _printable(newest.left_out)
+            yield f"without {left_out}: differs from all other samplers one way; see whether to revoke it"
+        if newest.disputed_by:
+            yield (
+                f"{_printable(newest.disputed_by)} differ one way and no third can say which is right: "
+                f"version {newest.version} cannot be the best"
+            )
+        yield _best(status, exportable_best)
     if under_way is not None:
-        done = under_way.prompts - under_way.waiting_prompts
-        yield f"version {under_way.version} under way: {done} of {under_way.prompts} prompts"
+        yield (
+            f"version {under_way.version} under way: {under_way.counted_prompts} of {under_way.prompts} "
+            f"prompts, {_answers(under_way)}"
+        )
+
+
+def _best(status: EvaluationStatus, exportable_best: int | None) -> str:
+    """Say which version is the best, and whether ``export --best`` would take it now."""
+    best, by = status.best, status.best_by
+    if best is None:
+        measured = ", ".join(["reward", *json.loads(status.newest.metrics or "{}")]) if status.newest else ""
+        return (
+            f"no version is the best yet: more than half of its prompts must count, with {by} measured "
+            f"(measured are {_printable(measured)})"
+        )
+    value = "" if by == REWARD else f"{by} {json.loads(best.metrics)[by]:.3f}, "
+    how = "the base model" if best.version == 0 else "`export --best` takes it"
+    if exportable_best != best.version:
+        how = "the learner has not written that down yet"
+    return f"best is version {best.version}: {value}reward {_reward(best)}; {how}"
+
+
+def _answers(evaluation: Evaluation) -> str:
+    return f"{evaluation.answers} answers of {evaluation.samplers} sampler{'s'[: evaluation.samplers != 1]}"
 
 
 def _reward(evaluation: Evaluation) -> str:

@@ -16,9 +16,10 @@ from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data.overlong_rows import overlong
 from node.coordinator.data.row_sources import open_rows
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.extras import NeededPackage
 from node.rollout import SamplingParameters
+from node.run import REWARD
 from node.task_options import BUILT_IN, JsonlOptions, PromptOptions, checked_options, options_json
 
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
@@ -43,6 +44,14 @@ class EvaluationConfig(BaseModel):
     """Softmax temperature, at least 0.01; 0 takes the most likely token each time."""
     max_new_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     """Length at which a completion is cut; unset: the run's."""
+    answers: int = Field(default=2, ge=1, le=5)
+    """Samplers that are asked each prompt, where there are as many: an evaluation costs prompts x answers
+    groups. With 1 any single sampler can forge a score; a run of one sampler evaluates with its answers
+    alone, and the record says so."""
+    best_by: str = Field(default=REWARD, pattern=f"^{limits.METRIC_NAME_PATTERN}$")
+    """What the best version has most of: "reward", or a metric that the grader returns, such as one that a
+    hacked reward does not move. An evaluation without that metric is never the best; `heterorl-node status`
+    says so."""
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
@@ -263,6 +272,8 @@ class CoordinatorConfig(BaseModel):
             held_out_prompts=evaluation.prompts if self.data is None else 0,
             task=self.task,
             task_options=self._task_options_digest,
+            answers=evaluation.answers,
+            best_by=evaluation.best_by,
         )
 
     @property

@@ -209,6 +209,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             grader_digest=self._peers.grader.digest,
             grader_said_by=self._peers.grader.said_by,
             task_dispute=dispute(accounts.task, accounts.size_words),
+            exportable_best=self._peers.exportable_best,
         )
 
     def _prompts(self, request: membership_pb2.JoinRequest) -> int:
@@ -258,6 +259,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             teaching=teaching_from_wire(request),
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
+            best_version=request.best_version if request.HasField("best_version") else None,
         )
         answer = self._peers.heartbeat(peer, heartbeat, now=received_at_s)
         lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
@@ -271,6 +273,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             longest_lag_versions=answer.longest_lag_versions,
             best_version=answer.best_version,
             evaluating_version=answer.evaluating_version,
+            is_evaluated=answer.is_evaluated,
             revocations=self._revocations_for(peer, request.revocations_digest),
             sent_at_s=self._clock.now(),
         )

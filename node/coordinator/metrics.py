@@ -135,7 +135,16 @@ class CoordinatorMetrics:
             "evaluation_groups", "Groups of held-out prompts submitted; spooled ones count.", "verdict"
         )
         self.evaluation_dropped_prompts = counter(
-            "evaluation_dropped_prompts", "Held-out prompts given up because too many attempts failed."
+            "evaluation_dropped_prompts", "Held-out prompts without enough answers when an evaluation ended."
+        )
+        self.evaluation_odd_samplers = counter(
+            "evaluation_odd_samplers",
+            "Times a sampler's answers to held-out prompts were left out of an evaluation, because they "
+            "differ from all other samplers' one way.",
+        )
+        self.evaluation_disputes = counter(
+            "evaluation_disputes",
+            "Evaluations in which samplers differ one way, and no third could say which is right.",
         )
         self._evaluations = _EvaluationCollector()
         registry.register(self._evaluations)
@@ -204,6 +213,8 @@ _EVALUATION_GAUGES: Final[tuple[tuple[str, str, Callable[[Evaluation], float]], 
     ),
     ("cut_ratio", "Share of its completions cut at the length limit.", lambda one: one.cut_ratio),
     ("completion_tokens", "Mean length of its completions.", lambda one: one.tokens_mean),
+    ("answers", "Groups that count in it.", lambda one: one.answers),
+    ("samplers", "Samplers whose groups count in it.", lambda one: one.samplers),
 )
 
 
@@ -225,7 +236,7 @@ class _EvaluationCollector(Collector):
         )
         yield _evaluation_gauge(
             "waiting_prompts",
-            "Held-out prompts that the evaluation under way waits for.",
+            "Held-out prompts that no sampler has answered in the evaluation under way.",
             status.under_way,
             lambda one: one.waiting_prompts,
         )

@@ -52,6 +52,8 @@ class HeartbeatReport:
     """Whether the answer before arrived: a peer writes the next heartbeat of a stream only then."""
     instance: str = ""
     """Which process of the peer's name this is."""
+    best_version: int | None = None
+    """Learners: as written down for ``export --best``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class HeartbeatAnswer:
     best_version: int | None = None
     """On held-out prompts; None: no version was evaluated."""
     evaluating_version: int | None = None
+    is_evaluated: bool = False
+    """Whether versions are evaluated."""
 
 
 class Peers:
@@ -190,7 +194,14 @@ class Peers:
             longest_lag_versions=self._lag_table.longest(head=self.head),
             best_version=None if best is None else best.version,
             evaluating_version=self._accounts.evaluations.awaited_version(head),
+            is_evaluated=self._accounts.evaluations.is_configured,
         )
+
+    @property
+    def exportable_best(self) -> int | None:
+        """The best version as the learner has written it down; None: it has not, or is not there."""
+        learners = (report for peer, report in self._reports.items() if peer.role is Role.LEARNER)
+        return next((one.best_version for one in learners if one.best_version is not None), None)
 
     def leave(self, peer: Peer) -> None:
         """Note that a peer has gone in good order."""

@@ -115,6 +115,10 @@ class Spool:
         """
         if self._rows is not None:
             wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self._rows.longest_bytes))
+        if held is not None and self._accounts.evaluations.is_due(held.number):
+            await self._settle(
+                lambda now: decisions.evaluation_begins(self._accounts, held, now=now), caller=sampler_id
+            )
         grant = await self._settle(
             lambda now: decisions.lease(
                 self._accounts,
@@ -184,7 +188,7 @@ class Spool:
 
     async def revoke(self, node_ids: frozenset[str]) -> None:
         """Free what nodes hold that are shut out, and take back what they said."""
-        undone = await self._settle(lambda _: trust.revocation(self._accounts, node_ids))
+        undone = await self._settle(lambda now: trust.revocation(self._accounts, node_ids, now=now))
         self._accounts.prompt_agreement.forget(node_ids)
         if undone != NOTHING_UNDONE:
             logger.info("revoked nodes settled", extra={"nodes": len(node_ids), **asdict(undone)})
@@ -253,8 +257,9 @@ class Spool:
             self._metrics.misgraded_groups.labels("grader code").inc()
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
-        """Begin the evaluation that is due; ``head`` is the newest announced version."""
-        await self._settle(lambda now: decisions.evaluation_turn(self._accounts, head, now=now))
+        """End the evaluation that is over, and plan the next; ``head`` is the newest announced version."""
+        await self._settle(lambda now: decisions.evaluation_ends(self._accounts, now=now))
+        self._accounts.evaluations.plan(0 if head is None else head.number)
 
     async def admit_learner(self, learner: Learner) -> None:
         """Make a learner the run's, and end the stream of an older one.

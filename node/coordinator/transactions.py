@@ -216,11 +216,17 @@ class Transactions:
 
     def _note_evaluation(self, change: EvaluationChange) -> None:
         evaluation = change.evaluation
+        for record in change.recomputed:
+            logger.warning(
+                "evaluation worked out again without revoked samplers",
+                extra={"version": record.version, "reward_mean": record.reward_mean},
+            )
+        if evaluation is None:
+            return
         for slot in change.slots:
             if slot.state is SlotState.ABANDONED:
-                self._metrics.evaluation_dropped_prompts.inc()
                 logger.warning(
-                    "held-out prompt dropped",
+                    "held-out prompt not answered",
                     extra={
                         "prompt_index": slot.prompt_index,
                         "version": evaluation.version,
@@ -229,8 +235,21 @@ class Transactions:
                     },
                 )
         if evaluation.finished_at_s:
+            self._metrics.evaluation_dropped_prompts.inc(evaluation.dropped_prompts)
             logger.info("version evaluated", extra=asdict(evaluation))
-        elif all(not slot.granted for slot in change.slots):
+            for sampler in change.odd_samplers:
+                self._metrics.evaluation_odd_samplers.inc()
+                logger.warning(
+                    "answers left out: they differ from the other samplers' one way",
+                    extra={"sampler": sampler, "version": evaluation.version},
+                )
+            if evaluation.disputed_by:
+                self._metrics.evaluation_disputes.inc()
+                logger.warning(
+                    "samplers disagree on a version, and no third can say which is right",
+                    extra={"samplers": evaluation.disputed_by, "version": evaluation.version},
+                )
+        elif not evaluation.answers and all(not slot.granted for slot in change.slots):
             logger.info(
                 "evaluation begun", extra={"version": evaluation.version, "prompts": evaluation.prompts}
             )

@@ -26,10 +26,18 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "vocabulary_size": _LEARNER,
         "context_tokens": _LEARNER,
         "prompts": _SAMPLER,
+        "base_root": _HAS_MODEL,
+        "base_parts": _HAS_MODEL,
+        "base_part_names": _HAS_MODEL,
+        "layout_summary": _HAS_MODEL,
+        "task_digest": _SAMPLER,
+        "grader_digest": _SAMPLER,
     },
     membership_pb2.HeartbeatRequest: {
         "running_lease_ids": _SAMPLER,
         "step": _LEARNER,
+        "teaching": _LEARNER,
+        "best_version": _LEARNER,
         "revocations_digest": _RELAY,
     },
 }

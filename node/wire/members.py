@@ -168,19 +168,23 @@ def run_status_from_wire(message: membership_pb2.GetStatusResponse) -> RunStatus
         teaching=teaching_from_wire(message),
         bad_prompts=tuple(map(_bad_prompt_from_wire, message.bad_prompts)),
         evaluation=_evaluation_status_from_wire(message.evaluation),
+        exportable_best=message.exportable_best if message.HasField("exportable_best") else None,
     )
 
 
 def _evaluation_status_to_wire(status: EvaluationStatus) -> membership_pb2.EvaluationStatus:
     present = {field.name: getattr(status, field.name) for field in fields(status)}
+    evaluations = {name: one for name, one in present.items() if isinstance(one, Evaluation)}
     return membership_pb2.EvaluationStatus(
-        **{name: to_wire(membership_pb2.Evaluation, one) for name, one in present.items() if one is not None}
+        best_by=status.best_by,
+        **{name: to_wire(membership_pb2.Evaluation, one) for name, one in evaluations.items()},
     )
 
 
 def _evaluation_status_from_wire(message: membership_pb2.EvaluationStatus) -> EvaluationStatus:
-    present = message.ListFields()
-    return EvaluationStatus(**{field.name: from_wire(Evaluation, value) for field, value in present})
+    present = {field.name: value for field, value in message.ListFields() if field.name != "best_by"}
+    evaluations = {name: from_wire(Evaluation, one) for name, one in present.items()}
+    return EvaluationStatus(**evaluations, best_by=message.best_by)
 
 
 def _peer_status_to_wire(peer: PeerStatus) -> membership_pb2.PeerStatus:

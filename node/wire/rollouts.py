@@ -116,6 +116,7 @@ def lease_grant_from_wire(message: rollout_pb2.LeasePromptsResponse) -> LeaseGra
         message,
         leases=tuple(map(_lease_from_wire, message.leases)),
         retry_after_s=max(0.0, message.retry_after_s),
+        evaluate_from=message.evaluate_from if message.HasField("evaluate_from") else None,
     )
 
 
@@ -135,7 +136,13 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
             f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed",
         )
     purpose = _PURPOSES.from_wire(message.purpose) if message.purpose else LeasePurpose.TRAINING
-    return from_wire(PromptLease, message, sampling=sampling_from_wire(message.sampling), purpose=purpose)
+    return from_wire(
+        PromptLease,
+        message,
+        sampling=sampling_from_wire(message.sampling),
+        purpose=purpose,
+        policy_version=message.policy_version if message.HasField("policy_version") else None,
+    )
 
 
 def largest_group_bytes(*, group_size: int, max_new_tokens: int, prompt_tokens: int) -> int:

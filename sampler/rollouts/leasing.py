@@ -16,6 +16,7 @@ from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from sampler.engines.engine_thread import EngineThread
 from sampler.rollouts.work_queue import WorkQueue
+from sampler.stopover import Stopover
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,16 @@ class Leasing:
         *,
         work_queue: WorkQueue,
         engine_thread: EngineThread,
+        stopover: Stopover,
         node_metrics: NodeMetrics,
         random: Callable[[], float],
+        monotonic: Callable[[], float],
     ) -> None:
         self._client = client
         self._work_queue = work_queue
         self._engine_thread = engine_thread
+        self._stopover = stopover
+        self._monotonic = monotonic
         self._node_metrics = node_metrics
         self._backoff = Backoff(random)
         self._failing = Backoff(random, first_s=1.0)
@@ -144,7 +149,8 @@ class Leasing:
     async def _fill(self, take: Callable[[PromptLease], bool]) -> None:
         with self._node_metrics.waiting(TOO_OLD):
             served = await self._engine_thread.wait_until_serving()
-        room = min(self._work_queue.room(), LEASES_PER_REQUEST)
+        has_to_ask = self._stopover.has_to_ask(served.number)
+        room = min(max(self._work_queue.room(), int(has_to_ask)), LEASES_PER_REQUEST)
         if not room:
             await self._changed.wait()
             return
@@ -156,6 +162,13 @@ class Leasing:
         with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
             grant = await self._granted(room, served)
         self._bound = None
+        self._stopover.answered(
+            served.number,
+            grant.leases,
+            from_version=grant.evaluate_from,
+            had_to_ask=has_to_ask,
+            now=self._monotonic(),
+        )
         if not all([take(lease) for lease in grant.leases]):
             # The hub may grant the same leases again at once.
             with self._node_metrics.waiting("prompt lease"):

@@ -301,10 +301,14 @@ class RolloutLoop:
             logger.warning("leases not given back; they will expire", extra={"detail": str(error)})
 
     def _takes(self, lease: PromptLease) -> bool:
-        if self._task.has(lease):
+        served = self._engine_thread.served
+        is_of_version = lease.policy_version is None or (
+            served is not None and lease.policy_version == served.number
+        )
+        if is_of_version and self._task.has(lease):
             return True
         logger.warning(
-            "lease for another task",
+            "lease for another task" if is_of_version else "lease for another version",
             extra={"lease_id": lease.lease_id, "task": lease.task, "prompt_index": lease.prompt_index},
         )
         self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()

@@ -87,6 +87,12 @@ class WorkQueue:
         unsubmitted = limit + self._unsubmitted_groups - len(self._jobs)
         return max(0, min(limit - self.count(*NOT_GENERATED), unsubmitted))
 
+    def is_generating_by(self, version: int) -> bool:
+        """Return whether there are leases not yet generated that only this version may answer."""
+        return any(
+            job.lease.policy_version == version and job.state in NOT_GENERATED for job in self._jobs.values()
+        )
+
     def take(self, lease: PromptLease, *, now: float) -> None:
         """Add a lease."""
         self._jobs[lease.lease_id] = Job(lease, now)
@@ -98,10 +104,14 @@ class WorkQueue:
             self._jobs[lease_id] = replace(job, state=JobState.READY, prompt=prompt)
 
     def begin_next(self, *, now: float) -> Job | None:
-        """Move the oldest ready job to GENERATING; None if no job is ready or the engine is full."""
+        """Move a ready job to GENERATING; None if no job is ready or the engine is full.
+
+        The oldest of those that keep the sampler at a version, else the oldest.
+        """
         if self.count(JobState.GENERATING) >= self._concurrency_groups:
             return None
-        job = next((job for job in self._jobs.values() if job.state is JobState.READY), None)
+        ready = (job for job in self._jobs.values() if job.state is JobState.READY)
+        job = min(ready, key=lambda job: job.lease.policy_version is None, default=None)
         if job is not None:
             job = self._jobs[job.lease.lease_id] = replace(job, state=JobState.GENERATING, at_s=now)
         return job

@@ -25,6 +25,9 @@ TURNS: Final = 16
 MOST_TURNS: Final = 1024
 """What it may say: each turn is a request of its own, to the engine and to the task."""
 
+TRACEBACK_CHARACTERS: Final = 8000
+"""The end of a traceback that is passed on; its last frames say most."""
+
 REPLY_BYTES: Final = 6 * PROMPT_CHARACTERS + 1024
 """A prompt with every character escaped. More means that a grader writes where it should not."""
 

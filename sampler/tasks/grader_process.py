@@ -22,7 +22,7 @@ from typing import Any, Final
 from node.failure import Failure
 from node.limits import GROUP_METRICS, METRIC_VALUE, REWARD
 from sampler.process_tree import kill_tree
-from sampler.tasks.framing import MOST_TURNS, PROMPT_CHARACTERS, REPLY_BYTES, framed
+from sampler.tasks.framing import MOST_TURNS, PROMPT_CHARACTERS, REPLY_BYTES, TRACEBACK_CHARACTERS, framed
 from sampler.tasks.grader_outage import Outage
 from sampler.tasks.task import CompletionText, Message, TaskSetup
 
@@ -268,6 +268,9 @@ class Grader:
                 raise
             self._count(reply.get("outages"))
             if "error" in reply:
+                shown = str(reply.get("traceback"))[-TRACEBACK_CHARACTERS:]
+                fields = {"who": kind.who, "prompt_index": request["index"], "traceback": shown}
+                logger.warning("task raised", extra=fields)
                 raise TaskError(f"{kind.who} raised {reply['error']}", fault=kind.failed)
             if "unavailable" in reply:
                 raise TaskError(f"{kind.who} is unavailable: {reply['unavailable']}", fault=None)

@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +22,7 @@ from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
 from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
 from sampler.tasks.code_digest import code_digest
-from sampler.tasks.framing import PROMPT_CHARACTERS, TURNS, framed
+from sampler.tasks.framing import PROMPT_CHARACTERS, TRACEBACK_CHARACTERS, TURNS, framed
 from sampler.tasks.grader_outage import GraderOutageError
 from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, replies_of, takes_rows
 
@@ -103,7 +104,7 @@ def _said(task: Task, request: dict[str, Any]) -> dict[str, Any]:
             text.encode()  # A tokenizer refuses half a surrogate pair.
     except Exception as error:
         # Whatever a task raises is reported for this prompt; the next one may be fine.
-        return {"error": _told(error)}
+        return _raised(error)
     characters = sum(map(len, texts))
     return {"too_long": characters} if characters > PROMPT_CHARACTERS else reply
 
@@ -150,7 +151,7 @@ def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
         return {"unavailable": f"{error.outage}: {error}"[:1000]}
     except Exception as error:
         # Likewise, for this group.
-        return {"error": _told(error)}
+        return _raised(error)
 
 
 def _split(graded: Any) -> tuple[float, dict[str, float]]:
@@ -172,6 +173,16 @@ def _check_names(names: list[str]) -> None:
 
 def _row(request: dict[str, Any]) -> Any:
     return json.loads(request["row"]) if request["row"] else None
+
+
+def _raised(error: Exception) -> dict[str, Any]:
+    """Return what is reported of an exception: one line with the place it comes from, and the traceback."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{os.path.basename(last.filename)}:{last.lineno}"
+    return {
+        "error": f"{type(error).__name__} at {place}: {error}"[:1000],
+        "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:],
+    }
 
 
 def _told(error: BaseException) -> str:

@@ -2,7 +2,8 @@
 
 announced  an announcement is not signed, so it only says what may be asked for; one that contradicts a
            signed version seen before is refused
-next       the first artifact of the cheapest path from the held version to the head
+next       the first artifact of the cheapest path from the held version to the head, or to a version on the
+           way where the sampler is to stop
 useless    the cheapest path to a newer head does not need the fetch under way
 failed     an artifact that cannot be used is planned around until it is announced again
 """
@@ -23,6 +24,8 @@ class FetchPlan:
     high_water: HighWater
     announcement: Announcement | None = None
     unusable: frozenset[ArtifactKey] = frozenset()
+    stop_from: int | None = None
+    """The first version from here on comes before any newer one; None: straight to the head."""
 
     def announced(self, announcement: Announcement) -> "FetchPlan":
         """Return the plan after an announcement.
@@ -55,8 +58,10 @@ class FetchPlan:
         return next(iter(self.path()), None)
 
     def path(self) -> tuple[Artifact, ...]:
-        """Return the cheapest path to the head in bytes; empty if the head is held or there is no path."""
-        return self._path_from(self.held) or ()
+        """Return the cheapest path in bytes to the next stop; empty at the head or where there is none."""
+        stop = self._stop
+        to_stop = None if stop is None else plan_catch_up(self.held.number, stop, self._usable)
+        return to_stop or self._path_from(self.held) or ()
 
     @property
     def behind_versions(self) -> int:
@@ -72,6 +77,8 @@ class FetchPlan:
     def can_start(self, key: ArtifactKey) -> bool:
         """Whether an artifact starts from what is here and leads to a newer version."""
         is_here = key.base_version in (self.held.number, PUBLIC_VERSION, NO_BASE)
+        if (stop := self._stop) is not None and key.version > stop:
+            return False
         return is_here and key.version > self.held.number and key not in self.unusable
 
     def is_useless(self, key: ArtifactKey) -> bool:
@@ -85,11 +92,23 @@ class FetchPlan:
         rest = self._path_from(PolicyVersion(key.version))
         return path is not None and (rest is None or price(path) <= price(rest))
 
+    @property
+    def _usable(self) -> list[Artifact]:
+        announced = () if self.announcement is None else self.announcement.artifacts
+        return [artifact for artifact in announced if artifact.key not in self.unusable]
+
+    @property
+    def _stop(self) -> int | None:
+        """The version before the head at which to stop; None: there is none."""
+        if self.stop_from is None or self.held.number >= self.stop_from:
+            return None
+        stops = (a.key.version for a in self._usable if a.key.version >= self.stop_from)
+        return min(stops, default=None)
+
     def _path_from(self, held: PolicyVersion) -> tuple[Artifact, ...] | None:
         if self.announcement is None:
             return None
-        head = self.announcement.head
-        artifacts = [a for a in self.announcement.artifacts if a.key not in self.unusable]
+        head, artifacts = self.announcement.head, self._usable
         if held.number == head.number and held.root not in (b"", head.root):
             # The number is right and the words are not.
             return plan_fresh(head.number, artifacts)

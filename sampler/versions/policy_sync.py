@@ -14,13 +14,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Final
 
 from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, PolicyVersion
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import run_until
+from node.waits import run_until, wait_at_most
 from node.weights.format.layout import Layout
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from node.weights.store.high_water import HighWater
@@ -28,6 +29,7 @@ from node.weights.transfer.advance import Remedy, fetch_into
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.head_pursuit import HeadPursuit
 from sampler.metrics import SamplerMetrics
+from sampler.stopover import LONGEST_STOP_S, Stopover
 from sampler.versions.damage_repair import DamageRepair
 from sampler.versions.fetch_plan import FetchPlan
 from sampler.versions.held_version import HeldVersion
@@ -51,6 +53,7 @@ class PolicySync:
         *,
         watch: Callable[[], AsyncIterator[Announcement]],
         held: HeldVersion,
+        stopover: Stopover,
         layout: Layout,
         found_damage: Callable[[], None],
         transfer_metrics: TransferMetrics,
@@ -64,6 +67,7 @@ class PolicySync:
 
         Args:
             watch: Yields announcements for as long as anyone listens.
+            stopover: Where not to go on; call ``look_again`` when a stop has ended.
             found_damage: Called when the live words are not what was verified; it calls ``doubt``.
             waiting: ``NodeMetrics.waiting``.
             random: Draws in [0, 1), for the backoff.
@@ -71,6 +75,7 @@ class PolicySync:
         self._fetcher = fetcher
         self._watch = watch
         self._held = held
+        self._stopover = stopover
         self._layout = layout
         self._transfer_metrics = transfer_metrics
         self._metrics = metrics
@@ -95,6 +100,10 @@ class PolicySync:
     def distance(self, *, bound_versions: int) -> str:
         """Describe how far this sampler is from the staleness bound."""
         return self._pursuit.distance(self._plan.behind_versions, bound_versions=bound_versions)
+
+    def look_again(self) -> None:
+        """Look for something to fetch."""
+        self._changed.set()
 
     def doubt(self) -> None:
         """Compare what is held with what was signed, and repair it."""
@@ -138,6 +147,9 @@ class PolicySync:
                     await self._restore()
                 if self._is_doubted:
                     await self._resolve_doubt()
+                if self._stopover.holds(self._plan.held_version, now=self._monotonic()):
+                    await self._stop()
+                    continue
                 with self._waiting(FETCH):
                     artifact = await self._pursuit.next_artifact(self._look, tasks)
                 self._metrics.round_trip.set(self._fetcher.link.round_trip_s)
@@ -166,6 +178,7 @@ class PolicySync:
 
     async def _look(self) -> FetchPlan:
         self._log_starvation()
+        self._plan = replace(self._plan, stop_from=self._stopover.from_version)
         return self._plan
 
     async def _advance(self, artifact: Artifact) -> None:
@@ -185,6 +198,10 @@ class PolicySync:
                 fields = {"artifact": str(artifact.key), "reason": reason.value}
                 logger.info("fetch dropped", extra=fields)
                 return
+            await self._stop()
+            if self._is_doubted or self._is_lost:
+                self._count_dropped(DroppedFetch.DOUBT)
+                return
             await self._take(assembly)
             self._backoff.reset()
         except ConnectionLost as lost:
@@ -199,6 +216,14 @@ class PolicySync:
             fields = {"artifact": str(artifact.key), "detail": str(refused)}
             logger.warning("artifact not usable", extra=fields)
             self._plan = self._plan.failed(artifact.key)
+
+    async def _stop(self) -> None:
+        """Wait while the version held is evaluated, unless it has to be repaired."""
+        while self._stopover.holds(self._plan.held_version, now=self._monotonic()):
+            if self._is_doubted or self._is_lost:
+                return
+            self._changed.clear()
+            await wait_at_most(self._changed, LONGEST_STOP_S)
 
     async def _fetch(self, artifact: Artifact) -> VersionAssembly:
         manifest, signed = await self._fetcher.signed_manifest(artifact.key)
@@ -254,6 +279,8 @@ class PolicySync:
         await self._held.begin_again(is_head=self._plan.is_at_head)
 
     def _note_held(self) -> None:
+        before, version = self._plan.held_version, self._held.version.number
+        self._stopover.arrive(version, before=before, now=self._monotonic())
         self._plan = self._plan.advanced(self._held.version, self._held.high_water)
 
     def _remedy(self) -> Remedy:

@@ -18,7 +18,8 @@ from node.wire.members import run_status_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.task import CompletionText
 from support.graded_texts import share_of_digits
-from support.hub import HandPeer, RunningHub, running_hub
+from support.groups import make_completion
+from support.hub import LEASE_TTL_S, HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
 from support.waiting import eventually, until
@@ -81,7 +82,7 @@ async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learne
     for one, version in ((first, 0), (second, 1)):
         assert (one.version, one.first_prompt, one.prompts, one.completions) == (version, 94, 6, 1)
         assert (one.counted_prompts, one.dropped_prompts) == (6, 0)
-        assert one.oldest_version == version
+        assert (one.answers, one.samplers) == (6, 1)
         assert 0 <= one.reward_mean <= 1
         assert 1 <= one.tokens_mean <= 8
         assert one.started_at_s <= one.finished_at_s
@@ -93,15 +94,19 @@ async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learne
 
 
 async def begun(hub: RunningHub, learner: HandPeer, sampler: HandPeer) -> None:
-    """Join, and wait until the base model is under evaluation."""
+    """Join, and wait until the base model is due or under evaluation."""
     await learner.join()
     await sampler.join()
     await learner.drain()
 
-    async def is_under_way() -> bool:
-        return (await learner.status()).evaluation.HasField("under_way")
+    async def is_due() -> bool:
+        return (await learner.heartbeat()).HasField("evaluating_version")
 
-    await eventually(is_under_way, within_s=30)
+    await eventually(is_due, within_s=30)
+
+
+async def has_finished(learner: HandPeer) -> bool:
+    return await newest(learner) is not None
 
 
 async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_learner(made: MadeRun) -> None:
@@ -111,18 +116,19 @@ async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_le
         hub.peer(made.sampler) as sampler,
     ):
         await begun(hub, learner, sampler)
-        assert (await learner.heartbeat()).evaluating_version == 0
         assert not (await sampler.heartbeat()).HasField("evaluating_version")
         answer = await sampler.lease(24)
         held_out = [one for one in answer.leases if one.purpose == rollout_pb2.LEASE_PURPOSE_EVALUATION]
         assert [one.prompt_index for one in held_out] == list(range(94, 100))
         assert {(one.group_size, one.sampling.top_k) for one in held_out} == {(1, 1)}
+        assert {one.policy_version for one in held_out} == {answer.evaluate_from} == {0}
         training = answer.leases[len(held_out) :]
         assert [one.lease_id for one in training] == [f"{n}.1" for n in range(18)]
         assert {(one.group_size, one.sampling.top_k) for one in training} == {(2, 0)}
         for one in held_out:
             submitted = await sampler.submit(one)
             assert submitted.verdict == common_pb2.VERDICT_SPOOLED
+        await eventually(lambda: has_finished(learner), within_s=30)
         status = run_status_from_wire(await learner.status())
         assert status.evaluation.under_way is None
         assert (status.slots["leased"], status.slots["spooled"], status.verdicts) == (18, 0, {})
@@ -156,9 +162,35 @@ async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_le
         lost = (await sampler.heartbeat(*(one.lease_id for one in leases))).lost_lease_ids
         assert set(lost) == {one.lease_id for one in leases[:3]}
         verdicts = [(await sampler.submit(one)).verdict for one in leases]
+        hub.clock.advance(LEASE_TTL_S)  # in which others could ask
+        await eventually(lambda: has_finished(learner), within_s=30)
     assert verdicts == [common_pb2.VERDICT_DUPLICATE] * 3 + [common_pb2.VERDICT_SPOOLED] * 3
     (evaluation,) = read_evaluations(ledger(made))
     assert (evaluation.counted_prompts, evaluation.dropped_prompts) == (6, 0)
+
+
+async def test_a_forged_reward_moves_no_score_and_no_best_version(made: MadeRun) -> None:
+    """One sampler asks first and says that all it is asked is worth 100."""
+    async with (
+        running_hub(made, evaluation=EVALUATION, max_staleness_versions=20) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as liar,
+        hub.peer(made.other_sampler) as honest,
+    ):
+        await begun(hub, learner, liar)
+        await honest.join()
+        for sampler, reward in ((liar, 100.0), (honest, 0.25)):
+            leases = await lease_all(sampler)
+            assert len(leases) == 6
+            for one in leases:
+                completions = tuple(make_completion(reward=reward) for _ in range(one.group_size))
+                submitted = await sampler.submit(one, completions=completions)
+                assert submitted.verdict == common_pb2.VERDICT_SPOOLED
+        await eventually(lambda: has_finished(learner), within_s=30)
+        evaluation = run_status_from_wire(await learner.status()).evaluation
+    assert evaluation.newest is not None
+    assert (evaluation.newest.reward_mean, evaluation.newest.answers) == (0.25, 12)
+    assert evaluation.best == evaluation.newest
 
 
 ROWS = [{"prompt": f"{n}+1=", "sum": n + 1, "answer": n + 1} for n in range(20)]

@@ -371,7 +371,7 @@ async def test_a_stopped_learner_whose_coordinator_is_gone_leaves_within_a_limit
 async def test_an_evaluation_that_ends_after_the_last_step_is_known_to_the_export(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    before = EvaluationNotice(best=0, under_way=1, announced=1)
+    before = EvaluationNotice(best=0, under_way=1, announced=1, is_evaluated=True)
     async with (
         scripted_hub() as hub,
         learner(hub, model_dir, tmp_path, max_versions=2, evaluations=before) as running,
@@ -379,8 +379,8 @@ async def test_an_evaluation_that_ends_after_the_last_step_is_known_to_the_expor
         await hub.give(*(running.delivered(f"{n}.1") for n in range(2 * BATCH)))
         await until(lambda: running.waits_for == "evaluation")
         assert best_in(tmp_path / "checkpoints") == BestVersion(0)
-        running.told.say(EvaluationNotice(best=0, under_way=2, announced=2))
-        running.told.say(EvaluationNotice(best=2, announced=2))
+        running.told.say(EvaluationNotice(best=0, under_way=2, announced=2, is_evaluated=True))
+        running.told.say(EvaluationNotice(best=2, announced=2, is_evaluated=True))
         await asyncio.wait_for(running.tasks[1], timeout=30)
         assert running.shown("best_version") == 2
     assert best_in(tmp_path / "checkpoints") == BestVersion(2)
@@ -392,7 +392,7 @@ async def test_an_evaluation_that_nobody_answers_keeps_no_finished_learner(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(training_loop, "LAST_EVALUATION_LIMIT_S", 0.1)
-    stuck = EvaluationNotice(under_way=1, announced=1)
+    stuck = EvaluationNotice(under_way=1, announced=1, is_evaluated=True)
     async with (
         scripted_hub() as hub,
         learner(hub, model_dir, tmp_path, max_versions=1, evaluations=stuck) as running,
@@ -423,8 +423,8 @@ async def test_the_best_version_is_that_of_the_best_window_until_versions_are_ev
             assert best_in(tmp_path / "checkpoints") == BestVersion(2, 0.625)
             assert versions_in(tmp_path / "checkpoints") == [2, 3, 4]
             await until(lambda: running.shown("best_version") == 2)
-        told = {"evaluations": EvaluationNotice(best=3, under_way=4, announced=5), "stop_window_versions": 2}
-        async with learner(hub, model_dir, tmp_path, **told) as running:  # type: ignore[arg-type]
+        told = EvaluationNotice(best=3, under_way=4, announced=5, is_evaluated=True)
+        async with learner(hub, model_dir, tmp_path, evaluations=told, stop_window_versions=2) as running:
             for version in (4, 5):
                 await train(running, version, 0.9)
             assert best_in(tmp_path / "checkpoints") == BestVersion(3)
@@ -432,6 +432,34 @@ async def test_the_best_version_is_that_of_the_best_window_until_versions_are_ev
         async with learner(hub, model_dir, tmp_path, stop_window_versions=2) as running:
             await train(running, 6, 0.95)
             assert best_in(tmp_path / "checkpoints") == BestVersion(3)
+
+
+async def test_the_best_version_is_written_down_when_it_is_told_and_not_with_the_next_step(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    told = EvaluationNotice(announced=1, is_evaluated=True)
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, evaluations=told) as running:
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
+        await until(lambda: running.loop.version == 1)
+        assert best_in(tmp_path / "checkpoints") is None
+        running.told.say(EvaluationNotice(best=1, announced=1, is_evaluated=True))
+        await until(lambda: best_in(tmp_path / "checkpoints") == BestVersion(1))
+        await until(lambda: running.shown("best_version") == 1)
+        running.told.say(EvaluationNotice(announced=1, is_evaluated=True))  # those who said so are revoked
+        await until(lambda: best_in(tmp_path / "checkpoints") is None)
+
+
+async def test_where_versions_are_evaluated_a_window_of_training_rewards_makes_none_the_best(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    told = EvaluationNotice(announced=1, is_evaluated=True)
+    async with (
+        scripted_hub() as hub,
+        learner(hub, model_dir, tmp_path, evaluations=told, stop_window_versions=1) as running,
+    ):
+        await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
+        await until(lambda: running.loop.version == 1)
+        assert best_in(tmp_path / "checkpoints") is None
 
 
 def with_rewards(mean: float, *, version: int) -> tuple[Completion, ...]:

@@ -203,6 +203,23 @@ def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
     assert main(["ledger", "verify", str(tmp_path / "nowhere")]) == 3
 
 
+def test_of_evaluations_of_mixed_versions_none_is_kept_and_the_others_go_on(ledger: Path) -> None:
+    begin_evaluation(ledger)
+    as_schema_3(ledger)
+    with closing(sqlite3.connect(ledger)) as connection, connection:
+        mixed = {"version": 5, "finished_at_s": NOW_S, "newest_version": 7}
+        connection.execute("CREATE TEMP TABLE copy AS SELECT * FROM evaluations WHERE version = 0")
+        connection.execute(
+            f"UPDATE copy SET {', '.join(f'{name} = {value}' for name, value in mixed.items())}"
+        )
+        connection.execute("INSERT INTO evaluations SELECT * FROM copy")
+    assert [one.version for one in read_evaluations(ledger)] == [0, 5, 10]
+    with closing(Ledger.open(ledger, run_id="run")) as opened:
+        evaluations = opened.balance().evaluations
+    assert [(one.version, one.reward_mean, one.samplers) for one in evaluations.record] == [(0, 0.5, 1)]
+    assert (evaluations.slots, evaluations.scores) == ((), ())
+
+
 @pytest.mark.parametrize(("schema", "as_older"), [(1, as_schema_1), (2, as_schema_2), (3, as_schema_3)])
 def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
     ledger: Path, tmp_path: Path, schema: int, as_older: Callable[[Path], None]
@@ -220,15 +237,15 @@ def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
 
 
 def begin_evaluation(ledger: Path) -> EvaluationChange:
-    """Write one finished evaluation, and one under way with a prompt counted."""
+    """Write one finished evaluation, and one under way with an answer."""
     metrics = '{"words": 2.5}'
-    done = Evaluation(0, 48, 2, 1, 0.0, 8, NOW_S, NOW_S + 9, 2, 0, 0.5, 0.1, 0.0, 4.0, 0, 1)
+    done = Evaluation(0, 48, 2, 1, 0.0, 8, NOW_S, NOW_S + 9, 2, 0, 0.5, 0.1, 0.0, 4.0, answers=2, samplers=1)
     slots = (
         Slot(0, 48, SlotState.EVALUATED, (Attempt(1, "s1", is_submitted=True),), 1, 1),
         Slot(1, 49, SlotState.LEASED, (Attempt(1, "s2"),), 1),
     )
-    under_way = replace(done, version=10, finished_at_s=0.0, counted_prompts=1, metrics=metrics)
-    change = EvaluationChange(under_way, slots, PromptScore(0, 0.5, 0, 4, 10, 11, metrics))
+    under_way = replace(done, version=10, finished_at_s=0.0, counted_prompts=1, answers=1)
+    change = EvaluationChange(under_way, slots, PromptScore(0, "s1", 0.5, 0, 4, metrics))
     with closing(Ledger.open(ledger, run_id="run")) as opened:
         opened.record(Transaction(evaluation=EvaluationChange(done)))
         opened.record(Transaction(evaluation=change))
@@ -245,7 +262,7 @@ def test_an_evaluation_under_way_survives_a_restore_unless_a_loss_is_accepted(
     with closing(Ledger.open(ledger, run_id="run")) as opened:
         evaluations = opened.balance().evaluations
     assert (evaluations.record[1], evaluations.slots) == (change.evaluation, change.slots)
-    assert evaluations.scores == (change.score,)
+    assert evaluations.scores == ((10, change.score),)
     restore(tmp_path / "copy.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
     assert [one.version for one in read_evaluations(ledger)] == [0]
     assert examine(ledger).problems == ()
@@ -257,7 +274,7 @@ def test_a_score_that_is_missing_is_found(ledger: Path) -> None:
     with closing(sqlite3.connect(ledger)) as connection, connection:
         connection.execute("DELETE FROM evaluation_scores")
     (problem,) = examine(ledger).problems
-    assert "2 held-out prompts, 1 of them counted, and 0 scores" in problem
+    assert problem == "the evaluation of version 10 counts 1 answers, and 0 are there"
 
 
 def test_a_restored_ledger_is_the_copy_and_the_replaced_one_is_kept(ledger: Path, tmp_path: Path) -> None:

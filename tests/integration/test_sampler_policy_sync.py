@@ -54,6 +54,25 @@ async def test_while_the_engine_is_busy_newer_versions_replace_older_ones(
         assert serving.numbers == [0, 1, 9]
 
 
+async def test_at_the_version_that_is_evaluated_a_sampler_stays_and_then_goes_on(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1), (3, 2), (3, 0))
+        async with syncing(hub, state_dir) as serving:
+            serving.stopover.from_version = 2
+            serving.generating.add(2)
+            await serving.reaches(hub.learner.versions[2])
+            await asyncio.to_thread(hub.learner.put, hub.store, (4, 3))
+            serving.spoil(1)
+            serving.sync.doubt()  # a repair does not wait
+            await until(lambda: serving.numbers.count(2) == 2)
+            assert 3 not in serving.numbers
+            serving.generating.clear()
+            serving.stopover.answered(2, (), from_version=10, had_to_ask=True, now=0.0)
+            await serving.reaches(hub.learner.versions[4])
+
+
 async def test_a_fetch_that_became_needless_is_dropped(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:

@@ -7,12 +7,13 @@ from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Accounts, Balance, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import parse_group_id
 from node.coordinator.work.standing import Standing
+from node.coordinator.work.version_log import Announced
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease, RolloutGroup
@@ -81,6 +82,8 @@ class Desk:
         return decision.answer
 
     def lease(self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0) -> list[str]:
+        if self.accounts.evaluations.is_due(held):
+            self.settle(decisions.evaluation_begins(self.accounts, PolicyVersion(held), now=self.now))
         grant: LeaseGrant = self.settle(
             decisions.lease(
                 self.accounts,
@@ -133,8 +136,14 @@ class Desk:
 
     def evaluate(self, head: int) -> None:
         """Do what the coordinator does each second, with this newest announced version."""
-        self.published.add(head)
-        self.settle(decisions.evaluation_turn(self.accounts, PolicyVersion(head), now=self.now))
+        self.publish(head)
+        self.settle(decisions.evaluation_ends(self.accounts, now=self.now))
+        self.accounts.evaluations.plan(head)
+
+    def publish(self, version: int) -> None:
+        self.published.add(version)
+        announced = (Announced(version, b"r" * 16, self.now),)
+        self.settle(Decision(None, Transaction(announced=announced)))
 
     def answer(self, lease_id: str, *, version: int = 0, **changes: Any) -> RolloutGroup:
         """Return a good group for a lease that was granted, drawn by ``version``."""

@@ -23,6 +23,12 @@ def as_schema_3(path: Path) -> None:
         connection.execute("ALTER TABLE bad_prompts DROP COLUMN said_by")
         for column in ("held_out_at", "first_slot"):
             connection.execute(f"ALTER TABLE data DROP COLUMN {column}")
+        for column in ("answers", "samplers", "left_out", "disputed_by"):
+            connection.execute(f"ALTER TABLE evaluations DROP COLUMN {column}")
+        for column in ("oldest_version", "newest_version"):
+            connection.execute(f"ALTER TABLE evaluations ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
+        connection.execute("DROP TABLE evaluation_scores")
+        connection.execute("CREATE TABLE evaluation_scores (slot INTEGER PRIMARY KEY) STRICT")
         connection.execute("PRAGMA user_version = 3")
 
 

@@ -22,6 +22,7 @@ from node.weights.transfer.sources import Source
 from sampler.engines.engine_thread import Change
 from sampler.engines.torch_words import LiveTensors
 from sampler.metrics import SamplerMetrics
+from sampler.stopover import Stopover
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy
@@ -55,6 +56,13 @@ class Serving:
         self.weights = weights
         self.layout = layout
         self.sync: PolicySync
+        self.generating: set[int] = set()
+        """Versions with held-out prompts that are not generated."""
+        self.stopover = Stopover(
+            is_generating=self.generating.__contains__,
+            arrived=lambda: None,
+            left=lambda: self.sync.look_again(),
+        )
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
         self.offers += 1
@@ -127,6 +135,7 @@ async def syncing(
                 clock=SystemClock(),
             ),
         ),
+        stopover=serving.stopover,
         layout=hub.learner.layout,
         found_damage=lambda: serving.sync.doubt(),
         transfer_metrics=registry.metrics,

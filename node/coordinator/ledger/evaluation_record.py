@@ -1,6 +1,7 @@
 """Reads the evaluations of a run from its ledger, whether a coordinator writes it or not."""
 
 import sqlite3
+from dataclasses import fields
 from pathlib import Path
 
 from node.coordinator.ledger.ledger_check import reading
@@ -21,7 +22,10 @@ def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
             ).fetchone():  # of an older schema
                 return ()
             rows = connection.execute("SELECT * FROM evaluations ORDER BY version")
-            return tuple(Evaluation(*row) for row in rows)
+            columns = [column for column, *_ in rows.description]
+            named = [dict(zip(columns, row, strict=True)) for row in rows]
+            known = {field.name for field in fields(Evaluation)} & set(columns)
+            return tuple(Evaluation(**{name: row[name] for name in known}) for row in named)
     except FileNotFoundError as error:
         raise StartupError(f"there is no ledger at {ledger}", fix="Check the path.") from error
     except sqlite3.Error as error:

@@ -16,6 +16,9 @@ import xxhash
 _SHOWN: Final = 5
 """Problems reported of each kind; the rest are alike."""
 
+_ANSWERS_SINCE_SCHEMA: Final = 4
+"""The schema from which on every answer to a held-out prompt is kept."""
+
 _TABLES: Final = frozenset({"run", "learner", "slots", "groups", "steps", "versions"})
 
 
@@ -186,21 +189,25 @@ def _spooled(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _evaluated(connection: sqlite3.Connection) -> Iterator[str]:
-    """Find an evaluation under way whose prompts and scores do not add up."""
-    if not _number(connection, "SELECT count(*) FROM sqlite_master WHERE name = 'evaluations'"):
-        return  # of schema 2
-    slots = _number(connection, "SELECT count(*) FROM evaluation_slots")
-    counted = _number(connection, "SELECT count(*) FROM evaluation_slots WHERE state = 'evaluated'")
-    scores = _number(connection, "SELECT count(*) FROM evaluation_scores")
-    expected = connection.execute(
-        "SELECT coalesce(sum(prompts), 0), coalesce(sum(counted_prompts), 0) FROM evaluations "
-        "WHERE finished_at_s = 0"
-    ).fetchone()
-    if (slots, counted) != expected or scores != counted:
-        yield (
-            f"it has {slots} held-out prompts, {counted} of them counted, and {scores} scores; "
-            f"the evaluation under way has {expected[0]} prompts, {expected[1]} of them counted"
-        )
+    """Find evaluations whose prompts and answers do not add up."""
+    if _number(connection, "PRAGMA user_version") < _ANSWERS_SINCE_SCHEMA:
+        return
+    # Answers of finished ones may have gone, all of a version at once.
+    query = (
+        "SELECT version, prompts, answers, finished_at_s, "
+        "(SELECT count(*) FROM evaluation_scores AS s WHERE s.version = e.version), "
+        "(SELECT count(DISTINCT number % prompts) FROM evaluation_slots), "
+        "(SELECT count(*) FROM evaluation_slots JOIN evaluation_scores AS s ON s.slot = number "
+        "WHERE s.version = e.version AND state = 'evaluated') FROM evaluations AS e"
+    )
+    for version, prompts, answers, finished_at_s, scores, asked, evaluated in connection.execute(query):
+        if scores not in ((0, answers) if finished_at_s else (answers,)):
+            yield f"the evaluation of version {version} counts {answers} answers, and {scores} are there"
+        elif not finished_at_s and (asked, evaluated) != (prompts, answers):
+            yield (
+                f"the evaluation of version {version} has {prompts} prompts and {answers} answers; "
+                f"there are slots of {asked} prompts, {evaluated} of them answered"
+            )
 
 
 def _generations(connection: sqlite3.Connection) -> list[tuple[int, int]]:

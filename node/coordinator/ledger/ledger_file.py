@@ -145,7 +145,10 @@ class Ledger:
             evaluations=EvaluationBalance(
                 tuple(Evaluation(*row) for row in rows("SELECT * FROM evaluations ORDER BY version")),
                 tuple(_slot(row) for row in rows("SELECT * FROM evaluation_slots ORDER BY number")),
-                tuple(PromptScore(*row) for row in rows("SELECT * FROM evaluation_scores ORDER BY slot")),
+                tuple(
+                    (version, PromptScore(*row))
+                    for version, *row in rows("SELECT * FROM evaluation_scores ORDER BY version, slot")
+                ),
             ),
             data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
             task_digest=next((digest for _, digest in rows("SELECT * FROM task_options")), b""),
@@ -258,17 +261,28 @@ class Ledger:
 
     def _write_evaluation(self, change: EvaluationChange) -> None:
         write, write_each = self._connection.execute, self._connection.executemany
-        columns = astuple(change.evaluation)
-        write(f"INSERT OR REPLACE INTO evaluations VALUES ({', '.join('?' * len(columns))})", columns)
-        if change.evaluation.finished_at_s:
-            write("DELETE FROM evaluation_slots")
-            write("DELETE FROM evaluation_scores")
+        evaluation = change.evaluation
+        for record in (*change.recomputed, *([] if evaluation is None else [evaluation])):
+            columns = astuple(record)
+            write(f"INSERT OR REPLACE INTO evaluations VALUES ({', '.join('?' * len(columns))})", columns)
+        write_each(
+            "DELETE FROM evaluation_scores WHERE sampler_id = ?", ((one,) for one in change.removed_samplers)
+        )
+        write_each("DELETE FROM evaluation_scores WHERE version = ?", ((n,) for n in change.forgotten))
+        if evaluation is None:
             return
+        if change.score is not None:
+            values = (evaluation.version, *astuple(change.score))
+            write("INSERT INTO evaluation_scores VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         write_each(
             "INSERT OR REPLACE INTO evaluation_slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, change.slots)
         )
-        if change.score is not None:
-            write("INSERT INTO evaluation_scores VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(change.score))
+        if evaluation.finished_at_s:
+            write("DELETE FROM evaluation_slots")
+            write_each(
+                "DELETE FROM evaluation_scores WHERE version = ? AND slot = ?",
+                ((evaluation.version, slot) for slot in change.uncounted),
+            )
 
 
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:

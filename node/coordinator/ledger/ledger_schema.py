@@ -69,6 +69,20 @@ CREATE TABLE size_words (
     sampler_id TEXT PRIMARY KEY, task TEXT NOT NULL, prompts INTEGER NOT NULL
 ) STRICT;
 ALTER TABLE learner ADD COLUMN context_tokens INTEGER NOT NULL DEFAULT 0;
+DELETE FROM evaluations WHERE finished_at_s = 0 OR oldest_version <> newest_version;
+DELETE FROM evaluation_slots;
+DROP TABLE evaluation_scores;
+CREATE TABLE evaluation_scores (
+    version INTEGER NOT NULL, slot INTEGER NOT NULL, sampler_id TEXT NOT NULL, reward_mean REAL NOT NULL,
+    cut_completions INTEGER NOT NULL, tokens INTEGER NOT NULL, metrics TEXT NOT NULL,
+    PRIMARY KEY (version, slot)
+) STRICT, WITHOUT ROWID;
+ALTER TABLE evaluations DROP COLUMN oldest_version;
+ALTER TABLE evaluations DROP COLUMN newest_version;
+ALTER TABLE evaluations ADD COLUMN answers INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE evaluations ADD COLUMN samplers INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE evaluations ADD COLUMN left_out TEXT NOT NULL DEFAULT '';
+ALTER TABLE evaluations ADD COLUMN disputed_by TEXT NOT NULL DEFAULT '';
 """
 
 _SINCE: Final = {1: _SINCE_SCHEMA_1, 2: _SINCE_SCHEMA_2, 3: _SINCE_SCHEMA_3}
@@ -160,7 +174,9 @@ def begin_generation(connection: sqlite3.Connection, generation: Generation) -> 
         f"UPDATE slots SET state = ?, winner = 0 WHERE state IN ({marks})", [SlotState.LOST, *open_states]
     )
     connection.execute("DELETE FROM groups")
-    for table in ("evaluations WHERE finished_at_s = 0", "evaluation_slots", "evaluation_scores"):
+    under_way = "(SELECT version FROM evaluations WHERE finished_at_s = 0)"
+    connection.execute(f"DELETE FROM evaluation_scores WHERE version IN {under_way}")
+    for table in ("evaluations WHERE finished_at_s = 0", "evaluation_slots"):
         connection.execute(f"DELETE FROM {table}")
     connection.execute(
         "INSERT INTO generations VALUES ((SELECT count(*) + 1 FROM generations), ?, ?, ?, NULL, NULL)",

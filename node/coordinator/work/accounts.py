@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 from node.coordinator.work.bad_prompts import BadPrompts
 from node.coordinator.work.capacity import Load
+from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import (
-    NO_EVALUATION,
     EvaluationBalance,
     EvaluationChange,
     Evaluations,
-    EvaluationSettings,
     is_evaluation_lease,
 )
 from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version

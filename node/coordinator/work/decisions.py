@@ -35,6 +35,9 @@ LEARNER_PAUSE_S: Final = 2.0
 EMPTY_PAUSE_S: Final = 1.0
 """Until a sampler asks again that was granted nothing."""
 
+TOO_OLD: Final = "policy version"
+"""The bound that a sampler reaches whose policy is older than the staleness bound."""
+
 PARTIAL_PAUSE_S: Final = 0.5
 """Until a sampler asks again that was granted less than it asked for."""
 
@@ -89,8 +92,8 @@ def lease(
     sampler that joined before the learner is checked here first. A sampler whose policy is older than the
     staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
     much less as it is behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first
-    and on top of the bounds, up to their part of the sampler's leases; which slots are leased does not depend
-    on them.
+    and on top of the bounds, up to their part of the sampler's leases, and go to samplers at the version under
+    evaluation, however old it is by now; which slots are leased does not depend on them.
 
     Raises:
         RefusedError: BASE_MISMATCH.
@@ -98,11 +101,14 @@ def lease(
     learner, unconfirmed = accounts.learner, _unconfirmed(accounts)
     if learner is None or unconfirmed:
         return Decision(LeaseGrant((), LEARNER_PAUSE_S, unconfirmed))
-    if held is None or held.number < learner.version - bounds.max_staleness_versions:
-        return Decision(LeaseGrant((), EMPTY_PAUSE_S, "policy version"))
+    if held is None:
+        return Decision(LeaseGrant((), EMPTY_PAUSE_S, TOO_OLD))
     if held.number == PUBLIC_VERSION:
         check_base(BaseModel(held.root), learner)
-    free = room(accounts, bounds, behind_versions=max(0, learner.version - held.number))
+    if held.number < learner.version - bounds.max_staleness_versions:
+        free = Capacity(0, TOO_OLD)
+    else:
+        free = room(accounts, bounds, behind_versions=max(0, learner.version - held.number))
     share = accounts.share(sampler_id, free=free.groups, now=now)
     running = accounts.held(sampler_id)
     unused = max(0, min(wanted, share.leases - running))
@@ -131,24 +137,25 @@ def lease(
     transaction = Transaction(
         slots=slots, evaluation=held_out, standings=() if begun == standing else (begun,)
     )
+    evaluate_from = accounts.evaluations.from_version
     if len(leases) == wanted:
-        return Decision(LeaseGrant(leases, 0.0, ""), transaction)
+        return Decision(LeaseGrant(leases, 0.0, "", evaluate_from), transaction)
     if len(leased) < granted:
         bound = "prompts"
     else:
         bound = share.bound if unused < wanted and granted < free.groups else free.bound
     pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
-    return Decision(LeaseGrant(leases, pause_s, bound), transaction)
+    return Decision(LeaseGrant(leases, pause_s, bound, evaluate_from), transaction)
 
 
 def _evaluation_leases(
     accounts: Accounts, work: Work, granted: EvaluationChange | None, *, ttl_s: float
 ) -> tuple[PromptLease, ...]:
-    if granted is None:
+    if granted is None or granted.evaluation is None:
         return ()
     version, asked = granted.evaluation.version, accounts.evaluations.work(work)
     leases = (_lease(lease_id_of(version, slot), slot, asked, ttl_s=ttl_s) for slot in granted.slots)
-    return tuple(replace(lease, purpose=LeasePurpose.EVALUATION) for lease in leases)
+    return tuple(replace(lease, purpose=LeasePurpose.EVALUATION, policy_version=version) for lease in leases)
 
 
 def _lease(lease_id: str, slot: Slot, work: Work, *, ttl_s: float) -> PromptLease:
@@ -324,25 +331,34 @@ def _evaluated(
         problem = (Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
     else:
         problem = objection(group, evaluations.slot(name), evaluations.work(work), learner, is_published)
-        if problem is None and group.oldest_version < evaluation.version:
-            detail = f"version {group.oldest_version} drew a token, evaluated is {evaluation.version}"
-            problem = (Verdict.STALE, detail)
+        drawn_by = {group.oldest_version, group.newest_version}
+        if problem is None and drawn_by != {evaluation.version}:
+            other = next(iter(drawn_by - {evaluation.version}))
+            detail = f"version {other} drew a token, evaluated is {evaluation.version}"
+            problem = (Verdict.STALE, f"{detail}: stay at it until the prompt is generated")
     if problem is not None:
         return Decision(Submitted(*problem), Transaction(evaluation=evaluations.spent(name, now=now)))
     assert isinstance(group, RolloutGroup)
-    transaction = Transaction(evaluation=evaluations.counted(name, group, now=now))
+    transaction = Transaction(evaluation=evaluations.counted(name, sampler_id, group, now=now))
     answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
     return Decision(Submitted(Verdict.SPOOLED), answered)
 
 
-def evaluation_turn(accounts: Accounts, head: PolicyVersion | None, *, now: float) -> Decision[None]:
-    """Begin the evaluation that is due, or end one whose prompts or sampling are configured otherwise."""
+def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
+    """Begin the evaluation that is due with the version that a sampler holds."""
+    first_prompt = accounts.first_held_out
+    is_known = held.number == 0 or held.number in accounts.versions
+    if first_prompt is None or _unconfirmed(accounts) or not is_known:
+        return Decision(None)
+    change = accounts.evaluations.begun(held.number, first_prompt=first_prompt, now=now)
+    return Decision(None, Transaction(evaluation=change))
+
+
+def evaluation_ends(accounts: Accounts, *, now: float) -> Decision[None]:
+    """End an evaluation that nobody is left to answer, or whose terms are configured otherwise."""
     if (first_prompt := accounts.first_held_out) is None:
         return Decision(None)
-    version = 0 if head is None else head.number
-    change = accounts.evaluations.turn(
-        head=None if _unconfirmed(accounts) else version, first_prompt=first_prompt, now=now
-    )
+    change = accounts.evaluations.ended(first_prompt=first_prompt, now=now)
     return Decision(None, Transaction(evaluation=change))
 
 
@@ -463,4 +479,5 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
             for name, n in holders.items()
         ),
     )
-    return Decision(len(expired), transaction)
+    leases = len(slots) + (0 if evaluation is None else evaluation.leases)
+    return Decision(leases, transaction)

@@ -40,7 +40,7 @@ def release(
     faults += evaluation_faults
     standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
     return Decision(
-        Released(len(slots) + (0 if evaluation is None else len(evaluation.slots)), tuple(faults)),
+        Released(len(slots) + (0 if evaluation is None else evaluation.leases), tuple(faults)),
         Transaction(
             slots=tuple(slots.values()),
             bad_prompts=bad.bad,

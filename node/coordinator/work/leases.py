@@ -221,15 +221,29 @@ class Leases:
         return Claim.WANTED
 
     def grant(
-        self, holder: str, wanted: int, *, now: float, aside: Callable[[int], Aside]
+        self,
+        holder: str,
+        wanted: int,
+        *,
+        now: float,
+        aside: Callable[[int], Aside],
+        passes_over: Callable[[Slot], bool] = lambda _: False,
+        looks_at: int = SUSPECTS_LOOKED_AT,
     ) -> tuple[Slot, ...]:
         """Lease up to ``wanted`` slots: those up for another attempt first, oldest first.
 
         Args:
             aside: Whether a prompt is to be passed over. A new slot is then returned as SKIPPED, or as
                 AVAILABLE where others may have it.
+            passes_over: Whether a slot up for another attempt is left to other samplers.
+            looks_at: How many slots up for another attempt may be looked at beyond those wanted.
         """
-        again = list(self._up_again(holder, wanted, aside, now=now))
+
+        def may_have(number: int) -> bool:
+            slot = self.open_slots[number]
+            return aside(slot.prompt_index) is Aside.NOT and not passes_over(slot)
+
+        again = list(self._up_again(holder, wanted, may_have, now=now, looks_at=looks_at))
         fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), aside))
         leased = (
             replace(
@@ -386,15 +400,12 @@ class Leases:
                 self._granted_at_s[slot.number] = now
 
     def _up_again(
-        self, holder: str, wanted: int, aside: Callable[[int], Aside], *, now: float
+        self, holder: str, wanted: int, may_have: Callable[[int], bool], *, now: float, looks_at: int
     ) -> Iterator[Slot]:
-        def may_have(number: int) -> bool:
-            return aside(self.open_slots[number].prompt_index) is Aside.NOT
-
-        candidates = islice(self._open.suspect, SUSPECTS_LOOKED_AT)
+        candidates = islice(self._open.suspect, looks_at)
         due = (n for n in candidates if may_have(n) and self._may_retry(n, holder, now=now))
         suspects = islice(due, max(1, wanted // SUSPECTS_PER_GRANT))
-        sound = filter(may_have, islice(self._open.sound, max(0, wanted) + SUSPECTS_LOOKED_AT))
+        sound = filter(may_have, islice(self._open.sound, max(0, wanted) + looks_at))
         numbers = islice(heapq.merge(sound, suspects), max(0, wanted))
         return map(self.open_slots.__getitem__, numbers)
 

@@ -27,16 +27,20 @@ class Undone:
 NOTHING_UNDONE: Final = Undone(0, 0)
 
 
-def revocation(accounts: Accounts, node_ids: Collection[str]) -> Decision[Undone]:
+def revocation(accounts: Accounts, node_ids: Collection[str], *, now: float) -> Decision[Undone]:
     """Free what nodes hold that are shut out, and take back what they said; saying it again changes
     nothing."""
     freed = tuple(slot for node_id in sorted(node_ids) for slot in accounts.slots.freed(node_id))
     bad = accounts.bad_prompts.without(node_ids)
     known = accounts.task if accounts.configured_prompts is None else None
     size, words = size_without(known, accounts.size_words, node_ids)
-    # The answers of evaluations that rest on these nodes go here as well: accounts.evaluations.revoked(...).
     transaction = Transaction(
-        slots=freed, bad_prompts=bad.bad, lifted_prompts=bad.lifted, size_words=words, task=size
+        slots=freed,
+        bad_prompts=bad.bad,
+        lifted_prompts=bad.lifted,
+        size_words=words,
+        task=size,
+        evaluation=accounts.evaluations.revoked(node_ids, now=now),
     )
     return Decision(Undone(len(freed), len(bad.bad) + len(bad.lifted)), transaction)
 

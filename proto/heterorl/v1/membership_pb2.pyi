@@ -274,6 +274,7 @@ class HeartbeatRequest(_message.Message):
     REVOCATIONS_DIGEST_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     TEACHING_FIELD_NUMBER: _builtins.int
+    BEST_VERSION_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts heartbeats of this stream from 1."""
     sent_at_s: _builtins.float
@@ -286,6 +287,8 @@ class HeartbeatRequest(_message.Message):
     """Relays: digest of the revocations they have from the coordinator. Others: empty."""
     instance: _builtins.str
     """As in JoinRequest."""
+    best_version: _builtins.int
+    """Learners: the best version as written down for `export --best`. Unset: none yet, or not a learner."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer serves now. Unset: nothing."""
@@ -320,12 +323,15 @@ class HeartbeatRequest(_message.Message):
         revocations_digest: _builtins.bytes = ...,
         instance: _builtins.str = ...,
         teaching: Global___Teaching | None = ...,
+        best_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "held", b"held", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
+    _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
@@ -590,6 +596,7 @@ class HeartbeatResponse(_message.Message):
     REVOCATIONS_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     EVALUATING_VERSION_FIELD_NUMBER: _builtins.int
+    IS_EVALUATED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The heartbeat this answers."""
     received_at_s: _builtins.float
@@ -610,6 +617,8 @@ class HeartbeatResponse(_message.Message):
     """Learners: the version under evaluation, or else the head if its evaluation is due; it may become the best
     one. Unset: none, or not a learner.
     """
+    is_evaluated: _builtins.bool
+    """Learners: whether the run evaluates versions, so that only an evaluation says which one is the best."""
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -642,10 +651,11 @@ class HeartbeatResponse(_message.Message):
         revocations: Global___Revocations | None = ...,
         best_version: _builtins.int | None = ...,
         evaluating_version: _builtins.int | None = ...,
+        is_evaluated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
@@ -819,6 +829,7 @@ class GetStatusResponse(_message.Message):
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
     TASK_DISPUTE_FIELD_NUMBER: _builtins.int
+    EXPORTABLE_BEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -850,6 +861,10 @@ class GetStatusResponse(_message.Message):
     """As in JoinResponse."""
     task_dispute: _builtins.str
     """What samplers do not agree on about the task, one line for people. Empty: nothing."""
+    exportable_best: _builtins.int
+    """The best version as the learner has written it down, which is what `export --best` takes. Unset: none yet, or
+    the learner is not there.
+    """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -913,12 +928,15 @@ class GetStatusResponse(_message.Message):
         grader_digest: _builtins.bytes = ...,
         grader_said_by: _builtins.str = ...,
         task_dispute: _builtins.str = ...,
+        exportable_best: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "head", b"head", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "head", b"head", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "task_dispute", b"task_dispute", "teaching", b"teaching", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "task_dispute", b"task_dispute", "teaching", b"teaching", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__exportable_best: _TypeAlias = _typing.Literal["exportable_best"]  # noqa: Y015
+    _WhichOneofArgType__exportable_best: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exportable_best) -> _WhichOneofReturnType__exportable_best | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
@@ -934,6 +952,9 @@ class EvaluationStatus(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     UNDER_WAY_FIELD_NUMBER: _builtins.int
+    BEST_BY_FIELD_NUMBER: _builtins.int
+    best_by: _builtins.str
+    """What the best version has most of: "reward", or a metric of the grader."""
     @_builtins.property
     def newest(self) -> Global___Evaluation:
         """The newest finished one. Unset: none."""
@@ -944,8 +965,8 @@ class EvaluationStatus(_message.Message):
 
     @_builtins.property
     def best(self) -> Global___Evaluation:
-        """The one with the highest mean reward, of those in which more than half of the prompts count; of equals the
-        oldest. Unset: none.
+        """The one with the highest `best_by`, of those in which more than half of the prompts count and no samplers
+        disagree without a third to decide; of equals the oldest. Unset: none.
         """
 
     @_builtins.property
@@ -959,10 +980,11 @@ class EvaluationStatus(_message.Message):
         first: Global___Evaluation | None = ...,
         best: Global___Evaluation | None = ...,
         under_way: Global___Evaluation | None = ...,
+        best_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_by", b"best_by", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -987,13 +1009,15 @@ class Evaluation(_message.Message):
     REWARD_STANDARD_ERROR_FIELD_NUMBER: _builtins.int
     CUT_RATIO_FIELD_NUMBER: _builtins.int
     TOKENS_MEAN_FIELD_NUMBER: _builtins.int
-    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
-    NEWEST_VERSION_FIELD_NUMBER: _builtins.int
     FIRST_PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    SAMPLERS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    DISPUTED_BY_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """The version it began with."""
+    """The version that drew every token."""
     prompts: _builtins.int
     """Held-out prompts asked."""
     completions: _builtins.int
@@ -1007,9 +1031,11 @@ class Evaluation(_message.Message):
     finished_at_s: _builtins.float
     """Likewise; 0: under way."""
     counted_prompts: _builtins.int
-    """Prompts whose group counts."""
+    """Prompts answered by as many samplers as were asked, or by the only one that was there; while it is under way, by
+    any.
+    """
     dropped_prompts: _builtins.int
-    """Prompts given up: too many attempts failed, or the settings changed before they were answered."""
+    """Prompts given up: too many attempts failed, no second sampler answered, or the settings changed before."""
     reward_mean: _builtins.float
     """Mean over prompts of the mean reward of their completions; 0 where none counts."""
     reward_standard_error: _builtins.float
@@ -1018,10 +1044,6 @@ class Evaluation(_message.Message):
     """Share of completions cut at the length limit."""
     tokens_mean: _builtins.float
     """Mean tokens of a completion."""
-    oldest_version: _builtins.int
-    """Oldest policy version that drew a token, at least `version`; 0 where none counts."""
-    newest_version: _builtins.int
-    """Newest policy version that drew a token: samplers move on during an evaluation."""
     first_prompt: _builtins.int
     """Index of the first held-out prompt in the task; the others follow."""
     sampling: _builtins.str
@@ -1030,6 +1052,14 @@ class Evaluation(_message.Message):
     """
     metrics: _builtins.str
     """What graders measured besides the reward, by name: a JSON object of means over prompts, as of the reward."""
+    answers: _builtins.int
+    """Groups that count: each prompt is asked of several samplers, where there are several."""
+    samplers: _builtins.int
+    """Samplers whose groups count."""
+    left_out: _builtins.str
+    """Samplers whose groups do not count because they differ from all others' one way: names with commas between."""
+    disputed_by: _builtins.str
+    """Samplers that differ from each other one way, with nobody to say which is right. Likewise."""
     def __init__(
         self,
         *,
@@ -1046,15 +1076,17 @@ class Evaluation(_message.Message):
         reward_standard_error: _builtins.float = ...,
         cut_ratio: _builtins.float = ...,
         tokens_mean: _builtins.float = ...,
-        oldest_version: _builtins.int = ...,
-        newest_version: _builtins.int = ...,
         first_prompt: _builtins.int = ...,
         sampling: _builtins.str = ...,
         metrics: _builtins.str = ...,
+        answers: _builtins.int = ...,
+        samplers: _builtins.int = ...,
+        left_out: _builtins.str = ...,
+        disputed_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "first_prompt", b"first_prompt", "max_new_tokens", b"max_new_tokens", "metrics", b"metrics", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "sampling", b"sampling", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "disputed_by", b"disputed_by", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "first_prompt", b"first_prompt", "left_out", b"left_out", "max_new_tokens", b"max_new_tokens", "metrics", b"metrics", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "samplers", b"samplers", "sampling", b"sampling", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,8 +32,7 @@ class _LeasePurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeasePur
     """A slot of training: the group goes to the learner."""
     LEASE_PURPOSE_EVALUATION: _LeasePurpose.ValueType  # 2
     """A held-out prompt: the coordinator records the rewards, and the learner never sees the group. Sampled as
-    the lease says, which may differ from the run's parameters; every token by the version under evaluation
-    or a newer one.
+    the lease says, which may differ from the run's parameters; every token by the version under evaluation.
     """
 
 class LeasePurpose(_LeasePurpose, metaclass=_LeasePurposeEnumTypeWrapper):
@@ -45,8 +44,7 @@ LEASE_PURPOSE_TRAINING: LeasePurpose.ValueType  # 1
 """A slot of training: the group goes to the learner."""
 LEASE_PURPOSE_EVALUATION: LeasePurpose.ValueType  # 2
 """A held-out prompt: the coordinator records the rewards, and the learner never sees the group. Sampled as
-the lease says, which may differ from the run's parameters; every token by the version under evaluation
-or a newer one.
+the lease says, which may differ from the run's parameters; every token by the version under evaluation.
 """
 Global___LeasePurpose: _TypeAlias = LeasePurpose  # noqa: Y015
 
@@ -155,6 +153,7 @@ class LeasePromptsResponse(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
+    EVALUATE_FROM_FIELD_NUMBER: _builtins.int
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
@@ -162,6 +161,10 @@ class LeasePromptsResponse(_message.Message):
     by what it delivered), faults (too many leases failed) or quarantine; or what is missing: learner, ledger,
     policy version, task (nobody has said how many prompts it has), prompts (those next are set aside) or grader
     (the caller's grader code is not the run's). Empty: none.
+    """
+    evaluate_from: _builtins.int
+    """The version under evaluation, or to be evaluated next: stop at the first one from there on, ask for leases, and
+    go on to newer ones once none for evaluation come and those leased are generated. Unset: go on.
     """
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLease]:
@@ -173,12 +176,15 @@ class LeasePromptsResponse(_message.Message):
         leases: _abc.Iterable[Global___PromptLease] | None = ...,
         retry_after_s: _builtins.float = ...,
         waits_for: _builtins.str = ...,
+        evaluate_from: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluate_from", b"_evaluate_from", "evaluate_from", b"evaluate_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "retry_after_s", b"retry_after_s", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluate_from", b"_evaluate_from", "evaluate_from", b"evaluate_from", "leases", b"leases", "retry_after_s", b"retry_after_s", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__evaluate_from: _TypeAlias = _typing.Literal["evaluate_from"]  # noqa: Y015
+    _WhichOneofArgType__evaluate_from: _TypeAlias = _typing.Literal["_evaluate_from", b"_evaluate_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluate_from) -> _WhichOneofReturnType__evaluate_from | None: ...
 
 Global___LeasePromptsResponse: _TypeAlias = LeasePromptsResponse  # noqa: Y015
 
@@ -197,6 +203,7 @@ class PromptLease(_message.Message):
     ROW_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Also the id of the group that answers it: <slot>.<attempt>, or e<version>-<place>.<attempt> for evaluation."""
     task: _builtins.str
@@ -213,6 +220,8 @@ class PromptLease(_message.Message):
     """What its group is for. The sampler does the same work either way. Unset: training."""
     task_digest: _builtins.bytes
     """As in JoinResponse: the name and options by which the prompt is made and graded."""
+    policy_version: _builtins.int
+    """For evaluation: the version that has to draw every token. Unset: any that is not too old."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How to sample them."""
@@ -229,12 +238,15 @@ class PromptLease(_message.Message):
         row: _builtins.bytes = ...,
         purpose: Global___LeasePurpose.ValueType = ...,
         task_digest: _builtins.bytes = ...,
+        policy_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "policy_version", b"policy_version", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "lease_id", b"lease_id", "prompt_index", b"prompt_index", "purpose", b"purpose", "row", b"row", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "group_size", b"group_size", "lease_id", b"lease_id", "policy_version", b"policy_version", "prompt_index", b"prompt_index", "purpose", b"purpose", "row", b"row", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__policy_version: _TypeAlias = _typing.Literal["policy_version"]  # noqa: Y015
+    _WhichOneofArgType__policy_version: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy_version) -> _WhichOneofReturnType__policy_version | None: ...
 
 Global___PromptLease: _TypeAlias = PromptLease  # noqa: Y015
 

@@ -1,19 +1,23 @@
 """Held-out prompts: which version is asked them, what counts, and what is left of it in the accounts."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from node.coordinator.work import standing
-from node.coordinator.work.accounts import Balance
-from node.coordinator.work.evaluation.evaluations import NO_EVALUATION, EvaluationBalance, EvaluationSettings
+from node.coordinator.work import decisions, standing
+from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.evaluation import evaluations
+from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.evaluation.evaluations import EvaluationBalance
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.retries import FIRST_RETRY_S
 from node.coordinator.work.slots import SlotState
 from node.failure import FailedLease, Failure
+from node.policy import PolicyVersion
 from node.rollout import Finish, LeasePurpose, SamplingParameters, Verdict
 from node.run import Evaluation, EvaluationStatus
 from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
@@ -37,8 +41,15 @@ def make_desk(settings: EvaluationSettings = SETTINGS, balance: Balance | None =
 def desk() -> Desk:
     """Where the base model is being evaluated."""
     desk = make_desk()
-    desk.evaluate(0)
+    begin(desk)
     return desk
+
+
+def begin(desk: Desk, version: int = 0) -> None:
+    """Let a sampler arrive at a version that is due."""
+    desk.evaluate(version)
+    desk.settle(decisions.evaluation_begins(desk.accounts, PolicyVersion(version), now=desk.now))
+    assert status(desk).under_way is not None
 
 
 def status(desk: Desk) -> EvaluationStatus:
@@ -52,12 +63,28 @@ def lease(desk: Desk, sampler_id: str = "s1", *, held: int = 0) -> str:
     return lease_id
 
 
-def answer(desk: Desk, *rewards: float, version: int = 0, sampler_id: str = "s1") -> None:
+def answer(desk: Desk, *rewards: float, version: int = 0, sampler_id: str = "s1", **measured: float) -> None:
     """Answer held-out prompts one by one, each completion with one of ``rewards``."""
     for reward in rewards:
         lease_id = lease(desk, sampler_id, held=version)
-        group = desk.answer(lease_id, completions=(make_completion(version=version, reward=reward),))
+        completions = (make_completion(version=version, reward=reward),)
+        metrics = {name: np.array([value], np.float32) for name, value in measured.items()}
+        group = desk.answer(lease_id, completions=completions, metrics=metrics)
         assert desk.submit(lease_id, sampler_id, group=group).verdict is Verdict.SPOOLED
+
+
+def evaluate(desk: Desk, version: int, said: Mapping[str, Sequence[float]], **measured: float) -> Evaluation:
+    """Have samplers answer all prompts of a version, in order, and return the record."""
+    desk.evaluate(version)
+    for sampler_id in said:
+        desk.accounts.evaluations.grant(sampler_id, 0, held_version=version, running=0, now=desk.now)
+    for sampler_id, rewards in said.items():
+        answer(desk, *rewards, version=version, sampler_id=sampler_id, **measured)
+    desk.evaluate(version)
+    newest = status(desk).newest
+    assert newest is not None
+    assert newest.version == version
+    return newest
 
 
 def test_without_settings_nothing_is_evaluated_and_every_prompt_is_trained_on() -> None:
@@ -96,10 +123,36 @@ def test_a_version_is_due_once_the_head_has_reached_the_next_multiple(
     desk, begun = make_desk(), []
     for head in heads:
         desk.evaluate(head)
+        desk.lease("s1", held=head)
         if (under_way := status(desk).under_way) is not None:
             begun.append(under_way.version)
-            answer(desk, 0, 0, 0, 0, version=head)
+            for lease_id in list(desk.granted):
+                if lease_id.startswith(f"e{head}-"):
+                    desk.submit(lease_id, group=desk.answer(lease_id, version=head))
+            answer(desk, 0, 0, 0, version=head)
+            desk.evaluate(head)
     assert begun == evaluated
+
+
+def test_samplers_are_told_ahead_at_which_version_to_stop_and_then_which_one_it_is() -> None:
+    desk = make_desk()
+    desk.evaluate(0)
+    assert desk.accounts.evaluations.from_version == 0
+    evaluate(desk, 0, {"s1": [0, 0, 0, 0]})
+    desk.evaluate(3)
+    assert desk.accounts.evaluations.from_version == 10
+    assert desk.accounts.evaluations.awaited_version(3) is None
+    assert desk.accounts.evaluations.awaited_version(10) == 10
+    desk.evaluate(12)  # 10 and 11 were never published
+    desk.lease("s1", held=12)
+    assert desk.accounts.evaluations.from_version == 12
+
+
+def test_a_version_that_was_never_published_is_not_evaluated_whatever_a_sampler_says() -> None:
+    desk = make_desk()
+    desk.evaluate(0)
+    desk.lease("s1", held=7)
+    assert status(desk).under_way is None
 
 
 def test_an_evaluation_is_finished_before_the_next_begins_and_what_fell_due_is_passed_over(
@@ -108,54 +161,50 @@ def test_an_evaluation_is_finished_before_the_next_begins_and_what_fell_due_is_p
     answer(desk, 0, 0, 0)
     for head in (10, 25, 30):
         desk.evaluate(head)
+        assert not any(lease_id.startswith("e") for lease_id in desk.lease("s2", held=head))
     assert status(desk).under_way is not None
-    answer(desk, 0, version=25)
+    answer(desk, 0)
+    desk.evaluate(30)
     newest = status(desk).newest
     assert newest is not None
-    assert (newest.version, newest.oldest_version, newest.newest_version) == (0, 0, 25)
-    desk.evaluate(30)
+    assert (newest.version, newest.counted_prompts) == (0, 4)
+    desk.lease("s2", held=30)
     under_way = status(desk).under_way
     assert under_way is not None
     assert under_way.version == 30
 
 
 def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
-    desk.published |= {1, 2}
-    answers = (
-        (0, 1.0, 4, Finish.END),
-        (1, 0.0, 16, Finish.LENGTH),
-        (2, 0.5, 6, Finish.STOP),
-        (2, 0.5, 6, Finish.END),
-    )
-    for version, rewards, tokens, finish in answers:
+    answers = ((1.0, 4, Finish.END), (0.0, 16, Finish.LENGTH), (0.5, 6, Finish.STOP), (0.5, 6, Finish.END))
+    for rewards, tokens, finish in answers:
         lease_id = lease(desk)
-        completion = make_completion(tokens, version=version, reward=rewards, finish=finish)
+        completion = make_completion(tokens, reward=rewards, finish=finish)
         desk.submit(lease_id, group=desk.answer(lease_id, completions=(completion,)))
+    desk.evaluate(0)
     evaluation = status(desk).newest
     assert evaluation is not None
     assert (evaluation.counted_prompts, evaluation.dropped_prompts) == (4, 0)
+    assert (evaluation.answers, evaluation.samplers) == (4, 1)
     assert evaluation.reward_mean == 0.5
     # Squared distances 1/4, 1/4, 0, 0 over 3 * 4.
     assert evaluation.reward_standard_error == pytest.approx((0.5 / 12) ** 0.5)
     assert (evaluation.cut_ratio, evaluation.tokens_mean) == (0.25, 8.0)
-    assert (evaluation.oldest_version, evaluation.newest_version) == (0, 2)
     assert evaluation.finished_at_s == desk.now
 
 
 def test_what_graders_measured_is_a_mean_over_prompts_that_have_it(desk: Desk) -> None:
-    for words in (1.0, 4.0, None):
-        lease_id = lease(desk)
-        metrics = {} if words is None else {"words": np.array([words], np.float32)}
-        group = desk.answer(lease_id, completions=(make_completion(),), metrics=metrics)
-        assert desk.submit(lease_id, group=group).verdict is Verdict.SPOOLED
-    under_way = status(desk).under_way
-    assert under_way is not None
-    assert json.loads(under_way.metrics) == {"words": 2.5}
+    for words in (1.0, 4.0):
+        answer(desk, 0, words=words)
+    answer(desk, 0, 0)
+    desk.evaluate(0)
+    newest = status(desk).newest
+    assert newest is not None
+    assert json.loads(newest.metrics) == {"words": 2.5}
 
 
 def test_a_prompts_completions_are_one_sample() -> None:
     desk = make_desk(replace(SETTINGS, prompts=2, completions=2, temperature=0.5))
-    desk.evaluate(0)
+    begin(desk)
     for first, second in ((1.0, 0.0), (1.0, 1.0)):
         lease_id = lease(desk)
         completions = (
@@ -163,16 +212,17 @@ def test_a_prompts_completions_are_one_sample() -> None:
             make_completion(8, reward=second, finish=Finish.END),
         )
         desk.submit(lease_id, group=desk.answer(lease_id, completions=completions))
+    desk.evaluate(0)
     evaluation = status(desk).newest
     assert evaluation is not None
     assert (evaluation.reward_mean, evaluation.cut_ratio, evaluation.tokens_mean) == (0.75, 0.5, 6.0)
     assert evaluation.reward_standard_error == pytest.approx(0.25)
 
 
-def test_the_best_is_the_highest_mean_and_of_equals_the_older(desk: Desk) -> None:
+def test_the_best_is_the_highest_mean_and_of_equals_the_older() -> None:
+    desk = make_desk()
     for version, reward in ((0, 0.25), (10, 0.75), (20, 0.75), (30, 0.5)):
-        desk.evaluate(version)
-        answer(desk, *[reward] * 4, version=version)
+        evaluate(desk, version, {"s1": [reward] * 4})
     first, best, newest = status(desk).first, status(desk).best, status(desk).newest
     assert first is not None
     assert best is not None
@@ -190,31 +240,41 @@ def test_groups_reach_neither_spool_nor_learner_and_the_verdicts_of_training_do_
     assert all(transaction.stored is None for transaction in desk.transactions)
 
 
-def test_a_sampler_that_holds_an_older_version_trains_meanwhile() -> None:
+@pytest.mark.parametrize("held", [10, 12])
+def test_a_sampler_that_holds_another_version_trains_meanwhile(held: int) -> None:
     desk = make_desk(balance=Balance(learner=replace(LEARNER, version=11)))
-    desk.evaluate(11)
-    assert desk.lease("s1", held=10) == ["0.1"]
+    begin(desk, 11)
+    assert desk.lease("s1", held=held) == ["0.1"]
     assert lease(desk, "s1", held=11) == "e11-0.1"
+    assert desk.granted["e11-0.1"].policy_version == 11
+    assert desk.granted["0.1"].policy_version is None
 
 
-def test_a_token_of_an_older_version_does_not_count_and_the_prompt_is_asked_again() -> None:
+def test_a_sampler_that_stays_at_a_version_gets_held_out_prompts_when_it_is_too_old_for_training() -> None:
+    desk = make_desk(balance=Balance(learner=replace(LEARNER, version=40)))
+    begin(desk, 11)
+    assert desk.lease("s1", 3, held=11) == ["e11-0.1"]
+
+
+@pytest.mark.parametrize("versions", [[0, 11, 11], [11, 11, 12], [12, 12, 12]])
+def test_a_token_of_another_version_does_not_count_and_the_prompt_is_asked_again(versions: list[int]) -> None:
     desk = make_desk()
-    desk.evaluate(11)
+    desk.publish(12)
+    begin(desk, 11)
     lease_id = lease(desk, held=11)
-    mixed = make_completion(version=11, policy_version=np.array([0, 11, 11], np.int32))
+    mixed = make_completion(version=11, policy_version=np.array(versions, np.int32))
     submitted = desk.submit(lease_id, group=desk.answer(lease_id, completions=(mixed,)))
-    assert (submitted.verdict, "version 0 drew a token" in submitted.detail) == (Verdict.STALE, True)
+    assert (submitted.verdict, "drew a token, evaluated is 11" in submitted.detail) == (Verdict.STALE, True)
     assert lease(desk, held=11) == "e11-0.2"
 
 
-def test_evaluation_takes_at_most_a_quarter_of_a_samplers_leases(desk: Desk) -> None:
+def test_evaluation_takes_at_most_half_of_a_samplers_leases(desk: Desk) -> None:
     desk.bounds = replace(desk.bounds, max_staleness_versions=9)
     desk.trust("s1")
-    leases = [desk.granted[lease_id].purpose for lease_id in desk.lease("s1", 8)]
-    assert leases.count(LeasePurpose.EVALUATION) == 2
-    assert leases[:2] == [LeasePurpose.EVALUATION] * 2
+    leases = [desk.granted[lease_id].purpose for lease_id in desk.lease("s1", 6)]
+    assert leases == [LeasePurpose.EVALUATION] * 3 + [LeasePurpose.TRAINING] * 3
     assert desk.granted[desk.lease("s1")[0]].purpose is LeasePurpose.TRAINING
-    assert desk.lease("s2", 1) == ["e0-2.1"]
+    assert desk.lease("s2", 1) == ["e0-3.1"]
 
 
 def test_a_group_counts_once_however_often_it_is_sent(desk: Desk) -> None:
@@ -223,6 +283,7 @@ def test_a_group_counts_once_however_often_it_is_sent(desk: Desk) -> None:
     verdicts = [desk.submit(lease_id, group=group).verdict for _ in range(3)]
     assert verdicts == [Verdict.SPOOLED, Verdict.DUPLICATE, Verdict.DUPLICATE]
     answer(desk, 0, 0, 0)
+    desk.evaluate(0)
     assert status(desk).under_way is None
     assert desk.submit(lease_id, group=group).verdict is Verdict.DUPLICATE
 
@@ -246,6 +307,7 @@ def test_what_is_no_lease_of_this_run_is_foreign_after_an_evaluation_too(desk: D
     group = desk.answer(lease(desk))
     desk.submit(group.group_id, group=group)
     answer(desk, 0, 0, 0)
+    desk.evaluate(0)
     assert status(desk).under_way is None
     assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
 
@@ -291,21 +353,44 @@ def test_a_lease_given_back_unbegun_costs_no_attempt(desk: Desk) -> None:
 def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_counted(desk: Desk) -> None:
     drop(desk)
     answer(desk, 1, 1, 1)
+    desk.evaluate(0)
     newest = status(desk).newest
     assert newest is not None
     assert (newest.counted_prompts, newest.dropped_prompts, newest.reward_mean) == (3, 1, 1.0)
     assert len(desk.accounts.bad_prompts) == 0
-    desk.evaluate(10)
+    begin(desk, 10)
     assert desk.granted[lease(desk, held=10)].prompt_index == 46
+
+
+def test_one_samplers_fault_does_not_drop_a_prompt_that_others_can_answer(desk: Desk) -> None:
+    desk.fail(lease(desk, "liar"), "liar", fault=Failure.PROMPT_TOO_LONG)
+    for sampler_id in ("s1", "s2"):
+        answer(desk, 1, 1, 1, 1, sampler_id=sampler_id)
+    desk.evaluate(0)
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.counted_prompts, newest.dropped_prompts, newest.answers) == (4, 0, 8)
+
+
+def test_two_samplers_faults_drop_a_prompt(desk: Desk) -> None:
+    for sampler_id in ("s1", "s2"):
+        desk.fail(lease(desk, sampler_id), sampler_id, fault=Failure.PROMPT_TOO_LONG)
+        answer(desk, 1, 1, 1, sampler_id=sampler_id)
+    desk.evaluate(0)
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.counted_prompts, newest.dropped_prompts) == (3, 1)
 
 
 def test_only_where_more_than_half_of_the_prompts_count_a_version_may_be_the_best(desk: Desk) -> None:
     for _ in range(2):
         drop(desk)
     answer(desk, 1, 1)
-    desk.evaluate(10)
+    desk.evaluate(0)
+    begin(desk, 10)
     drop(desk, held=10)
     answer(desk, 0.5, 0.5, 0.5, version=10)
+    desk.evaluate(10)
     best = status(desk).best
     assert best is not None
     assert (best.version, best.counted_prompts) == (10, 3)
@@ -325,6 +410,7 @@ def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(des
 def test_an_evaluation_without_an_answer_is_finished_and_never_the_best(desk: Desk) -> None:
     for _ in range(4):
         drop(desk)
+    desk.evaluate(0)
     newest = status(desk).newest
     assert newest is not None
     assert (newest.counted_prompts, newest.dropped_prompts) == (0, 4)
@@ -337,7 +423,7 @@ def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
     assert under_way is not None
     balance = Balance(
         learner=LEARNER,
-        evaluations=EvaluationBalance((under_way,), tuple(evaluations._leases.open_slots.values())),
+        evaluations=EvaluationBalance((under_way,), tuple(evaluations._slots.values())),
     )
     again = make_desk(settings, balance)
     again.granted = desk.granted
@@ -394,19 +480,15 @@ def test_the_task_and_its_options_are_part_of_the_terms(named: dict[str, str]) -
     assert replace(begun, sampling=BEGUN.sampling).terms == SETTINGS.terms(46)
 
 
-def test_scores_of_other_terms_are_not_compared(desk: Desk) -> None:
-    answer(desk, 1, 1, 1, 1)
-    finished = status(desk).newest
-    assert finished is not None
+def test_scores_of_other_terms_are_not_compared() -> None:
+    finished = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 1]})
     balance = Balance(learner=LEARNER, evaluations=EvaluationBalance((finished,)))
     again = make_desk(replace(SETTINGS, prompts=2), balance)
     again.evaluate(9)
+    again.lease("s1", held=9)
     assert status(again).under_way is None
-    again.evaluate(10)
-    answer(again, 0.5, 0.5, version=10)
-    newest = status(again).newest
-    assert newest is not None
-    assert (newest.version, newest.reward_mean) == (10, 0.5)
+    newest = evaluate(again, 10, {"s1": [0.5, 0.5]})
+    assert newest.reward_mean == 0.5
     assert status(again) == EvaluationStatus(newest=newest, first=newest, best=newest)
 
 
@@ -426,3 +508,240 @@ def test_the_slots_of_held_out_prompts_are_no_slots_of_training(desk: Desk) -> N
     assert set(desk.accounts.slots.counts().values()) == {0}
     assert desk.accounts.load().running_groups == 0
     assert desk.accounts.evaluations._leases.counts()[SlotState.EVALUATED] == 2
+
+
+def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:
+    desk = make_desk()
+    record = evaluate(desk, 0, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
+    assert (record.answers, record.samplers, record.counted_prompts) == (8, 2, 4)
+    assert record.reward_mean == 0.5
+    leases = [desk.granted[lease_id] for lease_id in desk.granted]
+    assert [one.prompt_index for one in leases] == [46, 47, 48, 49] * 2
+
+
+def test_a_sampler_that_asks_for_many_gets_each_prompt_once(desk: Desk) -> None:
+    desk.bounds = replace(desk.bounds, max_staleness_versions=20)
+    held_out = [lease_id for lease_id in desk.lease("s1", 20) if lease_id.startswith("e")]
+    assert held_out == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
+
+
+def test_a_prompt_is_never_leased_twice_to_one_sampler_and_the_pairs_change(desk: Desk) -> None:
+    asked: dict[str, list[int]] = {"s1": [], "s2": [], "s3": []}
+    for _ in range(3):
+        for sampler_id, prompts in asked.items():
+            for lease_id in desk.lease(sampler_id, 1):
+                if lease_id.startswith("e"):
+                    prompts.append(desk.granted[lease_id].prompt_index)
+                    desk.submit(lease_id, sampler_id, group=desk.answer(lease_id))
+    assert all(len(prompts) == len(set(prompts)) for prompts in asked.values())
+    assert sum(map(len, asked.values())) == 8
+
+
+def test_a_run_of_one_sampler_is_evaluated_and_the_record_says_so() -> None:
+    record = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 0]})
+    assert (record.answers, record.samplers, record.reward_mean) == (4, 1, 0.75)
+    assert record.is_sound
+
+
+def test_the_word_of_one_sampler_does_not_count_while_another_is_there(desk: Desk) -> None:
+    """The other one asks for leases and answers nothing: it is waited for once, and nothing is made up."""
+    answer(desk, 1, 1, 1, 1, sampler_id="liar")
+    lease(desk, "s2")
+    desk.evaluate(0)
+    assert status(desk).under_way is not None
+    desk.expire(TTL_S)
+    desk.lease("s2", 0)
+    desk.now += TTL_S / 2
+    desk.lease("s2", 0)
+    desk.now += TTL_S / 2
+    desk.evaluate(0)
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.counted_prompts, newest.dropped_prompts, newest.reward_mean) == (0, 4, 0.0)
+    assert status(desk).best is None
+
+
+def test_a_sampler_that_dies_leaves_the_answers_of_the_other_alone(desk: Desk) -> None:
+    answer(desk, 1, 0, sampler_id="s2")
+    answer(desk, 1, 1, 1, 0, sampler_id="s1")
+    lease(desk, "s2")
+    desk.expire(TTL_S)
+    desk.now += TTL_S
+    desk.lease("s1", 0)
+    desk.evaluate(0)
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.counted_prompts, newest.answers, newest.reward_mean) == (4, 6, 0.75)
+
+
+def test_what_the_first_sampler_alone_said_holds_only_until_two_are_asked() -> None:
+    desk = make_desk()
+    evaluate(desk, 0, {"liar": [100.0] * 4})
+    assert (best := status(desk).best) is not None
+    assert best.version == 0
+    evaluate(desk, 10, {"liar": [1, 0, 0, 0], "s1": [1, 0, 0, 0]})
+    desk.now += 2 * TTL_S
+    evaluate(desk, 20, {"s1": [1, 1, 0, 0]})  # alone, after it was confirmed
+    assert (best := status(desk).best) is not None
+    assert best.version == 20
+
+
+def test_a_sampler_that_passed_the_version_by_is_not_waited_for(desk: Desk) -> None:
+    desk.publish(3)
+    desk.lease("s2", held=3)
+    answer(desk, 1, 1, 1, 1)
+    desk.evaluate(3)
+    assert status(desk).newest is not None
+
+
+def test_a_sampler_on_its_way_to_the_version_is_waited_for(desk: Desk) -> None:
+    """Here the version is 11, and the second sampler is at 9."""
+    evaluate(desk, 0, {"s1": [0] * 4})
+    desk.publish(9)
+    begin(desk, 11)
+    desk.lease("s2", held=9)
+    answer(desk, 1, 1, 1, 1, version=11)
+    desk.evaluate(11)
+    assert status(desk).under_way is not None
+    answer(desk, 1, 1, 1, 1, version=11, sampler_id="s2")
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.version, newest.samplers) == (11, 2)
+
+
+def test_of_two_that_took_the_likeliest_tokens_and_differ_the_lower_counts() -> None:
+    record = evaluate(make_desk(), 0, {"s1": [100.0, 0, 0, 0], "s2": [1, 0, 0, 0]})
+    assert (record.reward_mean, record.counted_prompts) == (0.25, 4)
+
+
+def test_a_third_sampler_decides_where_two_differ(desk: Desk) -> None:
+    answer(desk, 100.0, 1, 0, 0, sampler_id="liar")
+    lease(desk, "s3")
+    answer(desk, 1, 0, 0, sampler_id="s2")
+    desk.expire(TTL_S)
+    answer(desk, 1, sampler_id="s2")
+    answer(desk, 1, sampler_id="s3")
+    desk.evaluate(0)
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.reward_mean, newest.answers, newest.samplers) == (0.5, 9, 3)
+
+
+MANY = replace(SETTINGS, prompts=40, held_out_prompts=40)
+
+
+def three_answer(desk: Desk, version: int, *, lie: float) -> Evaluation:
+    """Have three samplers answer one prompt after another; ``liar`` says ``lie``, the others 0 or 1."""
+    desk.evaluate(version)
+    while status(desk).under_way is not None or not status(desk).newest:
+        for sampler_id in ("liar", "s2", "s3"):
+            for lease_id in desk.lease(sampler_id, 1, held=version):
+                if not lease_id.startswith("e"):
+                    desk.release(sampler_id, lease_id)
+                    continue
+                truth = float(desk.granted[lease_id].prompt_index % 4 == 0)
+                completion = make_completion(version=version, reward=lie if sampler_id == "liar" else truth)
+                group = desk.answer(lease_id, completions=(completion,))
+                desk.submit(lease_id, sampler_id, group=group)
+        desk.evaluate(version)
+    newest = status(desk).newest
+    assert newest is not None
+    return newest
+
+
+def test_a_sampler_that_differs_from_all_others_one_way_is_left_out_and_named(desk: Desk) -> None:
+    desk = make_desk(replace(MANY, temperature=1.0), Balance(learner=LEARNER))
+    record = three_answer(desk, 0, lie=1.0)
+    assert (record.left_out, record.disputed_by) == ("liar", "")
+    assert record.reward_mean == pytest.approx(0.25)
+    assert record.samplers == 2
+    (told,) = [
+        one.evaluation.odd_samplers
+        for one in desk.transactions
+        if one.evaluation is not None and one.evaluation.odd_samplers
+    ]
+    assert told == ("liar",)
+
+
+def test_where_two_differ_one_way_and_no_third_is_there_the_version_is_never_the_best() -> None:
+    desk = make_desk(MANY)
+    truth = [float(n % 2) for n in range(40)]
+    record = evaluate(desk, 0, {"s1": truth, "s2": [1.0] * 40})
+    assert record.disputed_by == "s1, s2"
+    assert (record.reward_mean, status(desk).best) == (0.5, None)
+
+
+def revoke(desk: Desk, *names: str) -> bool:
+    change = desk.accounts.evaluations.revoked(names, now=desk.now)
+    if change is not None:
+        desk.settle(decisions.Decision(None, Transaction(evaluation=change)))
+    return change is not None
+
+
+def test_what_a_revoked_sampler_said_goes_from_the_record_and_the_best_follows() -> None:
+    desk = make_desk()
+    evaluate(desk, 0, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
+    desk.now += 2 * TTL_S  # alone now
+    evaluate(desk, 10, {"liar": [100.0] * 4})
+    best = status(desk).best
+    assert best is not None
+    assert best.version == 10
+    assert revoke(desk, "liar", "s2")
+    best, newest = status(desk).best, status(desk).newest
+    assert best is not None
+    assert newest is not None
+    assert (best.version, best.reward_mean, best.answers, best.samplers) == (0, 0.5, 4, 1)
+    assert (newest.version, newest.counted_prompts, newest.reward_mean, newest.is_sound) == (
+        10,
+        0,
+        0.0,
+        False,
+    )
+    assert not revoke(desk, "liar")
+
+
+def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_asked_again(
+    desk: Desk,
+) -> None:
+    answer(desk, 1, 1, sampler_id="liar")
+    held = lease(desk, "liar")
+    answer(desk, 0, 0, 0, 0, sampler_id="s1")
+    assert revoke(desk, "liar")
+    under_way = status(desk).under_way
+    assert under_way is not None
+    assert (under_way.counted_prompts, under_way.answers) == (4, 4)
+    assert desk.submit(held, "liar", group=desk.answer(held)).verdict is Verdict.FOREIGN
+    answer(desk, 0, 0, 0, 0, sampler_id="s2")
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.answers, newest.samplers, newest.reward_mean) == (8, 2, 0.0)
+
+
+def test_answers_kept_for_a_revocation_are_bounded_and_those_of_the_best_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evaluations, "ANSWERS_KEPT", 8)
+    desk = make_desk()
+    for version, reward in ((0, 0.9), (10, 0.1), (20, 0.2)):
+        evaluate(desk, version, {"s1": [reward] * 4})
+    assert sorted(desk.accounts.evaluations._kept) == [0, 20]
+
+
+def test_the_best_goes_by_the_metric_that_is_named_and_a_version_without_it_is_never_the_best() -> None:
+    desk = make_desk(replace(SETTINGS, best_by="exact"))
+    for version, reward, measured in ((0, 0.9, {"exact": 0.1}), (10, 0.1, {"exact": 0.3}), (20, 1.0, {})):
+        evaluate(desk, version, {"s1": [reward] * 4}, **measured)
+    best = status(desk).best
+    assert best is not None
+    assert (best.version, status(desk).best_by) == (10, "exact")
+
+
+def test_after_a_restart_samplers_have_a_term_to_ask_again_before_an_evaluation_ends(desk: Desk) -> None:
+    lease_id = lease(desk)
+    again = restarted(desk, SETTINGS)
+    again.release("s1", lease_id)
+    again.evaluate(0)
+    assert status(again).under_way is not None
+    again.now += TTL_S
+    again.evaluate(0)
+    assert status(again).under_way is None

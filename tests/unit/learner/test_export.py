@@ -192,10 +192,15 @@ def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(
     assert capsys.readouterr().out.startswith("version 2, root ")
     train(model_dir, tmp_path / "gone", versions=3, best=BestVersion(9))
     assert export("gone") == 3
-    assert "version 9 is not there; there are 1, 2, 3" in capsys.readouterr().err
+    assert (
+        "the masters of the best version, 9, are gone: another was the best before; there are 1, 2, 3"
+        in capsys.readouterr().err
+    )
     train(model_dir, tmp_path / "base", versions=1, best=BestVersion(0))
     assert export("base") == 3
-    assert "the best version so far is the base model" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "the best version so far is the base model" in told
+    assert "wait until it says that `export --best` takes it" in told
     train(model_dir, tmp_path / "unknown", versions=2)
     assert export("unknown") == 3
     assert "no version is known to be the best yet" in capsys.readouterr().err

@@ -14,8 +14,10 @@ from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.run import Evaluation
 
-FINISHED = Evaluation(0, 936, 64, 1, 0.0, 32, 100.0, 160.0, 63, 1, 0.125, 0.01, 0.5, 30.25, 0, 3)
-UNDER_WAY = Evaluation(20, 936, 64, 1, 0.0, 32, 200.0, 0.0, 5, 0, 0.4, 0.02, 0.25, 31.0, 20, 21)
+FINISHED = Evaluation(
+    *(0, 936, 64, 1, 0.0, 32, 100.0, 160.0, 63, 1, 0.125, 0.01, 0.5, 30.25), answers=126, samplers=3
+)
+UNDER_WAY = Evaluation(20, 936, 64, 1, 0.0, 32, 200.0, 0.0, 5, answers=6, samplers=2)
 MEASURED = replace(FINISHED, sampling='{"stop": ["#"]}', metrics='{"steps": 2.0, "words": 2.53125}')
 
 
@@ -42,7 +44,8 @@ def test_the_record_is_a_table_with_a_row_for_each_version(
     assert main(["evaluations", "--state-dir", str(state_dir)]) == 0
     _, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
     finished = ["1970-01-01", "00:02:40Z", "60"]
-    assert first == ["0", "0.1250", "0.0100", "63", "of", "64", "1", "50.0%", "30.2", "0-3", *finished]
+    figures = ["0", "0.1250", "0.0100", "63", "of", "64", "1", "50.0%", "30.2", "126", "of", "3"]
+    assert first == [*figures, *finished]
     assert second[-3:] == ["under", "way", "-"]
 
 
@@ -66,6 +69,16 @@ def test_what_graders_measured_is_shown_where_there_is_any(
     shown = capsys.readouterr().out
     assert "graders measured" in shown
     assert "steps 2, words 2.531" in shown
+
+
+def test_samplers_that_were_left_out_or_disagree_are_named(
+    state_dir: Path, write: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(replace(FINISHED, left_out="s3"), replace(UNDER_WAY, finished_at_s=9.0, disputed_by="s1, s2"))
+    assert main(["evaluations", "--state-dir", str(state_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "without s3" in shown
+    assert "disputed by s1, s2" in shown
 
 
 def test_a_run_without_evaluations_says_how_to_have_some(

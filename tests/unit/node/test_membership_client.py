@@ -215,10 +215,10 @@ async def test_a_learner_hears_which_version_is_best_and_which_is_under_evaluati
         while (await hub.heartbeats.get()).sequence < 2:
             pass
         assert peer.client.evaluations == EvaluationNotice(best=0, under_way=8, announced=9)
-        hub.answer = membership_pb2.HeartbeatResponse(best_version=8)
+        hub.answer = membership_pb2.HeartbeatResponse(best_version=8, is_evaluated=True)
         for _ in range(3):
             await hub.heartbeats.get()
-        assert peer.client.evaluations == EvaluationNotice(best=8)
+        assert peer.client.evaluations == EvaluationNotice(best=8, is_evaluated=True)
 
 
 async def test_a_verdict_told_again_is_passed_on_once() -> None:

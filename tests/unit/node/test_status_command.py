@@ -183,26 +183,54 @@ def test_bad_prompts_are_named_with_reason_detail_and_when_they_are_tried_again(
     assert "could not be answered" not in rendered(RUN)
 
 
-FIRST = Evaluation(0, 936, 64, 1, 0.0, 32, 0.0, 9.0, 64, 0, 0.125, 0.01, 0.5, 30.25, 0, 3)
+FIRST = Evaluation(
+    *(0, 936, 64, 1, 0.0, 32, 0.0, 9.0, 64, 0, 0.125, 0.01, 0.5, 30.25), answers=128, samplers=2
+)
 
 
 def test_held_out_prompts_are_shown_with_the_trend_the_best_and_what_is_under_way() -> None:
     assert "held out" not in rendered(RUN)
     one = rendered(replace(RUN, evaluation=EvaluationStatus(newest=FIRST, first=FIRST, best=FIRST)))
-    assert "held out  version 0: reward 0.125 +- 0.010, 30 tokens, 50% cut, 64 of 64 prompts\n" in one
+    assert (
+        "held out  version 0: reward 0.125 +- 0.010, 30 tokens, 50% cut, 64 of 64 prompts, 128 answers of 2 "
+        "samplers\n" in one
+    )
     best = replace(FIRST, version=20, reward_mean=0.5, reward_standard_error=0.02)
     newest = replace(FIRST, version=40, reward_mean=0.4, counted_prompts=60, dropped_prompts=4)
-    under_way = Evaluation(60, 936, 64, 1, 0.0, 32, 20.0, counted_prompts=5, dropped_prompts=1)
-    run = replace(RUN, evaluation=EvaluationStatus(newest, FIRST, best, under_way))
+    under_way = Evaluation(60, 936, 64, 1, 0.0, 32, 20.0, counted_prompts=5, answers=6, samplers=1)
+    run = replace(RUN, evaluation=EvaluationStatus(newest, FIRST, best, under_way), exportable_best=20)
     lines = [line.strip() for line in rendered(run).splitlines()]
     (at,) = [number for number, line in enumerate(lines) if line.startswith("held out")]
     assert lines[at : at + 3] == [
         "held out  version 40: reward 0.400 +- 0.010 (+0.275 since version 0), 30 tokens, 50% cut, "
-        "60 of 64 prompts",
-        "best is version 20: reward 0.500 +- 0.020",
-        "version 60 under way: 6 of 64 prompts",
+        "60 of 64 prompts, 128 answers of 2 samplers",
+        "best is version 20: reward 0.500 +- 0.020; `export --best` takes it",
+        "version 60 under way: 5 of 64 prompts, 6 answers of 1 sampler",
     ]
     assert json.loads(status_command.to_json(run))["evaluation"]["best"]["reward_mean"] == 0.5
+
+
+def test_the_best_version_is_shown_as_exportable_only_once_the_learner_has_written_it_down() -> None:
+    best = replace(FIRST, version=20)
+    run = replace(RUN, evaluation=EvaluationStatus(best, FIRST, best))
+    for exportable in (None, 10):
+        text = rendered(replace(run, exportable_best=exportable))
+        assert "best is version 20: reward 0.125 +- 0.010; the learner has not written that down yet" in text
+
+
+def test_what_decides_on_the_best_is_shown_and_that_nobody_measures_it() -> None:
+    newest = replace(FIRST, metrics='{"exact": 0.25, "words": 3.0}')
+    run = replace(RUN, evaluation=EvaluationStatus(newest, FIRST, newest, best_by="exact"), exportable_best=0)
+    assert "best is version 0: exact 0.250, reward 0.125 +- 0.010; the base model" in rendered(run)
+    run = replace(RUN, evaluation=EvaluationStatus(newest, FIRST, None, best_by="exakt"))
+    assert "with exakt measured (measured are reward, exact, words)" in rendered(run)
+
+
+def test_samplers_that_disagree_on_a_version_are_named() -> None:
+    newest = replace(FIRST, left_out="s3", disputed_by="s1, s2")
+    text = rendered(replace(RUN, evaluation=EvaluationStatus(newest, FIRST)))
+    assert "without s3: differs from all other samplers one way; see whether to revoke it" in text
+    assert "s1, s2 differ one way and no third can say which is right: version 0 cannot be the best" in text
 
 
 def test_a_run_that_has_just_begun_can_be_rendered() -> None:

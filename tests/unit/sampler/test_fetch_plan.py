@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +47,23 @@ def test_the_first_artifact_of_the_cheapest_way_is_next() -> None:
     state = state.advanced(version(2), state.high_water)
     assert next_key(state) is None
     assert state.is_at_head
+
+
+def test_a_version_at_which_to_stop_comes_before_the_head() -> None:
+    offered = announcement(12, (10, 9, 10), (11, 10, 10), (12, 11, 10), (12, 8, 1), (9, 8, 10))
+    state = replace(holding(8).announced(offered), stop_from=10)
+    assert [a.key.version for a in state.path()] == [9, 10]
+    assert not state.can_start(ArtifactKey(12, 8))
+    state = state.advanced(version(10), state.high_water)
+    assert [a.key.version for a in state.path()] == [11, 12]
+    skipped = replace(state.advanced(version(8), state.high_water), stop_from=13)
+    assert next_key(skipped) == (12, 8)
+
+
+def test_where_no_way_leads_to_the_stop_the_head_comes_first() -> None:
+    offered = announcement(12, (11, 10, 10), (12, 8, 1))
+    state = replace(holding(8).announced(offered), stop_from=10)
+    assert next_key(state) == (12, 8)
 
 
 def test_a_newer_announcement_replaces_the_older() -> None:

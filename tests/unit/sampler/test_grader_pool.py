@@ -115,7 +115,7 @@ async def test_there_are_never_more_processes_than_allowed_and_gradings_go_first
 @pytest.mark.parametrize(
     ("task", "fault", "said"),
     [
-        ("PromptRaises", Failure.PROMPT_FAILED, "LookupError: no row 1"),
+        ("PromptRaises", Failure.PROMPT_FAILED, r"LookupError at \w+\.py:\d+: no row 1"),
         ("PromptHangs", Failure.PROMPT_TIMED_OUT, "killed after 0.5 s"),
         ("PromptIsNoText", Failure.PROMPT_FAILED, "returned int, not a text"),
         ("PromptIsHalfACharacter", Failure.PROMPT_FAILED, "UnicodeEncodeError"),
@@ -223,7 +223,11 @@ async def test_a_bound_on_turns_is_a_number_within_reason(make: Callable[..., Gr
 @pytest.mark.parametrize(
     ("task", "fault", "words"),
     [
-        ("ReplyRaises", Failure.GRADING_FAILED, r"reply\(\) raised RuntimeError: no words"),
+        (
+            "ReplyRaises",
+            Failure.GRADING_FAILED,
+            r"reply\(\) raised RuntimeError at guessing_task\.py:\d+: no words",
+        ),
         ("ReplyHangs", Failure.GRADING_TIMED_OUT, r"reply\(\) was killed after 0.3 s"),
     ],
 )

@@ -102,10 +102,16 @@ async def test_a_grader_that_hoards_memory_is_refused_it(make: Callable[..., Gra
     assert (await grader.grade(0, texts("x"))).rewards == [1.0]
 
 
-async def test_a_grader_that_raises_fails_its_group_only(make: Callable[..., Grader], kills: Kills) -> None:
+async def test_a_grader_that_raises_fails_its_group_only_and_says_where_with_the_traceback_in_the_log(
+    make: Callable[..., Grader], kills: Kills, caplog: pytest.LogCaptureFixture
+) -> None:
     grader = make("Raising")
-    with pytest.raises(TaskError, match="RuntimeError: no such answer"):
+    with pytest.raises(TaskError, match=r"RuntimeError at \w+\.py:\d+: no such answer"):
         await grader.grade(1, texts("x"))
+    [logged] = [vars(record) for record in caplog.records if record.message == "task raised"]
+    assert (logged["who"], logged["prompt_index"]) == ("the grader", 1)
+    assert logged["traceback"].startswith("Traceback (most recent call last):")
+    assert 'raise RuntimeError("no such answer")' in logged["traceback"]
     assert (await grader.grade(0, texts("x"))).rewards == [1.0]
     assert kills.count == 0
 

@@ -17,6 +17,7 @@ from node.telemetry.metrics import NodeMetrics
 from sampler.engines.engine_thread import EngineThread
 from sampler.rollouts.leasing import FAILURES_IN_A_ROW, Leasing
 from sampler.rollouts.work_queue import JobState, WorkQueue
+from sampler.stopover import Stopover
 from support.groups import SAMPLING
 from support.waiting import until
 
@@ -71,12 +72,19 @@ class Desk:
         self.serving = Serving()
         self.work_queue = WorkQueue(concurrency_groups=2, unsubmitted_groups=2)
         self.node_metrics = NodeMetrics(CollectorRegistry(), roles=["sampler"], clock=SystemClock())
+        self.stopover = Stopover(
+            is_generating=self.work_queue.is_generating_by,
+            arrived=lambda: self.leasing.notice_change(),
+            left=lambda: None,
+        )
         self.leasing = Leasing(
             cast(SamplerRolloutClient, hub),
             work_queue=self.work_queue,
             engine_thread=cast(EngineThread, self.serving),
+            stopover=self.stopover,
             node_metrics=self.node_metrics,
             random=lambda: 0.01,
+            monotonic=lambda: 0.0,
         )
         self.unwanted: set[str] = set()
 
@@ -104,6 +112,21 @@ async def test_leases_are_taken_up_to_the_room_there_is_and_again_when_there_is_
         desk.leasing.notice_change()
         await until(lambda: desk.work_queue.lease_ids == ("1.1", "2.1", "3.1"))
     assert desk.hub.asked == [2, 1]
+
+
+async def test_at_a_stop_leases_are_asked_for_without_room_until_none_for_evaluation_come() -> None:
+    held_out = PromptLease("e3-0.1", "addition", 0, 1, SAMPLING, 60.0, policy_version=HELD.number)
+    desk = Desk(Hub(grant("1.1", "2.1"), LeaseGrant((held_out,), 0.0, ""), LeaseGrant((), 0.0, "")))
+    async with leasing(desk):
+        await until(lambda: desk.work_queue.room() == 0)
+        desk.stopover.from_version = HELD.number
+        desk.stopover.arrive(HELD.number, before=HELD.number - 1, now=0.0)
+        await until(lambda: "e3-0.1" in desk.work_queue.lease_ids)
+        assert desk.hub.asked == [2, 1]
+        desk.work_queue.advance("e3-0.1", JobState.GRADING)
+        desk.leasing.notice_change()
+        await until(lambda: desk.hub.asked == [2, 1, 1])
+        await until(lambda: not desk.stopover.holds(HELD.number, now=0.0))
 
 
 async def test_nothing_is_leased_before_there_is_a_policy_to_sample_from() -> None:

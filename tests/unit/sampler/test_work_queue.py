@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,18 @@ def generating(*lease_ids: str) -> WorkQueue:
         work_queue.make_ready(lease_id, PROMPT, now=7.0)
         work_queue.begin_next(now=7.0)
     return work_queue
+
+
+def test_prompts_that_keep_the_sampler_at_a_version_are_generated_first() -> None:
+    work_queue = loaded("a", "b", concurrency_groups=2)
+    work_queue.take(replace(lease("e3-0.1"), policy_version=3), now=7.0)
+    assert (work_queue.is_generating_by(3), work_queue.is_generating_by(4)) == (True, False)
+    for lease_id in ("a", "b", "e3-0.1"):
+        work_queue.make_ready(lease_id, PROMPT, now=7.0)
+    begun = [work_queue.begin_next(now=7.0), work_queue.begin_next(now=7.0)]
+    assert [job.lease.lease_id for job in begun if job is not None] == ["e3-0.1", "a"]
+    work_queue.finish("e3-0.1", now=8.0)
+    assert not work_queue.is_generating_by(3)
 
 
 def test_room_is_what_can_be_generated_at_once() -> None:

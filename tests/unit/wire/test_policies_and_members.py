@@ -93,10 +93,12 @@ EVALUATION = Evaluation(
     0.125,
     0.5,
     31.5,
-    10,
-    12,
     '{"top_p": 0.5}',
     '{"words": 2.5}',
+    30,
+    3,
+    "s4",
+    "s1, s2",
 )
 
 
@@ -148,10 +150,13 @@ def test_the_state_of_a_run_survives_the_wire(step: StepReport | None) -> None:
         100,
         (BadPrompt(7, Failure.PROMPT_FAILED, "raised", 2, 30, 1.5, ("s1", "s2"), 601.5),),
         3,
-        EvaluationStatus(first=EVALUATION, under_way=Evaluation(20, 84, 16, 4, 0.5, 64, 3.5)),
+        EvaluationStatus(
+            first=EVALUATION, under_way=Evaluation(20, 84, 16, 4, 0.5, 64, 3.5), best_by="exact"
+        ),
         max_staleness_versions=8,
         bad_prompt_reasons={"prompt_failed": 3},
         task_dispute="100 or 90",
+        exportable_best=0,
     )
     assert run_status_from_wire(run_status_to_wire(status)) == status
 

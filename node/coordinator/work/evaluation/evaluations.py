@@ -1,99 +1,86 @@
 """The evaluations of a run: one version after another is asked the held-out prompts; pure.
 
-    due --open--> under way --every prompt is counted or dropped--> finished: in the record for ever
-                      '---- its prompts or its sampling are configured otherwise ----^
+    planned --a sampler that holds it asks for leases--> under way --answered, or nobody left--> finished
+                                          '---- its prompts or its sampling are configured otherwise ----^
 
-Version 0 is due at the start of a run; from then on, the head once it has reached the next multiple of
-``every_versions``. One evaluation is under way at a time, and it is always finished, so that every version is
-asked the same prompts. Versions that fell due meanwhile are passed over.
+Version 0 is planned at the start of a run; from then on, the next multiple of ``every_versions``, or the
+head where that is beyond it. Samplers are told the number ahead, stop at the first version from there on,
+and stay until their held-out prompts are generated (``sampler.versions.stopover``). The first to ask for
+leases there settles which version it is. One evaluation is under way at a time.
 
-Samplers do not stop for an evaluation: they go on to newer versions while it lasts. The score of version v
-is therefore that of v and of the versions that samplers moved on to. A group counts if every token was drawn
-by v or a newer version; the record has the oldest and the newest one.
+An answer counts only if every token was drawn by the version itself. Each prompt has a slot for each of
+``answers`` samplers, and one more where two disagree or one finds a fault (see ``agreement``). A single
+answer counts only where no other sampler could have been asked. When nobody is left that could answer, the
+rest is dropped.
 
-A prompt is a slot with attempts and leases like any of training (see ``Leases``), in an account of its own.
-It ends EVALUATED, or ABANDONED, which is to say dropped.
+A slot has attempts and leases like any of training (see ``Leases``), in an account of its own. It ends
+EVALUATED or ABANDONED. Slots ``prompts`` apart are of the same prompt.
 """
 
-import json
 import re
-from collections.abc import Iterable
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
-from node.coordinator.work.evaluation.prompt_score import PromptScore, prompt_score, scored
+from node.coordinator.work.evaluation.agreement import is_contested
+from node.coordinator.work.evaluation.evaluation_settings import EvaluationSettings
+from node.coordinator.work.evaluation.prompt_score import (
+    PromptScore,
+    by_prompt,
+    decider,
+    odd_answers,
+    prompt_score,
+    said_of,
+    scored,
+)
 from node.coordinator.work.generations import LostSlots
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.leases import Claim, Leases
-from node.coordinator.work.slots import Slot, SlotState, group_id, slot_and_attempt
-from node.failure import FailedLease, Failure
-from node.rollout import RolloutGroup, SamplingParameters
-from node.run import Evaluation, EvaluationStatus, EvaluationTerms
+from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, slot_and_attempt
+from node.failure import FAULTS, FailedLease, Failure
+from node.rollout import RolloutGroup
+from node.run import REWARD, Evaluation, EvaluationStatus
 
-LEASES_PER_EVALUATION_LEASE: Final = 4
-"""At most one in so many of a sampler's leases is for evaluation, or one if it has fewer."""
+LEASES_PER_EVALUATION_LEASE: Final = 2
+"""At most one in so many of a sampler's leases is for evaluation, or one if it has fewer: training goes on
+while a sampler stays at a version, and the stay is short."""
+
+SLOTS_PER_PROMPT: Final = 6
+FAULTY_SAMPLERS: Final = 2
+"""Samplers that must find a fault with a prompt before nobody else is asked it."""
+
+ANSWERS_KEPT: Final = 1 << 17
+"""Answers in the record of finished evaluations, 30 MB of memory. Beyond that those of the oldest one go, but
+for the best: what a sampler said there is then out of a revocation's reach."""
 
 _LEASE_ID: Final = re.compile(r"e(0|[1-9][0-9]{0,15})-(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationSettings:
-    """Which versions are evaluated, on what, and how."""
-
-    every_versions: int
-    prompts: int
-    completions: int
-    temperature: float
-    """As configured; 0: the most likely token each time."""
-    sampling: SamplingParameters
-    """As leased."""
-    held_out_prompts: int
-    """How many of the task's own last prompts are these; 0: they come after its prompts, as rows."""
-    task: str = ""
-    """Its name."""
-    task_options: str = ""
-    """Digest of the task's options; empty: it has none."""
-
-    def terms(self, first_prompt: int) -> EvaluationTerms:
-        """Return what ``Evaluation.terms`` are under these settings."""
-        return self.begun(0, first_prompt=first_prompt, now=0.0).terms
-
-    def begun(self, version: int, *, first_prompt: int, now: float) -> Evaluation:
-        """Return the evaluation of a version as it begins."""
-        return Evaluation(
-            version=version,
-            first_prompt=first_prompt,
-            prompts=self.prompts,
-            completions=self.completions,
-            temperature=self.temperature,
-            max_new_tokens=self.sampling.max_new_tokens,
-            started_at_s=now,
-            sampling=self._other_terms,
-        )
-
-    @property
-    def _other_terms(self) -> str:
-        """Return ``Evaluation.sampling``. What cuts the vocabulary never cuts the likeliest token."""
-        names = ("stop",) if self.temperature == 0 else ("top_p", "top_k", "min_p", "stop")
-        given = {name: getattr(self.sampling, name) for name in names}
-        changed = {name: value for name, value in given.items() if value != getattr(_PLAIN, name)}
-        changed |= {name: value for name in ("task", "task_options") if (value := getattr(self, name))}
-        return json.dumps(changed) if changed else ""
-
-
-_PLAIN: Final = SamplingParameters(1.0, 1.0, 0, 1)
-
-NO_EVALUATION: Final = EvaluationSettings(0, 0, 0, 0.0, _PLAIN, 0)
-
-
-@dataclass(frozen=True, slots=True)
 class EvaluationChange:
-    """An evaluation as it is to become, with what changes of its prompts."""
+    """What becomes of evaluations."""
 
-    evaluation: Evaluation
+    evaluation: Evaluation | None = None
+    """The one under way as it is to become, or as it finishes. None: it stays as it is."""
     slots: tuple[Slot, ...] = ()
     score: PromptScore | None = None
+    uncounted: tuple[int, ...] = ()
+    """Slots whose answers do not count in the end."""
+    odd_samplers: tuple[str, ...] = ()
+    """Samplers whose answers were left out because they differ from the others' one way."""
+    removed_samplers: frozenset[str] = frozenset()
+    """Samplers all of whose answers go."""
+    recomputed: tuple[Evaluation, ...] = ()
+    """Finished ones without the answers of ``removed_samplers``."""
+    forgotten: tuple[int, ...] = ()
+    """Versions whose answers are not kept any longer."""
+
+    @property
+    def leases(self) -> int:
+        """Slots among ``slots`` that were leased."""
+        return sum(slot.granted > 0 for slot in self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +90,19 @@ class EvaluationBalance:
     record: tuple[Evaluation, ...] = ()
     """Oldest version first; the one under way is the last."""
     slots: tuple[Slot, ...] = ()
-    """Every prompt of the one under way."""
-    scores: tuple[PromptScore, ...] = ()
+    """Every slot of the one under way."""
+    scores: tuple[tuple[int, PromptScore], ...] = ()
+    """(version, answer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """A sampler that asked for leases."""
+
+    at_s: float
+    held_version: int
+    is_able: bool
+    """Whether it held the version under evaluation, or an older one, while the evaluation lasted."""
 
 
 def lease_id_of(version: int, slot: Slot) -> str:
@@ -113,7 +111,7 @@ def lease_id_of(version: int, slot: Slot) -> str:
 
 
 def is_evaluation_lease(lease_id: str) -> bool:
-    """Whether it is no id of a slot of training, which begins with a digit."""
+    """Whether it is not the id of a slot of training, which begins with a digit."""
     return lease_id.startswith("e")
 
 
@@ -128,16 +126,31 @@ class Evaluations:
         lease_ttl_s: float,
         now: float,
     ) -> None:
-        """Restore; leases get a full term from ``now``."""
+        """Restore; leases get a full term from ``now``, and so do samplers to ask for more."""
         self._settings = settings
         self._lease_ttl_s = lease_ttl_s
-        self._status = EvaluationStatus()
-        self._leases = self._without_prompts()
+        self._finished: dict[int, Evaluation] = {}
+        self._kept: dict[int, tuple[PromptScore, ...]] = {}
+        """Answers that count, of finished evaluations."""
+        self._under_way: Evaluation | None = None
+        self._slots: dict[int, Slot] = {}
         self._scores: dict[int, PromptScore] = {}
+        self._clear()
+        self._askers: dict[str, _Asker] = {}
+        """In memory only, as deadlines are."""
+        self._planned: int | None = None
+        for version, score in balance.scores:
+            self._kept[version] = (*self._kept.get(version, ()), score)
         for evaluation in balance.record:
-            self.apply(EvaluationChange(evaluation), now=now)
-        self._leases.apply(balance.slots, now=now)
-        self._scores |= {score.slot: score for score in balance.scores}
+            if evaluation.finished_at_s:
+                self._finished[evaluation.version] = evaluation
+            else:
+                self._under_way = evaluation
+                self._scores = {score.slot: score for score in self._kept.pop(evaluation.version, ())}
+        self._apply_slots(balance.slots, now=now)
+        self._last_change_s = now
+        self._waits_until_s = now + lease_ttl_s if self._under_way else 0.0
+        self._status = self._made_status()
 
     @property
     def held_out_prompts(self) -> int:
@@ -145,18 +158,38 @@ class Evaluations:
         return self._settings.held_out_prompts
 
     @property
+    def is_configured(self) -> bool:
+        """Whether versions are evaluated."""
+        return self._settings.every_versions > 0
+
+    @property
     def status(self) -> EvaluationStatus:
         return self._status
 
     @property
     def under_way(self) -> Evaluation | None:
-        return self._status.under_way
+        return self._under_way
+
+    @property
+    def from_version(self) -> int | None:
+        """The version to be evaluated, or the first published one after it; None: not known yet."""
+        return self._planned if self._under_way is None else self._under_way.version
 
     def awaited_version(self, head: int) -> int | None:
-        """Return the version under evaluation, or else ``head`` if its evaluation is due; None: neither."""
-        if self.under_way is not None:
-            return self.under_way.version
-        return head if self._is_due(head) else None
+        """Return the version under evaluation or due; None: neither."""
+        if self._under_way is not None:
+            return self._under_way.version
+        planned = self._next_version(head) if self._planned is None else self._planned
+        return planned if self.is_configured and planned <= head else None
+
+    def plan(self, head: int) -> None:
+        """Decide from which version on the next evaluation may begin, given the newest announced one."""
+        if self.is_configured and self._under_way is None and self._planned is None:
+            self._planned = self._next_version(head)
+
+    def is_due(self, held_version: int) -> bool:
+        """Whether an evaluation begins with a sampler that holds this version."""
+        return self._under_way is None and self._planned is not None and held_version >= self._planned
 
     def running(self, holder: str) -> int:
         """Count the leases of a sampler."""
@@ -166,49 +199,73 @@ class Evaluations:
         """Return what a lease for evaluation asks for, where one for training asks for ``work``."""
         return replace(work, group_size=self._settings.completions, sampling=self._settings.sampling)
 
-    def turn(self, *, head: int | None, first_prompt: int, now: float) -> EvaluationChange | None:
-        """Begin the evaluation that is due, or end one whose terms were changed; None: neither.
-
-        Args:
-            head: The newest announced version, 0 before the first. None: nothing may begin.
-            first_prompt: Of those held out.
-        """
-        settings, current = self._settings, self.under_way
-        if current is not None:
-            is_outdated = current.terms != settings.terms(first_prompt)
-            return EvaluationChange(_ended(current, now=now)) if is_outdated else None
-        if head is None or not self._is_due(head):
+    def begun(self, version: int, *, first_prompt: int, now: float) -> EvaluationChange | None:
+        """Begin the evaluation of a version that is due; None: it is not."""
+        if not self.is_due(version):
             return None
-        slots = (
-            Slot(n, first_prompt + n, SlotState.AVAILABLE, attempts=(), granted=0)
-            for n in range(settings.prompts)
+        settings = self._settings
+        slots = tuple(
+            Slot(n, first_prompt + n % settings.prompts, SlotState.AVAILABLE, attempts=(), granted=0)
+            for n in range(settings.prompts * settings.answers)
         )
-        return EvaluationChange(settings.begun(head, first_prompt=first_prompt, now=now), tuple(slots))
+        return EvaluationChange(settings.begun(version, first_prompt=first_prompt, now=now), slots)
+
+    def ended(self, *, first_prompt: int, now: float) -> EvaluationChange | None:
+        """End an evaluation that nobody is left to answer, or whose terms were changed; None: neither."""
+        current = self._under_way
+        if current is None:
+            return None
+        is_outdated = current.terms != self._settings.terms(first_prompt)
+        if not is_outdated and (any(slot.lease is not None for slot in self._open()) or self._may_go_on(now)):
+            return None
+        return self._finish(current, self._scores, now=now)
 
     def grant(
         self, holder: str, wanted: int, *, held_version: int, running: int, now: float
     ) -> EvaluationChange | None:
-        """Lease held-out prompts to a sampler, up to their share of its leases.
+        """Lease held-out prompts to a sampler, up to their share of its leases, and remember that it asked.
 
         Args:
             wanted: Leases it asks for.
-            held_version: One that is older than the version under way gets none.
+            held_version: Only one that holds the version under evaluation gets any.
             running: Leases that it has, for training and for evaluation.
         """
-        current = self.under_way
-        if current is None or held_version < current.version:
+        current = self._under_way
+        known = self._askers.get(holder)
+        is_able = current is None or held_version <= current.version or (known is not None and known.is_able)
+        self._askers[holder] = _Asker(now, held_version, is_able)
+        if current is None or held_version != current.version:
             return None
         if current.terms != self._settings.terms(current.first_prompt):
             return None
         share = max(1, (running + wanted) // LEASES_PER_EVALUATION_LEASE) - self.running(holder)
-        slots = self._leases.grant(holder, min(wanted, share), now=now, aside=lambda _: Aside.NOT)
-        return self._change(slots, now=now)
+        own = self._prompts_of(holder)
+
+        def has_prompt(slot: Slot) -> bool:
+            return own.setdefault(slot.number % current.prompts, slot.number) != slot.number
+
+        slots = self._leases.grant(
+            holder,
+            min(wanted, share),
+            now=now,
+            aside=lambda _: Aside.NOT,
+            passes_over=has_prompt,
+            looks_at=SLOTS_PER_PROMPT * current.prompts,
+        )
+        return EvaluationChange(current, slots) if slots else None
 
     def claim(self, lease_id: str, holder: str) -> Claim:
         """Return what a submission by ``holder`` would be."""
         version, number, attempt = _parse(lease_id)
-        if self.under_way is not None and version == self.under_way.version:
-            return self._leases.claim(number, attempt, holder)
+        if self._under_way is not None and version == self._under_way.version:
+            prompts = self._under_way.prompts
+            has_answered = any(
+                score.sampler_id == holder and slot % prompts == number % prompts
+                for slot, score in self._scores.items()
+            )
+            claim = self._leases.claim(number, attempt, holder)
+            # A lease that expired may win late, after its holder was leased the prompt again.
+            return Claim.DUPLICATE if has_answered and claim is Claim.WANTED else claim
         newest = self._status.newest
         is_over = newest is not None and 0 <= version <= newest.version
         return Claim.DUPLICATE if is_over else Claim.NEVER_GRANTED
@@ -217,11 +274,13 @@ class Evaluations:
         """Return the slot of a lease whose claim is WANTED."""
         return self._leases.open_slots[_parse(lease_id)[1]]
 
-    def counted(self, lease_id: str, group: RolloutGroup, *, now: float) -> EvaluationChange | None:
-        """Count the group of a WANTED lease."""
+    def counted(
+        self, lease_id: str, holder: str, group: RolloutGroup, *, now: float
+    ) -> EvaluationChange | None:
+        """Count the group with which ``holder`` answers a WANTED lease."""
         _, number, attempt = _parse(lease_id)
         slot = replace(self._leases.submitted(number, attempt), state=SlotState.EVALUATED)
-        return self._change((slot,), prompt_score(number, group), now=now)
+        return self._change((slot,), prompt_score(number, holder, group), now=now)
 
     def spent(self, lease_id: str, *, now: float) -> EvaluationChange | None:
         """Note that a WANTED lease brought a group that does not count."""
@@ -256,37 +315,228 @@ class Evaluations:
         """End every lease whose deadline has passed."""
         return self._change(self._leases.expire(now), now=now)
 
+    def revoked(self, node_ids: Iterable[str], *, now: float) -> EvaluationChange | None:
+        """Take back what these samplers said, here and in the record; None: nothing."""
+        gone = frozenset(node_ids)
+        recomputed = []
+        for version, kept in self._kept.items():
+            left = [score for score in kept if score.sampler_id not in gone]
+            if len(left) < len(kept):
+                before = self._finished[version]
+                prompts = len(by_prompt(left, prompts=before.prompts))
+                recomputed.append(scored(before, left, dropped=before.prompts - prompts))
+        current, slots = self._under_way, {}
+        if current is not None:
+            for slot in self._open():
+                if slot.lease is not None and slot.lease.holder in gone:
+                    slots[slot.number] = replace(slot, state=SlotState.AVAILABLE, attempts=slot.attempts[:-1])
+            scores = {n: score for n, score in self._scores.items() if score.sampler_id not in gone}
+            asked_again = {n % current.prompts for n in self._scores if n not in scores}
+            slots |= self._further({**self._slots, **slots}, scores, asked_again, without=gone)
+            current = _progress(current, scores) if slots or asked_again else None
+        if not (recomputed or current):
+            return None
+        return EvaluationChange(
+            current,
+            tuple(slots.values()),
+            removed_samplers=gone,
+            recomputed=tuple(recomputed),
+        )
+
     def apply(self, change: EvaluationChange, *, now: float) -> None:
         """Make a decided change the truth."""
-        evaluation, status = change.evaluation, self._status
-        if evaluation.finished_at_s:
-            self._leases = self._without_prompts()
-            self._scores = {}
-            self._status = _recorded(status, evaluation)
-            return
-        self._leases.apply(change.slots, now=now)
-        if change.score is not None:
-            self._scores[change.score.slot] = change.score
-        self._status = replace(status, under_way=evaluation)
+        self._finished |= {evaluation.version: evaluation for evaluation in change.recomputed}
+        if change.removed_samplers:
+            self._remove(change.removed_samplers)
+        for version in change.forgotten:
+            self._kept.pop(version, None)
+        evaluation = change.evaluation
+        if evaluation is not None:
+            self._apply_slots(change.slots, now=now)
+            if change.score is not None:
+                self._scores[change.score.slot] = change.score
+            if self._under_way is None:
+                self._askers = {
+                    name: replace(asker, is_able=asker.held_version <= evaluation.version)
+                    for name, asker in self._askers.items()
+                    if self._is_active(asker, now)
+                }
+            self._under_way, self._last_change_s = evaluation, now
+            if evaluation.finished_at_s:
+                counting = (s for n, s in self._scores.items() if n not in change.uncounted)
+                self._kept[evaluation.version] = tuple(counting)
+                self._finished[evaluation.version] = evaluation
+                self._under_way = self._planned = None
+                self._clear()
+        has_record_changed = bool(change.recomputed) or (evaluation is not None and evaluation.finished_at_s)
+        self._status = (
+            self._made_status() if has_record_changed else replace(self._status, under_way=self._under_way)
+        )
 
     def _change(
         self, slots: tuple[Slot, ...], score: PromptScore | None = None, *, now: float
     ) -> EvaluationChange | None:
-        evaluation = self.under_way
-        if evaluation is None or not slots:
+        current = self._under_way
+        if current is None or not slots:
             return None
-        dropped = sum(slot.state is SlotState.ABANDONED for slot in slots)
-        if score is not None or dropped:
-            scores = self._scores if score is None else {**self._scores, score.slot: score}
-            dropped += self._leases.counts()[SlotState.ABANDONED]
-            evaluation = scored(evaluation, scores.values(), dropped=dropped)
-        if not evaluation.waiting_prompts:
-            evaluation = replace(evaluation, finished_at_s=now)
-        return EvaluationChange(evaluation, slots, score)
+        scores = self._scores if score is None else {**self._scores, score.slot: score}
+        changed = {slot.number: slot for slot in slots}
+        after = ChainMap(changed, self._slots)
+        further = self._further(after, scores, {slot.number % current.prompts for slot in slots})
+        all_slots = (*slots, *further.values())
+        is_over = all(slot.state in SETTLED for slot in all_slots)
+        if is_over and all(slot.number in changed for slot in self._open()):
+            return replace(self._finish(current, scores, now=now), slots=all_slots, score=score)
+        return EvaluationChange(_progress(current, scores), all_slots, score)
 
-    def _without_prompts(self) -> Leases:
-        """Return leases on no slot yet; they lease only slots that are put in, since none is made."""
-        return Leases(
+    def _further(
+        self,
+        slots: Mapping[int, Slot],
+        scores: Mapping[int, PromptScore],
+        prompts: Iterable[int],
+        *,
+        without: frozenset[str] = frozenset(),
+    ) -> dict[int, Slot]:
+        """Return further slots of those prompts for which not enough samplers are asked."""
+        assert self._under_way is not None
+        n, first = self._under_way.prompts, self._under_way.first_prompt
+        further = {}
+        for prompt in prompts:
+            numbers = [number for k in range(SLOTS_PER_PROMPT) if (number := prompt + k * n) in slots]
+            answers = {
+                score.sampler_id: score for number in numbers if (score := scores.get(number)) is not None
+            }
+            is_open = sum(slots[number].state not in SETTLED for number in numbers)
+            wanted = max(self._settings.answers, 3 if self._needs_third(answers) else 0)
+            faulty = {
+                attempt.holder
+                for number in numbers
+                for attempt in slots[number].attempts
+                if attempt.failure in FAULTS
+            } - without
+            if len(answers) + is_open >= wanted or len(numbers) == SLOTS_PER_PROMPT:
+                continue
+            if len(faulty) < FAULTY_SAMPLERS:
+                number = prompt + len(numbers) * n
+                further[number] = Slot(number, first + prompt, SlotState.AVAILABLE, attempts=(), granted=0)
+        return further
+
+    def _needs_third(self, answers: Mapping[str, PromptScore]) -> bool:
+        """Whether two samplers took the likeliest tokens of a prompt and say different things."""
+        if self._settings.temperature or len(answers) != 2:
+            return False
+        said = {name: said_of({0: dict(answers)}, name)[0] for name in self._measures}
+        return any(is_contested(values.values(), widest=0.0) for values in said.values())
+
+    @property
+    def _measures(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((REWARD, self._settings.best_by)))
+
+    def _finish(
+        self,
+        evaluation: Evaluation,
+        scores: Mapping[int, PromptScore],
+        *,
+        now: float,
+    ) -> EvaluationChange:
+        """Return an evaluation as it ends; prompts without enough answers are dropped."""
+        able = {name for name, asker in self._askers.items() if asker.is_able and self._is_active(asker, now)}
+        answers = by_prompt(scores.values(), prompts=evaluation.prompts)
+        counting = {
+            prompt: of_prompt
+            for prompt, of_prompt in answers.items()
+            if len(of_prompt) >= min(2, self._settings.answers) or able <= of_prompt.keys()
+        }
+        left_out, disputed = odd_answers(counting, self._measures)
+        kept = [
+            score
+            for of_prompt in counting.values()
+            for score in of_prompt.values()
+            if score.sampler_id not in left_out
+        ]
+        counted = len(by_prompt(kept, prompts=evaluation.prompts))
+        record = replace(
+            scored(evaluation, kept, dropped=evaluation.prompts - counted),
+            finished_at_s=now,
+            left_out=", ".join(left_out),
+            disputed_by=", ".join(disputed),
+        )
+        return EvaluationChange(
+            record,
+            uncounted=tuple(sorted(scores.keys() - {score.slot for score in kept})),
+            odd_samplers=left_out,
+            forgotten=self._to_forget(len(kept)),
+        )
+
+    def _to_forget(self, further: int) -> tuple[int, ...]:
+        excess = further + sum(map(len, self._kept.values())) - ANSWERS_KEPT
+        best = self._status.best
+        forgotten = []
+        for version in sorted(self._kept):
+            if excess > 0 and (best is None or version != best.version):
+                forgotten.append(version)
+                excess -= len(self._kept[version])
+        return tuple(forgotten)
+
+    def _may_go_on(self, now: float) -> bool:
+        """Whether an active sampler may still answer. One that does not come is waited for once."""
+        if now < self._waits_until_s:
+            return True
+        if now - self._last_change_s >= self._lease_ttl_s:
+            return False
+        if not self._askers:
+            return True
+        current = self._under_way
+        assert current is not None
+        free = {
+            slot.number: slot.number % current.prompts
+            for slot in self._open()
+            if slot.state is SlotState.AVAILABLE
+        }
+        for name, asker in self._askers.items():
+            if asker.held_version <= current.version and self._is_active(asker, now):
+                own = self._prompts_of(name)
+                if any(own.get(prompt, number) == number for number, prompt in free.items()):
+                    return True
+        return False
+
+    def _prompts_of(self, holder: str) -> dict[int, int]:
+        """Return prompt -> the one slot of it that a sampler may have; -1: it answers, or has answered."""
+        assert self._under_way is not None
+        prompts: dict[int, int] = {}
+        for slot in self._slots.values():
+            for attempt in slot.attempts:
+                if attempt.holder != holder:
+                    continue
+                prompt = slot.number % self._under_way.prompts
+                if attempt.number == slot.winner or attempt is slot.lease:
+                    prompts[prompt] = -1
+                elif attempt.failure in FAULTS:
+                    prompts.setdefault(prompt, slot.number)
+        return prompts
+
+    def _is_active(self, asker: _Asker, now: float) -> bool:
+        return now - asker.at_s <= self._lease_ttl_s
+
+    def _remove(self, gone: frozenset[str]) -> None:
+        self._kept = {
+            version: tuple(score for score in kept if score.sampler_id not in gone)
+            for version, kept in self._kept.items()
+        }
+        self._scores = {n: score for n, score in self._scores.items() if score.sampler_id not in gone}
+        self._askers = {name: asker for name, asker in self._askers.items() if name not in gone}
+
+    def _open(self) -> Iterable[Slot]:
+        return self._leases.open_slots.values()
+
+    def _apply_slots(self, slots: Iterable[Slot], *, now: float) -> None:
+        slots = tuple(slots)
+        self._leases.apply(slots, now=now)
+        self._slots |= {slot.number: slot for slot in slots}
+
+    def _clear(self) -> None:
+        """Forget the prompts. Only slots that are put in are leased: none is made."""
+        self._leases = Leases(
             prompts=None,
             seed=0,
             lease_ttl_s=self._lease_ttl_s,
@@ -296,36 +546,48 @@ class Evaluations:
             lost=LostSlots(),
             now=0.0,
         )
+        self._slots, self._scores = {}, {}
 
-    def _is_due(self, head: int) -> bool:
-        every, newest = self._settings.every_versions, self._status.newest
-        return every > 0 and (newest is None or head // every > newest.version // every)
+    def _next_version(self, head: int) -> int:
+        every, newest = max(1, self._settings.every_versions), self._status.newest
+        return max(head, 0 if newest is None else (newest.version // every + 1) * every)
+
+    def _made_status(self) -> EvaluationStatus:
+        finished = [self._finished[version] for version in sorted(self._finished)]
+        newest = finished[-1] if finished else None
+        alike = [one for one in finished if newest is not None and one.terms == newest.terms]
+        # One sampler's word, as of the first to join, holds only until two have been asked.
+        confirmed = min((one.version for one in alike if one.samplers > 1), default=0)
+        best_by = self._settings.best_by
+        by_score = [
+            (score, one)
+            for one in alike
+            if one.is_sound and one.version >= confirmed and (score := decider(one, best_by)) is not None
+        ]
+        # Of equals the oldest.
+        best = max(by_score, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
+        first = alike[0] if alike else None
+        return EvaluationStatus(newest, first, best, under_way=self._under_way, best_by=best_by)
 
     def _own(self, lease_ids: Iterable[str]) -> list[str]:
         """Return those of the evaluation under way, as its slots' ids."""
-        if self.under_way is None:
+        if self._under_way is None:
             return []
         parsed = (_parse(lease_id) for lease_id in lease_ids)
-        return [group_id(*rest) for version, *rest in parsed if version == self.under_way.version]
+        return [group_id(*rest) for version, *rest in parsed if version == self._under_way.version]
 
 
-def _ended(evaluation: Evaluation, *, now: float) -> Evaluation:
-    """Return an evaluation as it stands; the prompts that still wait are dropped."""
-    dropped = evaluation.prompts - evaluation.counted_prompts
-    return replace(evaluation, dropped_prompts=dropped, finished_at_s=now)
-
-
-def _recorded(status: EvaluationStatus, finished: Evaluation) -> EvaluationStatus:
-    first, best = status.first, status.best
-    if first is None or first.terms != finished.terms:
-        first, best = finished, None
-    is_whole = 2 * finished.counted_prompts > finished.prompts
-    if is_whole and (best is None or finished.reward_mean > best.reward_mean):
-        best = finished
-    return EvaluationStatus(newest=finished, first=first, best=best)
+def _progress(evaluation: Evaluation, scores: Mapping[int, PromptScore]) -> Evaluation:
+    """Return an evaluation under way with its answers counted; its score is worked out when it finishes."""
+    return replace(
+        evaluation,
+        counted_prompts=len({number % evaluation.prompts for number in scores}),
+        answers=len(scores),
+        samplers=len({score.sampler_id for score in scores.values()}),
+    )
 
 
 def _parse(lease_id: str) -> tuple[int, int, int]:
-    """Return (version, slot, attempt); numbers that do not exist where it is no lease for evaluation."""
+    """Return (version, slot, attempt); numbers that do not exist where it is not a lease for evaluation."""
     match = _LEASE_ID.fullmatch(lease_id)
     return (int(match[1]), *slot_and_attempt(match[2])) if match else (-1, -1, 0)

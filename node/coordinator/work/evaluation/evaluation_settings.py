@@ -1,0 +1,62 @@
+"""Which versions are evaluated, on what, how, and by how many samplers; values only."""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from node.rollout import SamplingParameters
+from node.run import REWARD, Evaluation, EvaluationTerms
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """Which versions are evaluated, on what, and how."""
+
+    every_versions: int
+    prompts: int
+    completions: int
+    temperature: float
+    """As configured; 0: the most likely token each time."""
+    sampling: SamplingParameters
+    """As leased."""
+    held_out_prompts: int
+    """How many of the task's own last prompts are these; 0: they come after its prompts, as rows."""
+    task: str = ""
+    """Its name."""
+    task_options: str = ""
+    """Digest of the task's options; empty: it has none."""
+    answers: int = 2
+    """Samplers that are asked each prompt, where there are as many."""
+    best_by: str = REWARD
+    """What the best version has most of: the reward, or a metric of the grader."""
+
+    def terms(self, first_prompt: int) -> EvaluationTerms:
+        """Return what ``Evaluation.terms`` are under these settings."""
+        return self.begun(0, first_prompt=first_prompt, now=0.0).terms
+
+    def begun(self, version: int, *, first_prompt: int, now: float) -> Evaluation:
+        """Return the evaluation of a version as it begins."""
+        return Evaluation(
+            version=version,
+            first_prompt=first_prompt,
+            prompts=self.prompts,
+            completions=self.completions,
+            temperature=self.temperature,
+            max_new_tokens=self.sampling.max_new_tokens,
+            started_at_s=now,
+            sampling=self._other_terms,
+        )
+
+    @property
+    def _other_terms(self) -> str:
+        """Return ``Evaluation.sampling``. What cuts the vocabulary never cuts the likeliest token."""
+        names = ("stop",) if self.temperature == 0 else ("top_p", "top_k", "min_p", "stop")
+        given = {name: getattr(self.sampling, name) for name in names}
+        changed = {name: value for name, value in given.items() if value != getattr(_PLAIN, name)}
+        changed |= {name: value for name in ("task", "task_options") if (value := getattr(self, name))}
+        return json.dumps(changed) if changed else ""
+
+
+_PLAIN: Final = SamplingParameters(1.0, 1.0, 0, 1)
+
+NO_EVALUATION: Final = EvaluationSettings(0, 0, 0, 0.0, _PLAIN, 0)
