@@ -205,10 +205,13 @@ class Leases(RuleBasedStateMachine):
             assert slots.held_by(sampler) == held
             assert slots.running(sampler) == len(held) == slots.running_by_holder.get(sampler, 0)
             aside = partial(self.aside, sampler)
+
+            def may_have(number: int, aside: Callable[[int], Aside] = aside) -> bool:
+                return aside(slots.open_slots[number].prompt_index) is Aside.NOT
+
             for wanted in (-1, 0, 1, 4, 9):
-                assert list(slots._up_again(sampler, wanted, aside, now=now)) == up_again(
-                    slots, sampler, wanted, aside, now=now
-                )
+                again = slots._up_again(sampler, wanted, may_have, now=now, looks_at=SUSPECTS_LOOKED_AT)
+                assert list(again) == up_again(slots, sampler, wanted, aside, now=now)
         for at_s in (now, now + TTL_S / 2, now + TTL_S):
             ended = {slot.number for slot in slots.expire(at_s)}
             assert ended == {n for n, deadline_s in slots._deadlines._at_s.items() if deadline_s <= at_s}

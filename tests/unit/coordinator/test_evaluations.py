@@ -14,7 +14,6 @@ from node.coordinator.work.evaluation import evaluations
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
 from node.coordinator.work.lease_returns import Released, release
-from node.coordinator.work.retries import FIRST_RETRY_S
 from node.coordinator.work.slots import SlotState
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -336,13 +335,6 @@ def test_a_heartbeat_keeps_a_lease_while_its_evaluation_lasts(desk: Desk) -> Non
     assert desk.expire(TTL_S - 1) == 0
 
 
-def drop(desk: Desk, *, held: int = 0) -> None:
-    """Have two samplers fail one held-out prompt."""
-    for sampler_id in ("s1", "s2"):
-        desk.fail(lease(desk, sampler_id, held=held), sampler_id, fault=Failure.PROMPT_TOO_LONG)
-        desk.now += FIRST_RETRY_S
-
-
 def test_a_lease_given_back_unbegun_costs_no_attempt(desk: Desk) -> None:
     lease_id = lease(desk)
     assert desk.release("s2", lease_id) == 0
@@ -351,7 +343,8 @@ def test_a_lease_given_back_unbegun_costs_no_attempt(desk: Desk) -> None:
 
 
 def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_counted(desk: Desk) -> None:
-    drop(desk)
+    lease_id = lease(desk)
+    assert desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG) == 1
     answer(desk, 1, 1, 1)
     desk.evaluate(0)
     newest = status(desk).newest
@@ -384,11 +377,11 @@ def test_two_samplers_faults_drop_a_prompt(desk: Desk) -> None:
 
 def test_only_where_more_than_half_of_the_prompts_count_a_version_may_be_the_best(desk: Desk) -> None:
     for _ in range(2):
-        drop(desk)
+        desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
     answer(desk, 1, 1)
     desk.evaluate(0)
     begin(desk, 10)
-    drop(desk, held=10)
+    desk.fail(lease(desk, held=10), fault=Failure.PROMPT_TOO_LONG)
     answer(desk, 0.5, 0.5, 0.5, version=10)
     desk.evaluate(10)
     best = status(desk).best
@@ -409,7 +402,7 @@ def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(des
 
 def test_an_evaluation_without_an_answer_is_finished_and_never_the_best(desk: Desk) -> None:
     for _ in range(4):
-        drop(desk)
+        desk.fail(lease(desk), fault=Failure.GRADING_TIMED_OUT)
     desk.evaluate(0)
     newest = status(desk).newest
     assert newest is not None
@@ -521,6 +514,7 @@ def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:
 
 def test_a_sampler_that_asks_for_many_gets_each_prompt_once(desk: Desk) -> None:
     desk.bounds = replace(desk.bounds, max_staleness_versions=20)
+    desk.trust("s1")
     held_out = [lease_id for lease_id in desk.lease("s1", 20) if lease_id.startswith("e")]
     assert held_out == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
 
@@ -698,6 +692,27 @@ def test_what_a_revoked_sampler_said_goes_from_the_record_and_the_best_follows()
         False,
     )
     assert not revoke(desk, "liar")
+
+
+def test_a_dispute_ends_when_one_of_the_two_is_revoked() -> None:
+    desk = make_desk(MANY)
+    evaluate(desk, 0, {"s1": [float(n % 2) for n in range(40)], "liar": [1.0] * 40})
+    assert status(desk).best is None
+    assert revoke(desk, "liar")
+    assert (best := status(desk).best) is not None
+    assert (best.version, best.disputed_by, best.reward_mean) == (0, "", 0.5)
+
+
+def test_a_prompt_that_revoked_samplers_found_faulty_is_asked_again(desk: Desk) -> None:
+    desk.fail(lease(desk, "liar"), "liar", fault=Failure.PROMPT_TOO_LONG)
+    answer(desk, 1, 1, 1, sampler_id="other")
+    desk.fail(lease(desk, "other"), "other", fault=Failure.PROMPT_TOO_LONG)
+    assert revoke(desk, "liar", "other")
+    for sampler_id in ("s1", "s2"):
+        answer(desk, 1, 1, 1, 1, sampler_id=sampler_id)
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.counted_prompts, newest.answers) == (4, 8)
 
 
 def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_asked_again(

@@ -51,6 +51,12 @@ SLOTS_PER_PROMPT: Final = 6
 FAULTY_SAMPLERS: Final = 2
 """Samplers that must find a fault with a prompt before nobody else is asked it."""
 
+FINAL_FAULTS: Final = frozenset(
+    {Failure.PROMPT_TOO_LONG, Failure.PROMPT_TIMED_OUT, Failure.GRADING_TIMED_OUT}
+)
+"""Faults after which a sampler is not asked the prompt again in this evaluation: it would fail likewise, and
+what timed out has cost all the time it may. Other samplers are asked instead."""
+
 ANSWERS_KEPT: Final = 1 << 17
 """Answers in the record of finished evaluations, 30 MB of memory. Beyond that those of the oldest one go, but
 for the best: what a sampler said there is then out of a revocation's reach."""
@@ -296,7 +302,8 @@ class Evaluations:
             for own in self._own([lease.lease_id]):
                 slot = self._leases.failed(holder, own, lease.fault)
                 if slot is not None and slot.number not in slots:
-                    slots[slot.number] = slot
+                    is_over = lease.fault in FINAL_FAULTS
+                    slots[slot.number] = replace(slot, state=SlotState.ABANDONED) if is_over else slot
                     faults.append(lease.fault)
         return self._change(tuple(slots.values()), now=now), tuple(faults)
 
