@@ -692,6 +692,27 @@ def test_what_a_revoked_sampler_said_goes_from_the_record_and_the_best_follows()
     assert not revoke(desk, "liar")
 
 
+def test_a_dispute_ends_when_one_of_the_two_is_revoked() -> None:
+    desk = make_desk(MANY)
+    evaluate(desk, 0, {"s1": [float(n % 2) for n in range(40)], "liar": [1.0] * 40})
+    assert status(desk).best is None
+    assert revoke(desk, "liar")
+    assert (best := status(desk).best) is not None
+    assert (best.version, best.disputed_by, best.reward_mean) == (0, "", 0.5)
+
+
+def test_a_prompt_that_revoked_samplers_found_faulty_is_asked_again(desk: Desk) -> None:
+    desk.fail(lease(desk, "liar"), "liar", fault=Failure.PROMPT_TOO_LONG)
+    answer(desk, 1, 1, 1, sampler_id="other")
+    desk.fail(lease(desk, "other"), "other", fault=Failure.PROMPT_TOO_LONG)
+    assert revoke(desk, "liar", "other")
+    for sampler_id in ("s1", "s2"):
+        answer(desk, 1, 1, 1, 1, sampler_id=sampler_id)
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.counted_prompts, newest.answers) == (4, 8)
+
+
 def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_asked_again(
     desk: Desk,
 ) -> None:
