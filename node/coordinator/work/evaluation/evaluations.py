@@ -330,17 +330,21 @@ class Evaluations:
             left = [score for score in kept if score.sampler_id not in gone]
             if len(left) < len(kept):
                 before = self._finished[version]
-                prompts = len(by_prompt(left, prompts=before.prompts))
-                recomputed.append(scored(before, left, dropped=before.prompts - prompts))
+                answers = by_prompt(left, prompts=before.prompts)
+                _, disputed = odd_answers(answers, self._measures)
+                record = scored(before, left, dropped=before.prompts - len(answers))
+                recomputed.append(replace(record, disputed_by=", ".join(disputed)))
         current, slots = self._under_way, {}
         if current is not None:
             for slot in self._open():
                 if slot.lease is not None and slot.lease.holder in gone:
                     slots[slot.number] = replace(slot, state=SlotState.AVAILABLE, attempts=slot.attempts[:-1])
             scores = {n: score for n, score in self._scores.items() if score.sampler_id not in gone}
-            asked_again = {n % current.prompts for n in self._scores if n not in scores}
+            tried = (slot for slot in self._slots.values() if any(a.holder in gone for a in slot.attempts))
+            asked_again = {slot.number % current.prompts for slot in tried}
             slots |= self._further({**self._slots, **slots}, scores, asked_again, without=gone)
-            current = _progress(current, scores) if slots or asked_again else None
+            has_changed = slots or len(scores) < len(self._scores)
+            current = _progress(current, scores) if has_changed else None
         if not (recomputed or current):
             return None
         return EvaluationChange(
