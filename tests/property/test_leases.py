@@ -15,7 +15,7 @@ from node.coordinator.work import decisions, history
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.leases import SUSPECTS_PER_GRANT
+from node.coordinator.work.leases import SUSPECTS_LOOKED_AT, SUSPECTS_PER_GRANT
 from node.coordinator.work.leases import Leases as RealLeases
 from node.coordinator.work.retries import MAX_ATTEMPTS, MAX_FAULTS, SAME_SAMPLER_S
 from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, parse_group_id
