@@ -111,6 +111,7 @@ def answer(lease: PromptLease, made: MadeRun, model_dir: Path, layout_digest: by
         run_id=made.run_id,
         prompt_index=lease.prompt_index,
         sampling=lease.sampling,
+        task_digest=lease.task_digest,
         completions=completions,
         layout_digest=layout_digest,
         tokenizer_digest=tokenizer_digest(model_dir),
@@ -234,9 +235,9 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert min(away_nats[1:]) > 1e-6
 
     samples = list(SamplesFile(made.directory / "learner" / "samples.jsonl").all())
-    assert [group.version for group in samples] == [2, 4]
+    assert [group.version for group in samples] == [0, 2, 4]
     assert {group.group_id for group in samples} <= set(trained)
-    assert escape(samples[1].completions[0].text) in context.pages["/samples"]().decode()
+    assert escape(samples[-1].completions[0].text) in context.pages["/samples"]().decode()
 
     shown = {sample.name: sample.value for family in snapshot(context.registry) for sample in family.samples}
     assert shown["heterorl_learner_version"] == shown["heterorl_learner_published_version"] == 5
