@@ -120,6 +120,7 @@ def answer(
         run_id=made.run_id,
         prompt_index=lease.prompt_index,
         sampling=lease.sampling,
+        task_digest=lease.task_digest,
         completions=completions,
         layout_digest=layout_digest,
         tokenizer_digest=tokenizer_digest(model_dir),
@@ -249,9 +250,9 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert min(away_nats[1:]) > 1e-6
 
     samples = list(SamplesFile(made.directory / "learner" / "samples.jsonl").all())
-    assert [group.version for group in samples] == [2, 4]
+    assert [group.version for group in samples] == [0, 2, 4]
     assert {group.group_id for group in samples} <= set(trained)
-    assert escape(samples[1].completions[0].text) in context.pages["/samples"]().decode()
+    assert escape(samples[-1].completions[0].text) in context.pages["/samples"]().decode()
 
     shown = {
         sample.name: sample.value
