@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from heterorl.v1 import common_pb2
+from heterorl.v1 import common_pb2, rollout_pb2
 from node.exit_code import ExitCode
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import running_hub
@@ -134,7 +134,7 @@ async def test_samplers_load_changed_options_and_rows_and_go_on(
         ):
             drain = await learner.drain(credits=1000, version=3)
             response = await drain.hear()
-            group = response.group.group
+            group = rollout_pb2.RolloutGroup.FromString(response.group.group)
             assert base.tokenizer.decode(np.frombuffer(group.prompt_token_ids, "<i4")).startswith("add")
             assert not sampler.ending.done()
         assert await sampler.drained() is ExitCode.DRAINED
@@ -204,7 +204,7 @@ async def test_a_grader_edited_while_the_sampler_runs_is_loaded_again_and_told_b
                 response = await drain.hear()
                 if response.WhichOneof("message") == "group":
                     version += 1
-                    group = response.group.group
+                    group = rollout_pb2.RolloutGroup.FromString(response.group.group)
                     await drain.step(version, group.group_id)
                     rewards = set(memoryview(group.rewards).cast("f"))
                     assert rewards == ({1.0} if group.grader_digest == was else {0.5})

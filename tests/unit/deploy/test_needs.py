@@ -1,6 +1,7 @@
 """What a machine lacks is installed where the user may, and named before any work where not."""
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """A machine that has one thing and lacks another."""
     here = {"bwrap": False, "gcc": True}
     for name in here:
-        monkeypatch.setitem(needs.NEEDS, name, Need(lambda name=name: here[name], "bubblewrap", "ask"))
+        monkeypatch.setitem(needs.NEEDS, name, Need(partial(here.__getitem__, name), "bubblewrap", "ask"))
         monkeypatch.setitem(needs.COMMANDS, name, (name,))
     monkeypatch.setitem(needs.COMMANDS, "test", tuple(here))
     monkeypatch.setenv("CI", "")
@@ -32,13 +33,13 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ran.append(command)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(needs.shutil, "which", lambda name: name)
-    monkeypatch.setattr(needs.subprocess, "run", run)
+    monkeypatch.setattr("deploy.needs.shutil.which", lambda name: name)
+    monkeypatch.setattr("deploy.needs.subprocess.run", run)
     return ran
 
 
 def become(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
-    monkeypatch.setattr(needs.os, "geteuid", lambda: user)
+    monkeypatch.setattr("deploy.needs.os.geteuid", lambda: user)
 
 
 def test_root_installs_the_package_of_what_is_missing_and_nothing_else(
