@@ -122,7 +122,7 @@ async def relay_in_others_names(enemy: Enemy) -> None:
         for back in range(12):
             for sampler_id in ("sampler-1", "sampler-2"):
                 group = replace(
-                    enemy.group(leases[0], version=head.number), group_id=f"{max(0, slot - back)}.1"
+                    enemy.group(scout, leases[0], version=head.number), group_id=f"{max(0, slot - back)}.1"
                 )
                 proof = GroupSigner.of(scout.identity).prove(group.group_id, group_to_wire(group))
                 await _submit_raw(enemy, relay, group, sampler_id=sampler_id, proof=proof)
@@ -138,7 +138,7 @@ async def unknown_fields(enemy: Enemy) -> None:
         while True:
             for lease in await enemy.lease(foe, 2):
                 head = await enemy.head(foe)
-                group = enemy.group(lease, version=head.number)
+                group = enemy.group(foe, lease, version=head.number)
                 proof = GroupSigner.of(foe.identity).prove(group.group_id, group_to_wire(group) + junk)
                 await _submit_raw(enemy, foe, group, junk=junk, proof=proof)
             await asyncio.sleep(1)
@@ -311,7 +311,9 @@ async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: Lease
                     continue
                 head = await enemy.head(foe)
                 try:
-                    verdict, _ = await client.submit(enemy.group(lease, version=head.number, reward=reward))
+                    verdict, _ = await client.submit(
+                        enemy.group(foe, lease, version=head.number, reward=reward)
+                    )
                     enemy.did[f"submitted: {verdict}"] += 1
                 except (RefusedError, ConnectionLost) as error:
                     enemy.did[f"submitted: {getattr(error, 'reason', 'lost')}"] += 1

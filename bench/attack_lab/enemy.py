@@ -30,6 +30,9 @@ from node.wire.rollouts import lease_grant_from_wire
 
 CALL_TIMEOUT_S: Final = 15.0
 
+_CLAIMED: Final = ("layout_digest", "tokenizer_digest", "chat_template_digest", "base_root", "base_parts")
+"""What the learner said of the model, which every member of a run knows."""
+
 
 @dataclass(slots=True)
 class Foe:
@@ -38,6 +41,7 @@ class Foe:
     identity: Identity
     channel: grpc.aio.Channel
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    grader_digest: bytes = b""
 
     @property
     def rollouts(self) -> "rollout_pb2_grpc.RolloutServiceAsyncStub":
@@ -99,21 +103,26 @@ class Enemy:
         return answer
 
     async def join(self, foe: Foe, *, prompts: int = EvenDigitsTask.prompts) -> None:
-        """Join as a sampler or relay that claims the run's model."""
-        model, identity = self.model, foe.identity
-        known = {
-            name: getattr(model, name)
-            for name in ("layout_digest", "tokenizer_digest", "chat_template_digest", "base_root")
-            if hasattr(model, name) and name in membership_pb2.JoinRequest.DESCRIPTOR.fields_by_name
-        }
+        """Join as a sampler or relay that claims the run's model, task and grader."""
         request = membership_pb2.JoinRequest(
-            run_id=identity.run_id,
-            role=role_to_wire(identity.role),
-            instance=foe.instance,
-            prompts=prompts,
-            **known,
+            run_id=foe.identity.run_id, role=role_to_wire(foe.identity.role), instance=foe.instance
         )
-        await self.tried("joined", foe.membership.Join(request, timeout=CALL_TIMEOUT_S))
+        if foe.identity.role is Role.SAMPLER:
+            for name in (
+                "layout_digest",
+                "tokenizer_digest",
+                "chat_template_digest",
+                "base_root",
+                "base_parts",
+            ):
+                setattr(request, name, getattr(self.model, name))
+        answer = await self.tried("joined", foe.membership.Join(request, timeout=CALL_TIMEOUT_S))
+        if answer is None or foe.identity.role is not Role.SAMPLER:
+            return
+        foe.grader_digest = answer.grader_digest
+        request.prompts = prompts
+        request.task_digest, request.grader_digest = answer.task_digest, answer.grader_digest
+        await self.tried("joined with prompts", foe.membership.Join(request, timeout=CALL_TIMEOUT_S))
 
     async def lease(self, foe: Foe, wanted: int = 256) -> tuple[PromptLease, ...]:
         """Lease as much as there is, claiming the newest version."""
@@ -156,7 +165,13 @@ class Enemy:
         await self.tried("heartbeats", exchange())
 
     def group(
-        self, lease: PromptLease, *, version: int, reward: float | None = None, logprob: float = -0.5
+        self,
+        foe: Foe,
+        lease: PromptLease,
+        *,
+        version: int,
+        reward: float | None = None,
+        logprob: float = -0.5,
     ) -> RolloutGroup:
         """Return a well-formed group of random tokens for a lease."""
         draw = np.random.default_rng(abs(hash(lease.lease_id)))
@@ -166,7 +181,7 @@ class Enemy:
             tokens = int(draw.integers(1, lease.sampling.max_new_tokens + 1))
             return Completion(
                 token_ids=draw.integers(2, self.model.vocabulary_size, tokens).astype(np.int32),
-                behaviour_logprob=np.full(tokens, logprob, np.float32),
+                behaviour_logprob=np.full(tokens, -0.5, np.float32),
                 policy_version=np.full(tokens, version, np.int32),
                 reward=float(number % 2) if reward is None else reward,
                 finish=Finish.LENGTH if tokens == lease.sampling.max_new_tokens else Finish.END,
@@ -187,6 +202,8 @@ class Enemy:
             sampling_started_at_s=now - 1,
             sampling_finished_at_s=now - 0.5,
             graded_at_s=now - 0.2,
+            task_digest=lease.task_digest,
+            grader_digest=foe.grader_digest,
         )
 
     async def _send_heartbeats(self, foe: Foe, leases: Iterable[str]) -> None:

@@ -50,6 +50,7 @@ ATTACK_TIMEOUT_S = 30.0
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("warm_processes")
 async def test_every_attack_leaves_the_run_stepping_on_groups_of_honest_samplers(tmp_path: Path) -> None:
     model = tmp_path / "model"
     await asyncio.to_thread(make_base_model, model, accuracy=0.2, seed=0)
