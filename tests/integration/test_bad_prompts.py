@@ -15,6 +15,7 @@ from support.clock import ManualClock
 from support.hub import HandDrain, running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling
+from support.waiting import eventually
 
 TASKS = {
     "too_long": ("TooLong", "prompt_too_long"),
@@ -78,8 +79,14 @@ async def test_bad_prompts_are_set_aside_with_their_reason_and_the_run_goes_on(
         trained = await train(drain, hub.clock, groups=GROUPS, within_s=15)
         assert len(trained) == GROUPS, f"{len(trained)} groups, {len(caplog.records)} log lines"
         assert not any(is_bad(group.prompt_index) for group in trained)
+
+        async def is_abandoned() -> bool:
+            hub.clock.advance(3.0)
+            return dict((await learner.status()).slots)["abandoned"] >= 1
+
+        # The slot waits WAIT_FOR_OTHERS_S for another sampler, and there is none.
+        await eventually(is_abandoned, within_s=10)
         status = await learner.status()
-        assert dict(status.slots)["abandoned"] >= 1
         assert {bad.reason for bad in status.bad_prompts} == {reason}
 
 

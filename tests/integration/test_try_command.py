@@ -1,6 +1,7 @@
 """``heterorl-node try``: prompts, completions and grades of a task before there is a run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,9 @@ def test_a_grader_that_raises_is_shown_with_its_exception(
     rows.write_text(rows.read_text().replace('"sum": 1}', '"sum": "none"}'))
     assert try_it(coordinator, model_dir, "-n", "6", "--set", wrong) == ExitCode.DRAINED
     shown = capsys.readouterr().out
-    assert "the grader raised ValueError: the right answer 'none' has no number" in shown
+    assert re.search(
+        r"the grader raised ValueError at answer_graders.py:\d+: the right answer 'none' has no number", shown
+    )
     assert "prompt 1, 4 tokens: teaches" in shown
     assert "| 1+1=\n" in shown
     assert "6 prompts, 1 failed" in shown

@@ -20,7 +20,7 @@ from node.coordinator.work.generations import Generation, LostSlots, lost_steps,
 from node.coordinator.work.leases import Leases
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.prompt_agreement import PromptAgreement, PromptSaid
-from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
+from node.coordinator.work.slots import UNTRAINED, Slot, SlotState, group_id
 from node.coordinator.work.standing import Share, Standing, Standings
 from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
@@ -183,6 +183,9 @@ class Accounts:
         delivered = {name: counts[Verdict.SPOOLED] for name, counts in self._verdicts.items()}
         self.standings = Standings.restored(balance.standings, delivered)
         self._staleness = Counter(dict(balance.staleness))
+        self.leased_before_change: frozenset[str] = frozenset()
+        """Leases that were out when the task's options changed. In memory only, as after a later restart few
+        of their groups still come."""
 
     @property
     def first_held_out(self) -> int | None:
@@ -256,6 +259,13 @@ class Accounts:
         if transaction.evaluation is not None:
             self.evaluations.apply(transaction.evaluation, now=now)
         self.versions.add(transaction.announced)
+        if transaction.task_digest is not None:
+            self.leased_before_change = frozenset(
+                group_id(slot.number, attempt.number)
+                for slot in self.slots.open_slots.values()
+                for attempt in slot.attempts
+                if not attempt.is_submitted
+            )
 
     def renew(self, sampler_id: str, lease_ids: Collection[str], *, now: float) -> tuple[str, ...]:
         """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain."""

@@ -22,7 +22,15 @@ from node.coordinator.work.task_size import agreed_size
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import BaseModel, PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, PromptLease, RolloutGroup, Verdict
+from node.rollout import (
+    GroupVerdict,
+    LeaseGrant,
+    LeasePurpose,
+    PromptLease,
+    RolloutGroup,
+    Verdict,
+    other_options,
+)
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 
 Answer = TypeVar("Answer")
@@ -249,11 +257,19 @@ def submission(
             problem = _outvoted(said, dissent) if dissent.is_outvoted else None
     if problem is not None:
         verdict, detail = problem
+        # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
+        is_outdated = (
+            isinstance(group, RolloutGroup)
+            and bool(other_options(group, work.task_digest))
+            and group_id(*parsed) in accounts.leased_before_change
+            and verdict is Verdict.FOREIGN
+        )
+        struck = () if is_outdated else (accounts.standings.of(sampler_id).after_refusal(now=now),)
         spent = Transaction(
             slots=(accounts.slots.spent(*parsed),),
             verdicts=((sampler_id, verdict),),
             prompt_said=said,
-            standings=(accounts.standings.of(sampler_id).after_refusal(now=now),),
+            standings=struck,
         )
         return Decision(Submitted(verdict, detail, has_dissent), spent)
     load = accounts.load()

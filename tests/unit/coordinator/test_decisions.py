@@ -17,7 +17,7 @@ from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
-from support.groups import make_completion
+from support.groups import make_completion, make_group
 
 
 @pytest.fixture
@@ -165,6 +165,21 @@ def answered(desk: Desk, sampler_id: str, token: int) -> decisions.Submitted:
         desk.settle(decisions.judgement(desk.accounts, verdict, now=desk.now))
     assert desk.accounts.slots.open_slots[slot].state is SlotState.AVAILABLE
     return submitted
+
+
+def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_against_its_sampler(
+    desk: Desk,
+) -> None:
+    desk.trust("s1")
+    strikes = []
+    (early,) = desk.lease()
+    desk.settle(decisions.task_is(desk.accounts, b"o" * 16, WORK.task_digest))
+    (late,) = desk.lease()
+    for name in (early, late):
+        group = make_group(name, prompt_index=desk.granted[name].prompt_index, task_digest=b"o" * 16)
+        assert desk.submit(name, group=group).verdict is Verdict.FOREIGN
+        strikes.append(desk.accounts.standings.of("s1").strikes)
+    assert strikes == [0, 2]
 
 
 def test_a_prompt_with_other_tokens_is_refused_once_two_others_agree_and_no_first_word_is_final() -> None:

@@ -72,8 +72,10 @@ def writer(model_dir: Path, file: SamplesFile, *, every: int = 1, groups: int = 
 def test_the_first_groups_are_shown_before_the_first_step(model_dir: Path, tmp_path: Path) -> None:
     file = SamplesFile(tmp_path / FILE_NAME)
     to = writer(model_dir, file, every=10, groups=2)
+    version0 = np.zeros(1, np.int32)  # there is no other before the first step
+    group = delivered(*(answer(text, float(text == "4"), policy_version=version0) for text in "45"))
     for _ in range(3):
-        if (append := to.write_of_first(delivered(answer("4", 1.0), answer("5", 0.0)), at_s=7.0)) is not None:
+        if (append := to.write_of_first(group, at_s=7.0)) is not None:
             append()
     assert [(group.version, group.at_s, group.staleness_versions) for group in file.all()] == [
         (0, 7.0, 0)
