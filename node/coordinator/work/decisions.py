@@ -92,8 +92,9 @@ def lease(
     sampler that joined before the learner is checked here first. A sampler whose policy is older than the
     staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
     much less as it is behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first
-    and on top of the bounds, up to their part of the sampler's leases, and go to samplers at the version
-    under evaluation, however old it is by now; which slots are leased does not depend on them.
+    and on top of the bounds and of the share of the fleet's room, up to their part of what the sampler may
+    hold by its deliveries, and go to samplers at the version under evaluation, however old it is by now; which
+    slots are leased does not depend on them.
 
     Raises:
         RefusedError: BASE_MISMATCH.
@@ -113,12 +114,13 @@ def lease(
     running = accounts.held(sampler_id)
     unused = max(0, min(wanted, share.leases - running))
     held_out = None
-    if share.bound == "share":  # samplers that are not believed are asked for training alone
+    if share.allowance:  # samplers that are not believed are asked for training alone
+        allowed = max(0, min(wanted, share.allowance - running))
         held_out = accounts.evaluations.grant(
-            sampler_id, unused, held_version=held.number, running=running, now=now
+            sampler_id, allowed, held_version=held.number, running=running, now=now
         )
     evaluating = _evaluation_leases(accounts, work, held_out, ttl_s=ttl_s)
-    granted = min(unused - len(evaluating), free.groups)
+    granted = max(0, min(unused - len(evaluating), free.groups))
     slots = accounts.slots.grant(
         sampler_id,
         granted,

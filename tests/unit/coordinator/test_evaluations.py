@@ -276,6 +276,12 @@ def test_evaluation_takes_at_most_half_of_a_samplers_leases(desk: Desk) -> None:
     assert desk.lease("s2", 1) == ["e0-3.1"]
 
 
+def test_held_out_prompts_are_leased_where_the_run_has_no_room_for_training(desk: Desk) -> None:
+    desk.trust("s1")
+    desk.bounds = replace(desk.bounds, buffer_groups=0)
+    assert desk.lease("s1", 8) == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
+
+
 def test_a_group_counts_once_however_often_it_is_sent(desk: Desk) -> None:
     lease_id = lease(desk)
     group = desk.answer(lease_id)
