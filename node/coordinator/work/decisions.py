@@ -92,9 +92,9 @@ def lease(
     sampler that joined before the learner is checked here first. A sampler whose policy is older than the
     staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
     much less as it is behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first
-    and on top of the bounds and of the share of the fleet's room, up to their part of what the sampler may
-    hold by its deliveries, and go to samplers at the version under evaluation, however old it is by now; which
-    slots are leased does not depend on them.
+    and on top of the bounds and of the share, up to their part of what the sampler may hold by its deliveries.
+    They go to samplers at the version under evaluation, however old it is by now; which slots are leased does
+    not depend on them.
 
     Raises:
         RefusedError: BASE_MISMATCH.
@@ -341,7 +341,16 @@ def _evaluated(
     assert isinstance(group, RolloutGroup)
     transaction = Transaction(evaluation=evaluations.counted(name, sampler_id, group, now=now))
     answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
-    return Decision(Submitted(Verdict.SPOOLED), answered)
+    return Decision(Submitted(Verdict.SPOOLED), held_against_odd(accounts, answered, now=now))
+
+
+def held_against_odd(accounts: Accounts, transaction: Transaction, *, now: float) -> Transaction:
+    """Hold it against samplers that an evaluation leaves out: their answers had been taken for deliveries."""
+    odd = () if transaction.evaluation is None else transaction.evaluation.odd_samplers
+    changed = {standing.sampler_id: standing for standing in transaction.standings}
+    for name in odd:
+        changed[name] = changed.get(name, accounts.standings.of(name)).after_refusal(now=now)
+    return replace(transaction, standings=tuple(changed.values())) if odd else transaction
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
@@ -359,7 +368,7 @@ def evaluation_ends(accounts: Accounts, *, now: float) -> Decision[None]:
     if (first_prompt := accounts.first_held_out) is None:
         return Decision(None)
     change = accounts.evaluations.ended(first_prompt=first_prompt, now=now)
-    return Decision(None, Transaction(evaluation=change))
+    return Decision(None, held_against_odd(accounts, Transaction(evaluation=change), now=now))
 
 
 def task_is(accounts: Accounts, before: bytes, now_is: bytes) -> Decision[int]:
@@ -480,4 +489,4 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
         ),
     )
     leases = len(slots) + (0 if evaluation is None else evaluation.leases)
-    return Decision(leases, transaction)
+    return Decision(leases, held_against_odd(accounts, transaction, now=now))
