@@ -172,7 +172,7 @@ async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_le
 async def test_a_forged_reward_moves_no_score_and_no_best_version(made: MadeRun) -> None:
     """One sampler asks first and says that all it is asked is worth 100."""
     async with (
-        running_hub(made, evaluation=EVALUATION, max_staleness_versions=20) as hub,
+        running_hub(made, evaluation=EVALUATION, max_staleness_versions=100) as hub,
         hub.peer() as learner,
         hub.peer(made.sampler) as liar,
         hub.peer(made.other_sampler) as honest,

@@ -15,4 +15,4 @@ async def eventually(is_so: Callable[[], Awaitable[bool]], *, within_s: float = 
     """Ask again and again until ``is_so``, with pauses in which the process that is asked can work."""
     async with asyncio.timeout(within_s):
         while not await is_so():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)  # half as often as a peer may ask for the status

@@ -268,13 +268,21 @@ class Accounts:
             )
 
     def renew(self, sampler_id: str, lease_ids: Collection[str], *, now: float) -> tuple[str, ...]:
-        """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain."""
+        """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain.
+
+        A sampler that is quarantined or struck out holds up no evaluation: its leases there end with their
+        term.
+        """
         max_age_s = self.max_age_s(sampler_id)
+        standing = self.standings.of(sampler_id)
+        is_believed = not (standing.quarantine or standing.is_struck_out)
         evaluating = [lease_id for lease_id in lease_ids if is_evaluation_lease(lease_id)]
         training = [lease_id for lease_id in lease_ids if not is_evaluation_lease(lease_id)]
         return (
             *self.slots.renew(sampler_id, training, now=now, max_age_s=max_age_s),
-            *self.evaluations.renew(sampler_id, evaluating, now=now, max_age_s=max_age_s),
+            *self.evaluations.renew(
+                sampler_id, evaluating, now=now, max_age_s=max_age_s if is_believed else 0.0
+            ),
         )
 
     def max_age_s(self, sampler_id: str) -> float:

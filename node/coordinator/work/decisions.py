@@ -100,8 +100,9 @@ def lease(
     sampler that joined before the learner is checked here first. A sampler whose policy is older than the
     staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
     much less as it is behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first
-    and on top of the bounds, up to their part of the sampler's leases, and go to samplers at the version
-    under evaluation, however old it is by now; which slots are leased does not depend on them.
+    and on top of bounds and share, up to their part of what the sampler may hold by its deliveries.
+    They go to samplers at the version under evaluation, however old it is by now; which slots are leased does
+    not depend on them.
 
     Raises:
         RefusedError: BASE_MISMATCH.
@@ -121,12 +122,13 @@ def lease(
     running = accounts.held(sampler_id)
     unused = max(0, min(wanted, share.leases - running))
     held_out = None
-    if share.bound == "share":  # samplers that are not believed are asked for training alone
+    if share.allowance:  # samplers that are not believed are asked for training alone
+        allowed = max(0, min(wanted, share.allowance - running))
         held_out = accounts.evaluations.grant(
-            sampler_id, unused, held_version=held.number, running=running, now=now
+            sampler_id, allowed, held_version=held.number, running=running, now=now
         )
     evaluating = _evaluation_leases(accounts, work, held_out, ttl_s=ttl_s)
-    granted = min(unused - len(evaluating), free.groups)
+    granted = max(0, min(unused - len(evaluating), free.groups))
     slots = accounts.slots.grant(
         sampler_id,
         granted,
@@ -355,7 +357,16 @@ def _evaluated(
     assert isinstance(group, RolloutGroup)
     transaction = Transaction(evaluation=evaluations.counted(name, sampler_id, group, now=now))
     answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
-    return Decision(Submitted(Verdict.SPOOLED), answered)
+    return Decision(Submitted(Verdict.SPOOLED), held_against_odd(accounts, answered, now=now))
+
+
+def held_against_odd(accounts: Accounts, transaction: Transaction, *, now: float) -> Transaction:
+    """Hold it against samplers that an evaluation leaves out: their answers had been taken for deliveries."""
+    odd = () if transaction.evaluation is None else transaction.evaluation.odd_samplers
+    changed = {standing.sampler_id: standing for standing in transaction.standings}
+    for name in odd:
+        changed[name] = changed.get(name, accounts.standings.of(name)).after_refusal(now=now)
+    return replace(transaction, standings=tuple(changed.values())) if odd else transaction
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
@@ -373,7 +384,7 @@ def evaluation_ends(accounts: Accounts, *, now: float) -> Decision[None]:
     if (first_prompt := accounts.first_held_out) is None:
         return Decision(None)
     change = accounts.evaluations.ended(first_prompt=first_prompt, now=now)
-    return Decision(None, Transaction(evaluation=change))
+    return Decision(None, held_against_odd(accounts, Transaction(evaluation=change), now=now))
 
 
 def task_is(accounts: Accounts, before: bytes, now_is: bytes) -> Decision[int]:
@@ -494,4 +505,4 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
         ),
     )
     leases = len(slots) + (0 if evaluation is None else evaluation.leases)
-    return Decision(leases, transaction)
+    return Decision(leases, held_against_odd(accounts, transaction, now=now))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import Report
-from node.coordinator.work.decisions import Decision
+from node.coordinator.work.decisions import Decision, held_against_odd
 from node.failure import FailedLease, Failure
 
 
@@ -39,13 +39,14 @@ def release(
     bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
     faults += evaluation_faults
     standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
+    transaction = Transaction(
+        slots=tuple(slots.values()),
+        bad_prompts=bad.bad,
+        lifted_prompts=bad.lifted,
+        evaluation=evaluation,
+        standings=(standing,) if faults else (),
+    )
     return Decision(
         Released(len(slots) + (0 if evaluation is None else evaluation.leases), tuple(faults)),
-        Transaction(
-            slots=tuple(slots.values()),
-            bad_prompts=bad.bad,
-            lifted_prompts=bad.lifted,
-            evaluation=evaluation,
-            standings=(standing,) if faults else (),
-        ),
+        held_against_odd(accounts, transaction, now=now),
     )

@@ -158,6 +158,8 @@ class Share:
     """share, faults or quarantine."""
     pause_s: float = 0.0
     """Until it may have one, where it may have none now."""
+    allowance: int = 0
+    """Leases it may hold by what it delivered, however little room the fleet has; 0: it is not believed."""
 
 
 @dataclass(slots=True)
@@ -245,7 +247,7 @@ class Standings:
         allowance = standing.allowance or newcomers_leases(held + free)
         half_of_others = (1.0 + self.recent_share(sampler_id)) / 2.0
         most = min(allowance, int(half_of_others * (fleet + free)), LEASES_PER_PEER)
-        return Share(max(1, most), "share")
+        return Share(max(1, most), "share", allowance=min(allowance, LEASES_PER_PEER))
 
     def word(
         self, sampler_id: str, *, delivered: int, held: int, oldest_s: float, max_age_s: float, now: float

@@ -15,6 +15,7 @@ from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, 
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.slots import SlotState
+from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import Finish, LeasePurpose, SamplingParameters, Verdict
@@ -274,6 +275,12 @@ def test_evaluation_takes_at_most_half_of_a_samplers_leases(desk: Desk) -> None:
     assert leases == [LeasePurpose.EVALUATION] * 3 + [LeasePurpose.TRAINING] * 3
     assert desk.granted[desk.lease("s1")[0]].purpose is LeasePurpose.TRAINING
     assert desk.lease("s2", 1) == ["e0-3.1"]
+
+
+def test_held_out_prompts_are_leased_where_the_run_has_no_room_for_training(desk: Desk) -> None:
+    desk.trust("s1")
+    desk.bounds = replace(desk.bounds, buffer_groups=0)
+    assert desk.lease("s1", 8) == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
 
 
 def test_a_group_counts_once_however_often_it_is_sent(desk: Desk) -> None:
@@ -540,7 +547,7 @@ def test_a_run_of_one_sampler_is_evaluated_and_the_record_says_so() -> None:
 def test_the_word_of_one_sampler_does_not_count_while_another_is_there(desk: Desk) -> None:
     """The other one asks for leases and answers nothing: it is waited for once, and nothing is made up."""
     answer(desk, 1, 1, 1, 1, sampler_id="liar")
-    lease(desk, "s2")
+    desk.lease("s2", 0)
     desk.evaluate(0)
     assert status(desk).under_way is not None
     desk.expire(TTL_S)
@@ -566,6 +573,33 @@ def test_a_sampler_that_dies_leaves_the_answers_of_the_other_alone(desk: Desk) -
     newest = status(desk).newest
     assert newest is not None
     assert (newest.counted_prompts, newest.answers, newest.reward_mean) == (4, 6, 0.75)
+
+
+def test_a_sampler_that_died_and_is_back_at_another_version_leaves_the_answers_of_the_other_alone(
+    desk: Desk,
+) -> None:
+    answer(desk, 1, 1, 1, 0, sampler_id="s1")
+    answer(desk, 1, sampler_id="s2")
+    lease(desk, "s2")
+    desk.expire(TTL_S)
+    desk.publish(3)
+    desk.lease("s2", 0, held=3)
+    desk.evaluate(3)
+    newest = status(desk).newest
+    assert newest is not None
+    assert (newest.counted_prompts, newest.dropped_prompts, newest.answers) == (4, 0, 5)
+
+
+@pytest.mark.parametrize(
+    "standing", [Standing("s2", strikes=8), Standing("s2", quarantine="its loss is odd")]
+)
+def test_a_sampler_that_is_not_believed_holds_up_no_evaluation(desk: Desk, standing: Standing) -> None:
+    lease_id = lease(desk, "s2")
+    desk.accounts.standings.apply([standing])
+    desk.now += TTL_S / 2
+    assert desk.accounts.renew("s2", [lease_id], now=desk.now) == ()
+    assert desk.expire(TTL_S / 2) == 1
+    assert all(not one.startswith("e") for one in desk.lease("s2"))
 
 
 def test_what_the_first_sampler_alone_said_holds_only_until_two_are_asked() -> None:
@@ -655,6 +689,8 @@ def test_a_sampler_that_differs_from_all_others_one_way_is_left_out_and_named(de
         if one.evaluation is not None and one.evaluation.odd_samplers
     ]
     assert told == ("liar",)
+    assert desk.accounts.standings.of("liar").strikes > 0
+    assert desk.accounts.standings.of("s2").strikes == 0
 
 
 def test_where_two_differ_one_way_and_no_third_is_there_the_version_is_never_the_best() -> None:

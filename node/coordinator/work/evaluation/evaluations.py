@@ -10,8 +10,8 @@ leases there settles which version it is. One evaluation is under way at a time.
 
 An answer counts only if every token was drawn by the version itself. Each prompt has a slot for each of
 ``answers`` samplers, and one more where two disagree or one finds a fault (see ``agreement``). A single
-answer counts only where no other sampler could have been asked. When nobody is left that could answer, the
-rest is dropped.
+answer counts only where no other sampler could have been asked; one that let a lease expire had its chance.
+When nobody is left that could answer, the rest is dropped.
 
 A slot has attempts and leases like any of training (see ``Leases``), in an account of its own. It ends
 EVALUATED or ABANDONED. Slots ``prompts`` apart are of the same prompt.
@@ -451,7 +451,10 @@ class Evaluations:
         now: float,
     ) -> EvaluationChange:
         """Return an evaluation as it ends; prompts without enough answers are dropped."""
+        attempts = (attempt for slot in self._slots.values() for attempt in slot.attempts)
+        died = {attempt.holder for attempt in attempts if attempt.failure is Failure.EXPIRED}
         able = {name for name, asker in self._askers.items() if asker.is_able and self._is_active(asker, now)}
+        able -= died
         answers = by_prompt(scores.values(), prompts=evaluation.prompts)
         counting = {
             prompt: of_prompt
