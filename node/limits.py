@@ -46,7 +46,8 @@ GROUP_TOKENS: Final = 4 << 20
 GROUP_METRICS: Final = 16
 REWARD: Final = 1e6
 """Largest magnitude of a reward: an advantage is a difference of rewards, and above this float32, as rewards
-travel, no longer holds one of 0.1. One reward of 1e30 would be the mean of every status and plot."""
+travel, no longer holds one of 0.1. One reward of 1e30 would be the mean of every status and plot.
+Times the largest weight (e^20), squared in a gradient norm, it stays within float32."""
 METRIC_VALUE: Final = 1e12
 """Largest magnitude of what a grader measures besides: bytes and microseconds fit."""
 STAMP_S: Final = 1e11

@@ -23,9 +23,6 @@ such claims would otherwise get weights beyond float32."""
 ROUNDED_MASS: Final = 0.99
 """Share of a kept mass that rounding to narrow floats may leave."""
 
-LARGEST_REWARD: Final = 1e4
-"""Times the largest weight (e^30), squared in a gradient norm, it stays within float32."""
-
 LEAST_TEMPERATURE: Final = 0.01
 LARGEST_TEMPERATURE: Final = 100.0
 """Logits divided by less overflow; divided by more, they are all the same."""
@@ -97,9 +94,6 @@ def _malformed(group: RolloutGroup, rules: GroupRules) -> str | None:
     temperature = group.sampling.temperature
     if not LEAST_TEMPERATURE <= temperature <= LARGEST_TEMPERATURE:
         return f"temperature {temperature:g} is outside [{LEAST_TEMPERATURE:g}, {LARGEST_TEMPERATURE:g}]"
-    reward = max((c.reward for c in group.completions), key=abs)
-    if abs(reward) > LARGEST_REWARD:
-        return f"a reward of {reward:g} is beyond {LARGEST_REWARD:g}"
     return None
 
 

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.intake.group_verdict import LARGEST_REWARD, LEAST_LOGPROB
+from learner.intake.group_verdict import LEAST_LOGPROB
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
 from learner.training.step_loss import StepLoss
+from node.limits import REWARD
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "clip_low": [{"clip_low": 1.0, "clip_high": math.inf}, {"dual_clip": 3.0}],
@@ -119,7 +120,7 @@ def test_every_admitted_input_has_a_finite_loss_and_gradient(
     seed: int,
     is_large: bool,
 ) -> None:
-    scale = LARGEST_REWARD if is_large and objective.name != "bnpo_beta" else 1.0
+    scale = REWARD if is_large and objective.name != "bnpo_beta" else 1.0
     check_finite(objective, extreme_batch(pairs, tokens=tokens, seed=seed, dtype=dtype, scale=scale))
 
 

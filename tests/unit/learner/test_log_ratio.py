@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from learner.intake.group_verdict import LARGEST_REWARD
 from learner.objective.log_ratio import LARGEST_LOG_RATIO, bounded, bounded_ratio, is_beyond_bound
+from node.limits import REWARD
 from support.objective_batches import batch_of, made_up
 
 
@@ -31,7 +31,7 @@ def test_a_ratio_is_whole_up_to_the_bound_and_held_beyond(dtype: torch.dtype) ->
 def test_squares_and_products_of_ratios_stay_in_range(dtype: torch.dtype) -> None:
     """As a gradient norm squares them: one with the largest reward, two with the largest standardised one."""
     ratio = bounded_ratio(torch.full((2,), math.inf, dtype=dtype))
-    assert bool(((ratio * LARGEST_REWARD) ** 2 * 1e6).isfinite().all())
+    assert bool(((ratio * REWARD) ** 2 * 1e6).isfinite().all())
     assert bool(((ratio.prod() * math.sqrt(64)) ** 2).isfinite())
 
 
