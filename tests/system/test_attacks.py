@@ -65,7 +65,7 @@ async def test_every_attack_leaves_the_run_stepping_on_groups_of_honest_samplers
             attacking = asyncio.create_task(attack(enemy))
             try:
                 wanted = len(steps.read()) + STEPS
-                await children.guard(has_made(steps, wanted))
+                await children.guard(has_made(stage, steps, wanted, attack.__name__))
                 assert await is_ready(stage.ports.telemetry[COORDINATOR]), attack.__name__
             finally:
                 attacking.cancel()
@@ -84,6 +84,10 @@ async def test_every_attack_leaves_the_run_stepping_on_groups_of_honest_samplers
     assert all("foreign" not in ledger.verdicts.get(name, {}) for name in SAMPLERS)
 
 
-async def has_made(steps: StepTail, wanted: int) -> None:
+async def has_made(stage: Stage, steps: StepTail, wanted: int, attack: str) -> None:
     """Wait until the run has made so many steps."""
-    await until(lambda: len(steps.read()) >= wanted, within_s=ATTACK_TIMEOUT_S)
+    try:
+        await until(lambda: len(steps.read()) >= wanted, within_s=ATTACK_TIMEOUT_S)
+    except TimeoutError:
+        status = await fetch_status(f"127.0.0.1:{stage.ports.members}", stage.operator())
+        pytest.fail(f"{len(steps.steps)} of {wanted} steps under {attack}: {status}")
