@@ -28,6 +28,8 @@ PAUSE_S: Final = 0.05
 """Between two rounds: an attack must not win by using up the machine it shares with the run."""
 
 IDLE_CONNECTIONS: Final = 1100
+RECONNECT_S: Final = 30.0
+"""More often, handshakes would take all of the attacker's own time."""
 HALF_OPEN_CALLS: Final = 9000
 HALF_OPEN_CHANNELS: Final = 9
 CRAWLING_CLIENTS: Final = 64
@@ -172,7 +174,7 @@ async def idle_connections(enemy: Enemy) -> None:
                     while await reader.read(1 << 10):
                         pass
                     enemy.did["connections closed by the hub"] += 1
-                await asyncio.sleep(1)
+                await asyncio.sleep(RECONNECT_S)
 
         await asyncio.gather(*(hold() for _ in range(IDLE_CONNECTIONS)))
 

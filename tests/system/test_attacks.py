@@ -89,5 +89,7 @@ async def has_made(stage: Stage, steps: StepTail, wanted: int, attack: str) -> N
     try:
         await until(lambda: len(steps.read()) >= wanted, within_s=ATTACK_TIMEOUT_S)
     except TimeoutError:
+        if len(steps.read()) >= wanted:  # the attack shares this process's event loop
+            return
         status = await fetch_status(f"127.0.0.1:{stage.ports.members}", stage.operator())
         pytest.fail(f"{len(steps.steps)} of {wanted} steps under {attack}: {status}")
