@@ -46,7 +46,7 @@ ATTACKS = (
 STEPS = 5
 """Made under each attack, by groups of the honest samplers."""
 
-ATTACK_TIMEOUT_S = 60.0
+ATTACK_TIMEOUT_S = 30.0
 
 
 @pytest.mark.timeout(600)
