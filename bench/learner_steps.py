@@ -212,6 +212,7 @@ class Ours:
             scales_rate_by_sample_size=_default("scales_rate_by_sample_size"),
             fast_steps=_default("fast_steps"),
             reposition_share=_default("reposition_share"),
+            fast_steps_until_deviations=_default("fast_steps_until_deviations"),
             micro_batch_tokens=_default("micro_batch_tokens"),
         )
 

@@ -16,7 +16,6 @@ what       training_thread: how long a step is held up by publishing the version
 import argparse
 import asyncio
 import json
-import random
 import subprocess
 import sys
 import tempfile
@@ -33,11 +32,9 @@ from prometheus_client import CollectorRegistry
 
 from bench.measure import CORES, best, peak
 from bench.whole_versions import encode_version
-from learner.disk_wait import DiskWait
-from learner.metrics import LearnerMetrics
-from learner.publishing.catch_up_deltas import CatchUpDeltas
+from learner.metrics import Instruments
+from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.publisher import Publisher
-from learner.publishing.publishing_schedule import PublishingSchedule
 from learner.publishing.signer import Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
@@ -163,26 +160,25 @@ async def hold_up(model: Model, *, step_s: float, scratch: Path) -> dict[str, An
     store = ArtifactStore(scratch, public_key=key.public_key, run_id="bench", retained_keyframes=1)
     access = MasterAccess(version=0, monotonic=clock.monotonic)
     signer = Signer(key, "bench", 1)
-    node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=clock)
+    registry = CollectorRegistry()
+    node_metrics = NodeMetrics(registry, roles=["learner"], clock=clock)
     publisher = Publisher(
         access,
         model.masters,
         store,
-        start=HeldPolicy(model.base.version, model.base.words.copy()),
-        layout=model.layout,
         signer=signer,
         threads=CORES,
-        schedule=PublishingSchedule(
+        further=FurtherArtifacts(
             store,
+            signer,
+            layout=model.layout,
+            words0=model.base.words,
             keyframe_every_versions=_VERSIONS + 1,
             public_delta_every_versions=_VERSIONS + 1,
             longest_lag_versions=lambda: 0,
         ),
-        catch_up=CatchUpDeltas(store, layout=model.layout, words0=model.base.words, signer=signer),
         run_settings=_run_settings,
-        disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=random.random),
-        clock=clock,
-        metrics=LearnerMetrics(CollectorRegistry()),
+        instruments=Instruments.of(registry, node_metrics, clock=clock),
     )
     ready, stopping = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(publisher.run(ready=ready.set, stopping=stopping))

@@ -94,6 +94,10 @@ class LearnerConfig(BaseModel):
     reposition_share: float = Field(default=0.8, ge=0, le=1)
     """Share of the fast steps' way that is kept."""
 
+    fast_steps_until_deviations: float = Field(default=math.inf, gt=0)
+    """Stop taking fast steps for good once the policy's entropy is this many standard deviations above its
+    mean over the last 30 steps (SFPO; published: 1). Lower ends them earlier; infinity never does."""
+
     quarantine_mismatch_nats: float = Field(default=0.2, gt=0)
     """Mean KL a token between learner and a sampler, over groups sampled from the learner's own version or in
     excess of what others show at the same staleness, beyond which, by four standard errors, that sampler's

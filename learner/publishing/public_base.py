@@ -8,16 +8,16 @@ from learner.training.master_words import MasterWords
 from node import durable
 from node.policy import BaseModel
 from node.weights.format.digests import Words, words_digest
-from node.weights.format.layout import Layout
 
 
-def keep_public_base(path: Path, masters: MasterWords, *, layout: Layout) -> tuple[Words, BaseModel]:
+def keep_public_base(path: Path, masters: MasterWords) -> tuple[Words, BaseModel]:
     """Write version 0; return a map of the file, which costs no memory while unread, and its digests.
 
     Raises:
         OSError: it cannot be written.
     """
-    room, digests = np.empty(max(frame.words for frame in layout.frames), "<u2"), []
+    layout, digests = masters.layout, []
+    room = np.empty(max(frame.words for frame in layout.frames), "<u2")
     with durable.replacing(path) as file:
         for number, frame in enumerate(layout.frames):
             words = room[: frame.words]

@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from learner.objective.slow_fast import EntropySwitch
 from learner.step_log import StepLine
 from learner.training.model import Policy
 from node import durable
@@ -85,8 +86,8 @@ class Progress:
     announced_version: int = 0
     """The newest that was announced when ``evaluating_version`` was told. Where no sampler had got to that
     one yet, another soon after it may be evaluated instead."""
-    trained_group_ids: tuple[str, ...] = ()
-    """Groups consumed lately, in checkpoints from before ``trained_slots``."""
+    entropy_switch: EntropySwitch = field(default_factory=EntropySwitch)
+    """Whether SFPO's fast steps are still taken."""
 
     @property
     def is_evaluated(self) -> bool:

@@ -1,4 +1,4 @@
-"""The words of a version, made of the masters a frame at a time, wherever the model is.
+"""A version's words, made of the masters a frame at a time, wherever the model is.
 
 Several threads may make different frames at once. They start no threads of their own and allocate nothing,
 except for transfers from a device.
@@ -31,11 +31,16 @@ class MasterWords:
             if not tensor.is_contiguous():
                 raise ValueError(f"tensor {name!r} is not contiguous")
         self._flat = {name: tensor.detach().view(-1) for name, tensor in tensors.items()}
-        self._layout = layout
+        self.layout = layout
+
+    def snapshot(self, words: Words) -> None:
+        """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
+        for number, frame in enumerate(self.layout.frames):
+            self.read(number, words[frame.slice])
 
     def read(self, frame: int, words: Words) -> None:
         """Write the words of one frame, as many as it has; floats rounded to nearest even."""
-        for piece in self._layout.overlaps(frame):
+        for piece in self.layout.overlaps(frame):
             tensor, part = piece.tensor, words[piece.frame_word :][: piece.words]
             width = tensor.dtype.element_bytes
             first = 2 * piece.tensor_word // width

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.intake.full_logprobs import full_logprobs
+from learner.intake.group_verdict import full_logprobs
 from learner.objective.batch import ObjectiveBatch
 from node.rollout import RolloutGroup
 

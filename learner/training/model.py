@@ -133,8 +133,7 @@ class Policy(ScoringModel):
 
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
-        for number, frame in enumerate(self.layout.frames):
-            self.master_words.read(number, words[frame.slice])
+        self.master_words.snapshot(words)
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""

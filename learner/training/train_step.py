@@ -49,6 +49,7 @@ class StepSettings:
     scales_rate_by_sample_size: bool
     fast_steps: int
     reposition_share: float
+    fast_steps_until_deviations: float
     micro_batch_tokens: int
 
     @classmethod
@@ -148,9 +149,9 @@ def train_step(
 ) -> StepOutcome:
     """Move the parameters one step down the loss of ``groups``, if any of them teaches something.
 
+    Policy and optimizer change in place, unless the outcome says otherwise; no gradients are left behind.
+
     Args:
-        policy: has no gradients, before and after. Changed in place, unless the outcome says otherwise.
-        optimizer: of ``policy.parameters``; likewise.
         groups: admitted, whole, at least one.
         version: of the learner before the step.
         expected_kl_nats: see ``objective_batch``.

@@ -315,7 +315,7 @@ def test_the_public_base_is_kept_whole_or_written_again(
         kept_whole.newest = 0
         path = directory / "base.words"
         if who == "learner":
-            kept, _ = keep_public_base(path, MasterWords(masters, LAYOUT), layout=LAYOUT)
+            kept, _ = keep_public_base(path, MasterWords(masters, LAYOUT))
         else:
             kept = PublicBase.keep(path, live_words(words).live, layout=LAYOUT).words.words
         assert HeldPolicy.of(0, np.array(kept), layout=LAYOUT).version == LEARNER.versions[0].version

@@ -134,7 +134,7 @@ async def sampling(
     """Lease and submit, always with version 0, until the end of the block; counts the hub's verdicts."""
     policy = load_policy(model_dir, device="cpu")
     layout_digest = policy.layout.digest
-    _, base = keep_public_base(made.directory / "base.words", policy.master_words, layout=policy.layout)
+    _, base = keep_public_base(made.directory / "base.words", policy.master_words)
     version0 = PolicyVersion(0, base.root)
     control, rollouts = (
         dial(hub, made.sampler, purpose=purpose, now=CLOCK.now())

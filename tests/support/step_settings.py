@@ -22,6 +22,7 @@ def make_step_settings(**changes: Any) -> StepSettings:
         scales_rate_by_sample_size=False,
         fast_steps=0,
         reposition_share=0.8,
+        fast_steps_until_deviations=math.inf,
         micro_batch_tokens=1 << 20,
     )
     return replace(settings, **changes)

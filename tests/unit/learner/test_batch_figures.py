@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from learner.intake.batch_figures import batch_figures
 from learner.metrics import LearnerMetrics
-from learner.step_log import StepLine
+from learner.step_log import BatchFigures, StepLine
 from node.limits import GROUP_METRICS
 from node.rollout import Finish, RolloutGroup, mean_metrics
 from node.run import StepReport
@@ -27,7 +26,7 @@ def group(*rewards: float, lengths: tuple[int, ...], cut: int = 0, prompt: int =
 
 
 def test_lengths_cuts_and_spread_are_those_worked_by_hand() -> None:
-    figures = batch_figures(
+    figures = BatchFigures.of(
         [
             group(1.0, 0.0, lengths=(1, 11), cut=1, prompt=2),
             group(0.5, 0.5, lengths=(2, 6), prompt=8),
@@ -45,7 +44,7 @@ def test_lengths_cuts_and_spread_are_those_worked_by_hand() -> None:
 def test_equal_rewards_that_no_float_is_exactly_teach_nothing_and_a_stop_string_is_no_cut() -> None:
     same = group(0.1, 0.1, 0.1, lengths=(3, 3, 3))
     stopped = tuple(replace(one, finish=Finish.STOP) for one in same.completions)
-    figures = batch_figures([replace(same, completions=stopped)])
+    figures = BatchFigures.of([replace(same, completions=stopped)])
     assert (figures.zero_advantage_ratio, figures.cut_ratio) == (1.0, 0.0)
 
 
@@ -96,7 +95,7 @@ def test_a_step_shows_the_same_numbers_in_gauges_and_in_its_line() -> None:
         name: registry.get_sample_value(f"heterorl_learner_{name}") for name in ("reward_mean", "trust_ratio")
     }
     assert all(math.isnan(value) for value in shown.values() if value is not None)
-    figures = batch_figures([group(1.0, 0.0, lengths=(1, 11))])
+    figures = BatchFigures.of([group(1.0, 0.0, lengths=(1, 11))])
     line = StepLine(0.0, REPORT, tokens=12, flops=0.0, groups=(), learning_rate=1e-3, figures=figures)
     metrics.show_step(line)
     numbers = line.numbers()

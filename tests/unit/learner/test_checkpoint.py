@@ -1,6 +1,7 @@
 import contextlib
 import errno
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from learner.objective.slow_fast import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
@@ -71,7 +73,8 @@ def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp
         version=3,
         step=step_line(3),
         unacknowledged=(StepRecord(2, ("3.1",), (0,)), StepRecord(3, ("4.1",), (1,))),
-        trained_group_ids=("3.1", "4.1"),
+        trained_slots=((3, 4),),
+        entropy_switch=EntropySwitch(threshold=math.inf).observe(1.5),
     )
     CheckpointStore(tmp_path / "checkpoints").save(policy, optimizer, progress)
     restored, restored_optimizer = learner(model_dir)

@@ -87,7 +87,7 @@ def test_masters_that_do_not_lie_in_order_are_our_own_mistake() -> None:
 
 def test_the_public_base_on_disk_is_the_whole_version(tmp_path: Path) -> None:
     masters = make_masters()
-    kept, base = keep_public_base(tmp_path / "base.words", MasterWords(masters, LAYOUT), layout=LAYOUT)
+    kept, base = keep_public_base(tmp_path / "base.words", MasterWords(masters, LAYOUT))
     assert (np.asarray(kept) == words_by_tensor(masters)).all()
     assert base.root == HeldPolicy.of(0, np.asarray(kept), layout=LAYOUT).version.root
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.intake.full_logprobs import full_logprobs
+from learner.intake.group_verdict import full_logprobs
 from learner.training.micro_batches import Row, collate, micro_batches, objective_batch, rows_of
 from node.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.intake.full_logprobs import full_logprobs
+from learner.intake.group_verdict import full_logprobs
 from learner.objective.importance import group_expectation_weight
 from learner.objective.truncation import least_kept_mass, untruncated_logprob
 from learner.training.micro_batches import objective_batch

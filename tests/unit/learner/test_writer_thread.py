@@ -33,8 +33,8 @@ class Recorder:
         if not is_held:
             self.go.set()
 
-    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
-        return partial(self._write, line.report.version) if line.report.version else None
+    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+        return partial(self._write, line.report.version) if line and line.report.version else None
 
     def _write(self, version: int) -> None:
         assert threading.current_thread() is not threading.main_thread()
