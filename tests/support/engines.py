@@ -14,7 +14,7 @@ from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.config import SamplerConfig
-from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.decoding.sampling import RowSampling, sampling_distribution
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.engine_registry import ENGINES, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words

@@ -9,9 +9,9 @@ import pytest
 
 from node.rollout import SamplingParameters
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.remote.frame_memory import DIRECTORY_VARIABLE
 from sampler.engines.remote.remote_engine import RemoteEngine
-from sampler.engines.remote.remote_options import RemoteOptions
 from support.vllm_stub import VllmStub, listening, stub_of
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)

@@ -11,12 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from node.rollout import SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
-from sampler.engines.decoding.readback import Readback
-from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.decoding.sampling import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.torch_engine import TorchEngine
-from sampler.engines.torch_options import TorchOptions
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 
@@ -44,8 +43,7 @@ def made(model_dir: Path, *, like: str = "cpu", **options: Any) -> TorchEngine:
         options=TorchOptions(**options),
     )
     if like == "cuda":
-        engine._decoder._readback = Readback(depth=1)
-        engine._decoder._batch._keeps_order = False
+        engine._decoder._batch._is_cpu = False
     return engine
 
 

@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from sampler.engines.decoding.upload import uploaded
-
 GROWTH_COLUMNS: Final = 64
 """Columns added when a buffer is full: a step bears a 64th of its copy, and the memory is soon used."""
 
@@ -191,6 +189,16 @@ class KeyValueCache:
             layer.make_buffers(like.buffers)
             self._layers.append(layer)
         return self._layers[number]
+
+
+def uploaded(values: Sequence[object], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return ``values``, nested or not, as a tensor on ``device``, without waiting for what it computes.
+
+    A copy from ordinary memory to a CUDA device waits until every step before it is done; from pinned memory
+    it does not.
+    """
+    tensor = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return tensor.to(device, non_blocking=True)
 
 
 class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]

@@ -28,9 +28,9 @@ from sampler.engines.engine import (
     SampledCompletion,
     check_fits,
 )
+from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.remote.completions import most_answer_bytes
-from sampler.engines.remote.remote_options import RemoteOptions
 from sampler.engines.remote.server_session import ServerSession
 from sampler.engines.remote.server_words import ServerWords
 from sampler.engines.remote.vllm_server import ServerError

@@ -23,11 +23,11 @@ from node.file_lock import FileLock
 from node.rollout import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.engine import GenerationRequest, SampledCompletion
+from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.model_words import THREADS
 from sampler.engines.remote.completions import completions_body, completions_of, version_label
 from sampler.engines.remote.frame_memory import DIRECTORY_VARIABLE, make_frame_memory, remove_frame_memory
-from sampler.engines.remote.remote_options import RemoteOptions
 from sampler.engines.remote.server_words import ServerWords
 from sampler.engines.remote.vllm_server import GENERATE, ServerError, VllmServer
 

@@ -31,9 +31,9 @@ from sampler.engines.engine import (
     SampledCompletion,
     check_fits,
 )
+from sampler.engines.engine_options import VllmOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.model_words import LiveWords
-from sampler.engines.vllm.vllm_options import VllmOptions
 
 # Read by vLLM when it is imported.
 os.environ.update(

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from node.rollout import Finish, SamplingParameters
-from sampler.engines.decoding.readback import Readback
-from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.decoding.sampling import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_words import copy_words
 from sampler.engines.torch_engine import TorchEngine
-from sampler.engines.torch_options import TorchOptions
 from support.tiny_model import make_tiny_model
 
 END = 1
@@ -69,8 +68,7 @@ def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
 ) -> None:
     random = np.random.default_rng(seed)
     engine = loaded(directories[0], memory_bytes=4 << 20, prefill_chunk_tokens=int(random.integers(1, 40)))
-    engine._decoder._readback = Readback(depth=depth)
-    engine._decoder._batch._keeps_order = depth == 0
+    engine._decoder._batch._is_cpu = depth == 0
     others = [loaded(directory).weights.live for directory in directories]
     requests: dict[str, GenerationRequest] = {}
     finished: dict[str, FinishedRequest] = {}

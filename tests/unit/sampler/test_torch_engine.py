@@ -13,8 +13,8 @@ from node.errors import Reason, RefusedError
 from node.rollout import Finish, SamplingParameters
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
-from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
+from sampler.engines.decoding.sampling import by_inverse, by_noise
 from sampler.engines.stop_strings import text_before_stop
 from sampler.engines.torch_engine import TorchEngine
 from support.torch_engines import PLAIN, live, load, made, naive_logprob, other_words, request, run_out
