@@ -22,8 +22,8 @@ from typing import Any, Final
 from node.failure import Failure
 from node.limits import GROUP_METRICS, METRIC_VALUE, REWARD
 from sampler.process_tree import kill_tree
-from sampler.tasks.framing import MOST_TURNS, PROMPT_CHARACTERS, REPLY_BYTES, TRACEBACK_CHARACTERS, framed
 from sampler.tasks.grader_outage import Outage
+from sampler.tasks.grader_worker import PROMPT_CHARACTERS, TRACEBACK_CHARACTERS, framed
 from sampler.tasks.task import CompletionText, Message, TaskSetup
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,12 @@ VARIABLES: Final = re.compile(
 """Environment variables that a task's process has besides those that its setup names. Options come from the
 coordinator and may name a variable to a library, which sends its value somewhere: none of these holds a
 secret."""
+
+MOST_TURNS: Final = 1024
+"""Most turns that a task may declare: each is a request of its own, to the engine and to the task."""
+
+REPLY_BYTES: Final = 6 * PROMPT_CHARACTERS + 1024
+"""A prompt with every character escaped. More means that a grader writes where it should not."""
 
 PRINTED_BYTES: Final = 64 << 10
 """What a task may print for one request; it goes to this process's standard error, and the rest nowhere."""
@@ -76,8 +82,6 @@ class TaskDescription:
     """None: one for each row of the run's data."""
     is_stateful: bool
     """Whether the process that made a prompt also has to grade it."""
-    takes_rows: bool
-    """Whether it can be told the rows of a run's data."""
     max_prompt_tokens: int | None
     """Longer prompts are set aside; None: only the model's own limit counts."""
     max_turns: int = 1
@@ -192,8 +196,6 @@ class Grader:
 
         Args:
             conversation: What was said since the prompt.
-            row: As for ``prompt``.
-            incarnation: As for ``grade``.
         Raises:
             TaskError: as for ``prompt`` and ``grade``.
         """
@@ -212,7 +214,6 @@ class Grader:
         """Return one finite reward per completion, and what else the grader measured.
 
         Args:
-            row: As for ``prompt``.
             incarnation: The process that has to do it; None: any.
         Raises:
             TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
@@ -326,28 +327,26 @@ class Grader:
         return self._process
 
     async def _described(self, ready: dict[str, Any]) -> TaskDescription:
-        prompts = ready.get("prompts")
-        longest, turns = ready.get("max_prompt_tokens"), ready.get("max_turns", 1)
-        if "unusable" in ready:
-            problem = str(ready["unusable"])
-        elif prompts is not None and (not isinstance(prompts, int) or prompts < 1):
-            problem = f"its attribute prompts is {prompts!r:.100}, not a number of at least 1"
-        elif longest is not None and (not isinstance(longest, int) or longest < 1):
-            problem = f"its attribute max_prompt_tokens is {longest!r:.100}, not a number of at least 1"
-        elif not isinstance(turns, int) or not 1 <= turns <= MOST_TURNS:
-            problem = f"its attribute max_turns is {turns!r:.100}, not a number of 1 to {MOST_TURNS}"
-        else:
-            return TaskDescription(
-                prompts,
-                bool(ready.get("is_stateful")),
-                bool(ready.get("takes_rows")),
-                longest,
-                turns,
-                ready.get("template_arguments", {}),
-                bytes.fromhex(ready.get("code_digest", "")),
-            )
-        await self._kill()
-        raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
+        declared = {"max_turns": 1, **ready}
+        problem = ready.get("unusable")
+        for name, most in (("prompts", None), ("max_prompt_tokens", None), ("max_turns", MOST_TURNS)):
+            value = declared.get(name)
+            if problem or (value is None and name != "max_turns"):
+                continue
+            if not isinstance(value, int) or value < 1 or (most is not None and value > most):
+                bounds = "at least 1" if most is None else f"1 to {most}"
+                problem = f"its attribute {name} is {value!r:.100}, not a number of {bounds}"
+        if problem:
+            await self._kill()
+            raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
+        return TaskDescription(
+            ready.get("prompts"),
+            bool(ready.get("is_stateful")),
+            ready.get("max_prompt_tokens"),
+            declared["max_turns"],
+            ready.get("template_arguments", {}),
+            bytes.fromhex(ready.get("code_digest", "")),
+        )
 
     async def _pass_on(self, printed: asyncio.StreamReader) -> None:
         while chunk := await printed.read(1 << 20):

@@ -26,7 +26,7 @@ import httpx
 
 from node.task_options import JUDGE_FIELD, JudgeOptions
 from sampler.tasks.grader_outage import GraderOutageError, Outage
-from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.local_graders import JudgeEndpoint
 
 REPLY_BYTES: Final = 1 << 20
 """Longest HTTP answer that is read. A judge's longest, 8192 tokens, takes a tenth of it."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from node.task_options import CodeOptions
-from sampler.tasks.code.inside.begin import BEGUN
+from sampler.tasks.code.inside.shared import BEGUN
 from sampler.tasks.code.inside.tests_host import GONE, PASSED
 from sampler.tasks.code.row_tests import Exchange, asserts_of, column, exchanges_of, program_of
 from sampler.tasks.code.sandbox import Sandbox, memory_file

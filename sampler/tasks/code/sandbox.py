@@ -4,7 +4,7 @@
     /program.py, ...       what the caller gives, read-only
     standard streams       the caller's
     environment            empty
-    system calls           see ``call_filter``; limits: see ``inside.begin``
+    system calls           see ``call_filter``; limits: see ``inside.shared``
 
 Nothing can be written but the streams. The sandbox ends, with all in it, when the caller ends or kills it.
 """
@@ -23,7 +23,7 @@ from typing import Final
 from node.errors import StartupError
 from sampler.tasks.code import inside
 from sampler.tasks.code.call_filter import call_filter
-from sampler.tasks.code.inside.begin import BEGUN
+from sampler.tasks.code.inside.shared import BEGUN
 
 TRIAL_S: Final = 30.0
 """Longest wait for the trial at the start."""

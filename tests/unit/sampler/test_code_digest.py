@@ -14,7 +14,7 @@ from support.graded_texts import texts
 
 GRADE = "import own_words\n\ndef grade(row, completion):\n    return own_words.worth(completion.text)\n"
 WORTH = "def worth(text):\n    return 1.0\n"
-JSONL = "sampler.tasks.jsonl_task:JsonlTask"
+JSONL = "sampler.tasks.question_tasks:JsonlTask"
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@ import os
 import pytest
 
 from sampler.tasks.grader_process import Grader
-from sampler.tasks.judge_endpoint import JudgeEndpoint
-from sampler.tasks.local_graders import LocalGraders
+from sampler.tasks.local_graders import JudgeEndpoint, LocalGraders
 from sampler.tasks.task import TaskSetup, task_setup
 
 

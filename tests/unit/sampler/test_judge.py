@@ -16,8 +16,7 @@ from node.task_options import JudgeOptions
 from sampler.tasks.grader_outage import GraderOutageError, Outage
 from sampler.tasks.grader_process import Grader, TaskError
 from sampler.tasks.judge import Judge
-from sampler.tasks.judge_endpoint import JudgeEndpoint
-from sampler.tasks.local_graders import LocalGraders
+from sampler.tasks.local_graders import JudgeEndpoint, LocalGraders
 from sampler.tasks.task import CompletionText, TaskSetup, load_task, task_setup
 from support.graded_texts import texts
 from support.judge_server import JudgeServer, Request, judge_server

@@ -10,25 +10,24 @@ from sampler.tasks.grader_process import Grader, TaskDescription
 from sampler.tasks.task import TaskSetup
 
 
-def description(*, prompts: int | None, takes_rows: bool) -> TaskDescription:
-    return TaskDescription(prompts, is_stateful=False, takes_rows=takes_rows, max_prompt_tokens=None)
+def description(prompts: int | None) -> TaskDescription:
+    return TaskDescription(prompts, is_stateful=False, max_prompt_tokens=None)
 
 
-@pytest.mark.parametrize(("prompts", "rows", "expected"), [(100, 0, 100), (100, 8, 8), (None, 8, 8)], ids=str)
+@pytest.mark.parametrize(("prompts", "rows", "expected"), [(100, 0, 100), (None, 8, 8)], ids=str)
 def test_rows_are_the_prompts_where_the_run_has_data(prompts: int | None, rows: int, expected: int) -> None:
-    assert prompts_of(description(prompts=prompts, takes_rows=True), rows=rows, path="a:B") == expected
+    assert prompts_of(description(prompts), rows=rows, path="a:B") == expected
 
 
 @pytest.mark.parametrize(
-    ("prompts", "takes_rows", "rows", "said"),
-    [(100, False, 8, "the task takes no rows"), (None, True, 0, "set coordinator.data.file")],
-    ids=["data for a task without rows", "a task of rows without data"],
+    ("prompts", "rows", "said"),
+    [(100, 8, "100 prompts of its own: set prompts = None"), (None, 0, r"set coordinator\.data\.file")],
 )
 def test_a_task_that_does_not_fit_the_data_is_refused_with_the_way_out(
-    prompts: int | None, takes_rows: bool, rows: int, said: str
+    prompts: int | None, rows: int, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        prompts_of(description(prompts=prompts, takes_rows=takes_rows), rows=rows, path="a:B")
+        prompts_of(description(prompts), rows=rows, path="a:B")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from sampler.tasks.task import (
     TaskSetup,
     import_path,
     load_task,
-    takes_rows,
     task_setup,
 )
 
@@ -60,7 +59,6 @@ def answered(text: str, finish: str = "end") -> CompletionText:
 def test_every_built_in_task_can_be_loaded_and_makes_prompts(name: str) -> None:
     task = made(name)
     assert task.prompts is None or task.prompts >= 1
-    assert takes_rows(task) is (name != "addition")
     assert task.prompt(0, ROW)
 
 
@@ -70,7 +68,7 @@ def test_coordinator_and_sampler_know_the_same_tasks() -> None:
 
 def test_addition_covers_every_pair_of_digits_once() -> None:
     task = AdditionTask()
-    prompts = [task.prompt(index) for index in range(task.prompts)]
+    prompts = [task.prompt(index, None) for index in range(task.prompts)]
     assert len(set(prompts)) == 100
     assert prompts[37] == "3+7="
 
@@ -79,7 +77,7 @@ def test_addition_covers_every_pair_of_digits_once() -> None:
     ("text", "reward"), [("10", 1.0), ("1", 0.0), ("100", 0.0), (" 10", 0.0), ("", 0.0), ("10=", 0.0)]
 )
 def test_addition_rewards_the_exact_sum_only(text: str, reward: float) -> None:
-    assert AdditionTask().grade(37, text) == reward
+    assert AdditionTask().grade(37, None, answered(text)) == reward
 
 
 def test_a_custom_task_is_found_by_its_configured_path() -> None:
@@ -126,16 +124,6 @@ class Odd:
         return 0.0
 
 
-class ShortWithDefaults:
-    prompts = 3
-
-    def prompt(self, index: int, seed: int = 0) -> str:
-        return f"{index}"
-
-    def grade(self, index: int, text: str, strict: bool = True) -> float:
-        return float(text == "x")
-
-
 def test_a_custom_task_gets_the_options_as_keyword_arguments() -> None:
     setup = task_setup(
         "mine",
@@ -145,17 +133,13 @@ def test_a_custom_task_gets_the_options_as_keyword_arguments() -> None:
         has_chat_template=False,
     )
     task = load_task(setup)
-    assert takes_rows(task)
     assert task.prompt(0, {"n": 1}) == "{'n': 1}"
     assert task.grade(0, {}, answered("abc")) == (1.0, {"level": 3, "tokens": 3})
     with pytest.raises(ConfigError, match=r"unexpected keyword argument 'colour'.*or change the options"):
         load_task(TaskSetup(f"{__name__}:Whole", {"level": 3, "names": [], "colour": 1}))
 
 
-def test_a_task_of_the_short_form_goes_on_and_one_of_neither_form_is_told_both() -> None:
-    task = load_task(TaskSetup(f"{__name__}:ShortWithDefaults", {}))
-    assert not takes_rows(task)
-    assert (task.prompt(2, None), task.grade(2, None, answered("x"))) == ("2", 1.0)
+def test_a_task_whose_methods_take_other_arguments_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"prompt\(self, index, row\) and grade\(self, index, row, "):
         load_task(TaskSetup(f"{__name__}:Odd", {}))
 
