@@ -1,6 +1,6 @@
 """Engines by name, imported only when chosen: a wrong name is refused before torch loads.
 
-To add an engine, write a module with a function ``(EngineSettings) -> Engine`` and name it in ``ENGINES``;
+To add an engine, write a class or function ``(EngineSettings) -> Engine`` and name it in ``ENGINES``;
 its options, if it has any, go into ``engine_options``. An engine that can only change its weights in place
 refuses ``settings.apply == "spare"`` with a StartupError.
 """
@@ -17,8 +17,8 @@ from sampler.engines.engine import Engine, EngineSettings
 
 ENGINES: Final[Mapping[str, str]] = {
     "torch": "sampler.engines.torch_engine:load",
-    "vllm": "sampler.engines.vllm.vllm_engine:load",
-    "remote": "sampler.engines.remote.remote_engine:load",
+    "vllm": "sampler.engines.vllm.vllm_engine:VllmEngine",
+    "remote": "sampler.engines.remote.remote_engine:RemoteEngine",
 }
 """Name -> ``package.module:function``."""
 

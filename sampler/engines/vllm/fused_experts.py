@@ -20,7 +20,7 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-from sampler.engines.vllm.declared_tensors import unusable
+from sampler.engines.vllm.model_directory import unusable
 
 _WEIGHTS: Final = ("w13_weight", "w2_weight")
 _IN_ORDER: Final = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.CPU)
