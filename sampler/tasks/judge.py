@@ -51,9 +51,6 @@ class Judge:
     """Scores completions.
 
     Args:
-        options: What is asked.
-        endpoint: Who is asked.
-        group_limit_s: Longest time for a group.
         outages: Counts the attempts that failed.
     Raises:
         StartupError: there is no API key where the configuration says.

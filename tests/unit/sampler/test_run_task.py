@@ -6,8 +6,8 @@ from node.errors import ConfigError
 from node.rollout import PromptLease, SamplingParameters
 from sampler.rollouts.run_task import RunTask, prompts_of
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import Grader, TaskDescription
-from sampler.tasks.task import TaskSetup
+from sampler.tasks.grader_process import TaskDescription
+from support.graded_texts import grader_of
 
 
 def description(prompts: int | None) -> TaskDescription:
@@ -44,11 +44,6 @@ def test_a_task_that_does_not_fit_the_data_is_refused_with_the_way_out(
 def test_a_lease_is_taken_for_a_known_prompt_or_one_that_brings_its_row(
     task: str, index: int, row: bytes, has: bool
 ) -> None:
-    def no_process() -> Grader:
-        return Grader(
-            TaskSetup("a:B", {}), wall_limit_s=1.0, cpu_limit_s=1, memory_limit_bytes=1, killed=lambda: None
-        )
-
-    run_task = RunTask("addition", 10, 100, 1, {}, GraderPool(no_process, most=1))
+    run_task = RunTask("addition", 10, 100, 1, {}, GraderPool(lambda: grader_of("a:B"), most=1))
     lease = PromptLease("0.1", task, index, 4, SamplingParameters(1.0, 1.0, 0, 8), 60.0, row=row)
     assert run_task.has(lease) is has

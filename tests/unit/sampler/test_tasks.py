@@ -20,8 +20,8 @@ from sampler.tasks.task import (
     TaskSetup,
     import_path,
     load_task,
-    task_setup,
 )
+from support.graded_texts import setup_of
 
 MINIMAL: dict[str, dict[str, Any]] = {"reasoning_gym": {"dataset": "leg_counting"}}
 """The options that a task cannot do without."""
@@ -33,15 +33,8 @@ def made(
     name: str, *, has_chat_template: bool = False, graders: tuple[str, ...] = (), **options: Any
 ) -> Task:
     """Return a built-in task as a grader process makes it."""
-    return load_task(
-        task_setup(
-            name,
-            MINIMAL.get(name, {}) | options,
-            custom={},
-            allowed_graders=graders,
-            has_chat_template=has_chat_template,
-        )
-    )
+    given = MINIMAL.get(name, {}) | options
+    return load_task(setup_of(name, given, allowed_graders=graders, has_chat_template=has_chat_template))
 
 
 def answered(text: str, finish: str = "end") -> CompletionText:
@@ -125,14 +118,7 @@ class Odd:
 
 
 def test_a_custom_task_gets_the_options_as_keyword_arguments() -> None:
-    setup = task_setup(
-        "mine",
-        {"level": 3, "names": ["a"]},
-        custom={"mine": f"{__name__}:Whole"},
-        allowed_graders=(),
-        has_chat_template=False,
-    )
-    task = load_task(setup)
+    task = load_task(setup_of("mine", {"level": 3, "names": ["a"]}, custom={"mine": f"{__name__}:Whole"}))
     assert task.prompt(0, {"n": 1}) == "{'n': 1}"
     assert task.grade(0, {}, answered("abc")) == (1.0, {"level": 3, "tokens": 3})
     with pytest.raises(ConfigError, match=r"unexpected keyword argument 'colour'.*or change the options"):
@@ -306,7 +292,7 @@ def test_chat_without_a_template_is_refused_and_auto_does_without() -> None:
 
 def test_template_arguments_go_to_the_engine_and_need_a_template() -> None:
     options = {"template_arguments": {"enable_thinking": False}}
-    setup = partial(task_setup, "jsonl", custom={}, allowed_graders=())
+    setup = partial(setup_of, "jsonl")
     assert setup(options, has_chat_template=True).template_arguments == {"enable_thinking": False}
     with pytest.raises(ConfigError, match="template_arguments are set, and this sampler's model has no chat"):
         setup(options, has_chat_template=False)
@@ -379,4 +365,4 @@ def test_an_environment_is_code_that_the_sampler_has_to_allow_and_have(
 ) -> None:
     monkeypatch.setattr("node.extras.find_spec", lambda package: None)
     with pytest.raises(error, match=said):
-        task_setup("verifiers", options, custom={}, allowed_graders=allowed, has_chat_template=True)
+        setup_of("verifiers", options, allowed_graders=allowed, has_chat_template=True)
