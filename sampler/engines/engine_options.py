@@ -131,11 +131,7 @@ class RemoteOptions(_Options):
     the files. Then the sampler ends."""
 
     def api_key(self) -> str | None:
-        """Return the key; None: none is sent.
-
-        Raises:
-            StartupError: the file cannot be read, or does not hold a single line of ASCII.
-        """
+        """Return the key; None: none is sent. StartupError if the file has none."""
         if self.api_key_file is None:
             return None
         return api_key_in(self.api_key_file, setting="api_key_file in sampler.engine_options")
@@ -149,11 +145,7 @@ _OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
 
 
 def check_options(engine: str, values: Mapping[str, Any]) -> None:
-    """Check the options of an engine by its name; those of an import path are its own business.
-
-    Raises:
-        ValueError: an option does not exist or breaks its rule; the message lists them all.
-    """
+    """Check the options of a built-in engine; the ValueError lists all that are wrong."""
     if (model := _OPTIONS.get(engine)) is None:
         return
     try:

@@ -29,11 +29,7 @@ _IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", 
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it is an engine's name or may be an import path.
-
-    Raises:
-        ValueError: it is neither; the message lists the names.
-    """
+    """Return an engine's name, or what may be an import path; a ValueError lists the names."""
     if name in (AUTO, *ENGINES) or _IMPORT_PATH.fullmatch(name):
         return name
     raise ValueError(
@@ -60,11 +56,7 @@ def has_vllm(device: str) -> bool:
 
 
 def load_in_own_process(name: str, settings: EngineSettings, *, step_limit_s: float) -> Engine:
-    """Load an engine in a process of its own, which is killed when a call takes longer than the limit.
-
-    Raises:
-        ConfigError, StartupError: as ``load_engine`` does.
-    """
+    """Load an engine in a process that is killed if a call takes too long; see ``load_engine``."""
     module = importlib.import_module("sampler.engines.own_process.process_engine")
     engine: Engine = module.ProcessEngine(name, settings, step_limit_s=step_limit_s)
     return engine

@@ -34,11 +34,7 @@ Rooms = NDArray[np.uint16]
 
 
 def make_frame_memory(directory: Path, name: str, *, slots: int, workers: int) -> Rooms:
-    """Make the file and map it; files of samplers that were killed are removed.
-
-    Raises:
-        OSError: the directory cannot be used, or others than this user can.
-    """
+    """Make the file and map it, and remove those of killed samplers; OSError if that is not safe."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = _opened_directory(directory)
     try:
@@ -68,11 +64,7 @@ def unnamed_frame_memory(*, slots: int) -> int:
 
 
 def open_frame_memory(name: str, *, workers: int) -> Rooms:
-    """Map the file of this name in the directory that the environment names.
-
-    Raises:
-        OSError, ValueError: there is none, or others than this user could have made it or can write to it.
-    """
+    """Map a file in the directory that the environment names; OSError or ValueError if that is not safe."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a file with frames")
     if DIRECTORY_VARIABLE not in os.environ:
@@ -86,11 +78,7 @@ def open_frame_memory(name: str, *, workers: int) -> Rooms:
 
 
 def mapped(file: int, *, workers: int) -> Rooms:
-    """Map a file and close it.
-
-    Raises:
-        OSError: it is not such a file, or others than this user can open it.
-    """
+    """Map a file and close it; OSError if it is another file, or others than this user can open it."""
     try:
         status = os.fstat(file)
         _check_owner(status, "the file with frames", mode="0600")

@@ -27,11 +27,7 @@ def contains(answer: str, right: str) -> float:
 
 
 def number(answer: str, right: str) -> float:
-    """Compare the last number of each, so that ``#### 1,234`` equals ``It is 1234.00.``
-
-    Raises:
-        ValueError: the right answer has no number.
-    """
+    """Compare the last numbers: ``#### 1,234`` equals ``It is 1234.00.``; ValueError without a right one."""
     if (expected := _last_number(right)) is None:
         raise ValueError(f"the right answer {right!r:.100} has no number")
     return float(_last_number(answer) == expected)

@@ -35,12 +35,7 @@ class TaskPrompt:
 
 
 class GraderPool:
-    """Prompts of one task and rewards for their completions.
-
-    Args:
-        make: Makes one more grader of the task.
-        most: Processes at most.
-    """
+    """Prompts of one task and rewards for their completions, by at most ``most`` graders."""
 
     def __init__(self, make: Callable[[], Grader], *, most: int, slow_s: float = SLOW_S) -> None:
         self._make = make
@@ -65,11 +60,7 @@ class GraderPool:
         return len(self._gradings) + len(self._prompts)
 
     async def start(self) -> TaskDescription:
-        """Start the first process and return what the task declares.
-
-        Raises:
-            TaskUnusableError, TaskError: see ``Grader.describe``.
-        """
+        """Start the first process and return what the task declares; errors as of ``Grader.describe``."""
         description = await self._graders[0].describe()
         self._is_stateful = description.is_stateful
         return description

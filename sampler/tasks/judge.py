@@ -48,13 +48,7 @@ class _AttemptError(Exception):
 
 
 class Judge:
-    """Scores completions.
-
-    Args:
-        outages: Counts the attempts that failed.
-    Raises:
-        StartupError: there is no API key where the configuration says.
-    """
+    """Scores completions and counts failed attempts in ``outages``; StartupError without the API key."""
 
     def __init__(
         self,
@@ -74,11 +68,7 @@ class Judge:
         self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def rewards(self, question: str, answer: str, completions: Sequence[str]) -> list[tuple[float, float]]:
-        """Return reward and score of each completion.
-
-        Raises:
-            GraderOutageError: one of them got no score.
-        """
+        """Return reward and score of each completion; GraderOutageError if one got no score."""
         return asyncio.run(self._group(question, answer, completions))
 
     async def _group(

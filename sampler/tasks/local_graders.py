@@ -65,11 +65,7 @@ class JudgeEndpoint(BaseModel):
         return self
 
     def api_key(self) -> str | None:
-        """Return the key; None: none is sent.
-
-        Raises:
-            StartupError: there is none where the configuration says, or it is no single line of ASCII.
-        """
+        """Return the key; None: none is sent. StartupError if there is none where the configuration says."""
         if self.api_key_file is not None:
             return api_key_in(self.api_key_file, setting="sampler.judge.api_key_file")
         if self.api_key_env is not None:

@@ -23,11 +23,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 class JsonlTask:
-    """One prompt for each row; options as in ``JsonlOptions``.
-
-    Args:
-        local: What the graders ``judge`` and ``code`` take from this sampler's configuration.
-    """
+    """One prompt for each row; ``local``: this sampler's settings for the graders ``judge`` and ``code``."""
 
     prompts = None
 
@@ -77,12 +73,7 @@ class JsonlTask:
         return [{key: text for key, text in each.items() if text is not None} for each in question]
 
     def _right(self, row: Row) -> str:
-        """Return the right answer.
-
-        Raises:
-            ValueError: it is empty, which any completion would contain.
-            TypeError: it is neither a text nor a number.
-        """
+        """Return the right answer; ValueError if it is empty, which any completion would contain."""
         name = self._options.answer
         right = column_of(row, name)
         if not isinstance(right, str | int | float):

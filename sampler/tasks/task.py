@@ -182,11 +182,7 @@ def _check_allowed(option: str, code: str, allowed_graders: Sequence[str]) -> No
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:
-    """Return the ``package.module:Class`` that ``name`` stands for.
-
-    Raises:
-        ConfigError: ``name`` is neither built in nor in ``custom``.
-    """
+    """Return the ``package.module:Class`` of a name, built in or in ``custom``; ConfigError for others."""
     known = {**BUILT_IN, **custom}
     if name not in known:
         raise ConfigError(
@@ -200,11 +196,7 @@ def import_path(name: str, custom: Mapping[str, str]) -> str:
 
 
 def load_task(setup: TaskSetup) -> Task:
-    """Import ``package.module:Class`` and instantiate it.
-
-    Raises:
-        ConfigError: it cannot be imported or instantiated, or has other methods than a task's.
-    """
+    """Import ``package.module:Class`` and instantiate it; ConfigError if that is not possible, or no task."""
     module, _, name = setup.path.partition(":")
     try:
         local = {"local": setup.local} if setup.local else {}

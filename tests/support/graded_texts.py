@@ -21,8 +21,9 @@ def share_of_digits(row: Row, completion: CompletionText) -> tuple[float, dict[s
 
 def grader_of(task: TaskSetup | str, **settings: Any) -> Grader:
     """Return a grader of a task, or of an import path without options."""
-    given = {"wall_limit_s": 30, "cpu_limit_s": 20, "memory_limit_bytes": 1 << 30, "killed": lambda: None}
-    return Grader(TaskSetup(task, {}) if isinstance(task, str) else task, **given | settings)
+    limits: dict[str, Any] = {"wall_limit_s": 30, "cpu_limit_s": 20, "memory_limit_bytes": 1 << 30}
+    setup = TaskSetup(task, {}) if isinstance(task, str) else task
+    return Grader(setup, **limits | {"killed": lambda: None} | settings)
 
 
 @asynccontextmanager
@@ -37,6 +38,5 @@ async def grading(task: TaskSetup | str, **settings: Any) -> AsyncIterator[Grade
 
 def setup_of(name: str, options: Mapping[str, Any], **sampler: Any) -> TaskSetup:
     """Return a task on a sampler that allows no code of its own, has no chat template, or as told."""
-    return task_setup(
-        name, options, **{"custom": {}, "allowed_graders": (), "has_chat_template": False} | sampler
-    )
+    usual: dict[str, Any] = {"custom": {}, "allowed_graders": (), "has_chat_template": False}
+    return task_setup(name, options, **usual | sampler)

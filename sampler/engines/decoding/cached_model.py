@@ -21,11 +21,7 @@ class CachedModel:
     """Reads tokens into caches."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Wrap a model whose past is keys and values, of every token or of a window.
-
-        Raises:
-            StartupError: it keeps another state, which cannot be moved from row to row.
-        """
+        """Wrap a model; StartupError if it keeps more of the past than keys and values."""
         config = model.config.get_text_config()
         layers = {type(layer) for layer in DynamicCache(config=config).layers}
         if layers - {DynamicLayer, DynamicSlidingWindowLayer}:

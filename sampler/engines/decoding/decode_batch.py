@@ -42,11 +42,7 @@ class _Step:
 
 
 class DecodeBatch:
-    """Draws a token for each of its rows.
-
-    Attributes:
-        rows: in the order of the batch.
-    """
+    """Draws a token for each of its ``rows``, in their order."""
 
     def __init__(self, model: CachedModel, draw: Callable[[Tensor], Tensor], *, is_cpu: bool) -> None:
         """Start without rows.

@@ -73,11 +73,7 @@ class Decoder:
         return self._batch.held_bytes + self._stale.held_bytes + prompts
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            RefusedError: OVER_LIMIT if it would never fit in memory.
-        """
+        """Queue a request; RefusedError (OVER_LIMIT) if it would never fit in memory."""
         running = RunningRequest(request, request.prompt_token_ids.tolist())
         self._budget.check(running)
         self._running[request.request_id] = running
@@ -219,11 +215,7 @@ class StaleRows:
             self._being_read, self._reading = [], None
 
     def read(self, tokens: int, *, most_rows: int) -> None:
-        """Read up to ``tokens`` tokens, unless a smaller part than half a chunk is left.
-
-        Args:
-            most_rows: For which there is memory beside the batch; at least 1 if there are rows.
-        """
+        """Read up to ``tokens`` tokens of rows that fit beside the batch, at least half a chunk."""
         while tokens > self._chunk_tokens // 2 and (self._reading is not None or self._waiting):
             if self._reading is None:
                 self._reading = self._begun(most_rows)

@@ -37,19 +37,10 @@ class _Window:
 
 
 class KeyValueCache:
-    """The past of a batch of rows.
-
-    Attributes:
-        past: What the model reads and appends to.
-    """
+    """The past of a batch of rows; the model reads ``past`` and appends to it."""
 
     def __init__(self, first: Sequence[int], *, columns: int, device: torch.device) -> None:
-        """Make an empty cache.
-
-        Args:
-            first: The column in which each row's first token will be.
-            columns: How many to make room for.
-        """
+        """Make an empty cache with room; ``first``: the column in which each row's first token will be."""
         self._window = _Window(len(first), 0, 0, len(first), columns)
         self.past = Cache(layer_class_to_replicate=partial(_Layer, self._window))  # type: ignore[arg-type]  # any callable
         self._device = device

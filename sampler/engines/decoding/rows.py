@@ -120,11 +120,7 @@ class MemoryBudget:
         return self.total_bytes is None or self._bytes(list(requests)) <= self.total_bytes
 
     def check(self, running: RunningRequest) -> None:
-        """Refuse a request that never fits.
-
-        Raises:
-            RefusedError: OVER_LIMIT.
-        """
+        """Raise a RefusedError (OVER_LIMIT) for a request that never fits."""
         if not self.has_room([running]):
             request = running.request
             raise RefusedError(

@@ -106,12 +106,7 @@ class ProcessEngine:
         self._process.end(limit_s=CLOSE_LIMIT_S)
 
     def _call(self, message: Message) -> Message:
-        """Ask the process for what its main thread does.
-
-        Raises:
-            EngineEndedError: the process has ended, or was killed because it did not answer in time.
-            RefusedError, ValueError, RuntimeError: the engine raised it, or something like it.
-        """
+        """Ask the process for what its main thread does; see ``_Process.ask`` for errors."""
         reply = self._process.ask(0, message, limit_s=self._step_limit_s)
         self.running, self.waiting = reply["running"], reply["waiting"]
         return reply

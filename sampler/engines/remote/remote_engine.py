@@ -44,11 +44,7 @@ class RemoteEngine:
     """See ``sampler.engines.engine.Engine``."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Connect to the server, waiting for it to start if need be.
-
-        Raises:
-            StartupError: see ``ServerSession``.
-        """
+        """Connect to the server once it has started; StartupErrors as of ``ServerSession``."""
         if settings.apply == "spare":
             raise StartupError(
                 "the remote engine has new versions written over the old one",
@@ -136,11 +132,7 @@ class RemoteEngine:
         self._session.close()
 
     def _look(self) -> None:
-        """See which requests have a token, and that the server draws any.
-
-        Raises:
-            ServerError: it does not answer, knows another session, or draws none.
-        """
+        """See which requests have a token; ServerError if the server draws none."""
         counts = self._session.count_tokens()
         self._looked_at_s = time.monotonic()
         for running in self._running.values():

@@ -114,11 +114,7 @@ class ServerSession:
         self.is_paused = False
 
     def count_tokens(self) -> Mapping[str, int]:
-        """Return how many tokens were drawn for each running request, by its number.
-
-        Raises:
-            ServerError: the server does not answer, or knows another session.
-        """
+        """Return how many tokens were drawn for each running request, by its number."""
         counts: Mapping[str, int] = self._ask("count_tokens")[0]
         if not isinstance(counts, dict):
             raise self._garbled(counts)
@@ -127,11 +123,7 @@ class ServerSession:
     async def completions(
         self, request: GenerationRequest, *, count: int, number: int
     ) -> list[SampledCompletion]:
-        """Ask for ``count`` completions; ``number`` is the request's in this session.
-
-        Raises:
-            ServerError: the server does not answer, or not to this request in this session.
-        """
+        """Ask for ``count`` completions of this request; ServerError if the answer is none of its."""
         limit = most_answer_bytes(request, count=count)
         answer = await self.server.generate(self._body(request, count, number), most_bytes=limit)
         return self._read(answer, request, count)

@@ -27,11 +27,7 @@ _CLOSE_LIMIT_S: Final = 10.0
 
 
 class ServerError(EngineEndedError):
-    """The server does not answer, or not as agreed; what it was generating is lost.
-
-    Attributes:
-        status: HTTP's, where it answers; None: it does not.
-    """
+    """The server does not answer (``status`` None), or not as agreed; what it was generating is lost."""
 
     def __init__(self, what: str, *, status: int | None = None) -> None:
         super().__init__(what)
@@ -63,11 +59,7 @@ class VllmServer:
         self._thread.start()
 
     def call(self, path: str, body: object = None, *, limit_s: float | None = None) -> Any:
-        """Post ``body`` as JSON and return the JSON of the answer.
-
-        Raises:
-            ServerError: there is no such answer in time.
-        """
+        """Post ``body`` as JSON and return the JSON of the answer; ServerError if there is none in time."""
         posting = self._post(
             path, body, most_bytes=ANSWER_BYTES, limit_s=self._answer_limit_s if limit_s is None else limit_s
         )
@@ -77,11 +69,7 @@ class VllmServer:
             raise ServerError(f"the connection to {self.address} was closed") from None
 
     def ask_workers(self, method: str, *arguments: str, limit_s: float | None = None) -> list[Any]:
-        """Call a method of every worker, between two decode steps; return what each returned.
-
-        Raises:
-            ServerError: there is no such answer in time, or a worker says why it refuses.
-        """
+        """Call a method of every worker, between two decode steps; ServerError if one says why it refuses."""
         body = {"method": method, "args": list(arguments)}
         answer = self.call("/collective_rpc", body, limit_s=limit_s)
         results = answer.get("results") if isinstance(answer, dict) else None
@@ -94,10 +82,7 @@ class VllmServer:
         return results
 
     async def generate(self, body: Mapping[str, Any], *, most_bytes: int) -> Any:
-        """Return the answer to a request for completions, once it is its turn and they are finished.
-
-        There is no limit of time. Raises ``ServerError`` as ``call`` does.
-        """
+        """Return completions, once it is their turn and they are finished; only their size is bounded."""
         async with self._places:
             return await self._post(GENERATE, body, most_bytes=most_bytes, limit_s=None)
 

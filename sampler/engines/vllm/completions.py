@@ -93,11 +93,7 @@ def most_answer_bytes(request: GenerationRequest, *, count: int) -> int:
 def completions_in(
     answer: Any, request: GenerationRequest, *, count: int, session: str
 ) -> list[SampledCompletion]:
-    """Return the completions in a server's answer.
-
-    Raises:
-        LookupError, TypeError, ValueError, OverflowError: it holds none, fewer, or not of this session.
-    """
+    """Return the completions in a server's answer; an error of any kind if it has others or fewer."""
     choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
     if len(choices) != count:
         raise ValueError(f"{len(choices)} completions instead of {count}")

@@ -58,11 +58,7 @@ def is_expert_weight(owner: nn.Module, leaf: str) -> bool:
 
 
 def expert_weights(layer: Any) -> Iterator[ExpertWeight]:
-    """Yield the weights of experts.
-
-    Raises:
-        StartupError: vLLM holds them in another order, or whole experts on each device.
-    """
+    """Yield the weights of experts; StartupError if vLLM holds others or in another order."""
     if layer.use_ep:
         raise unusable("each device has whole experts; leave expert parallelism out")
     if (backend := layer.quant_method.unquantized_backend) not in _IN_ORDER:

@@ -40,11 +40,7 @@ class DeclaredTensors:
 
     @classmethod
     def of(cls, model_dir: Path) -> "DeclaredTensors":
-        """Read them from the configuration and the headers of the files, as the learner derives them.
-
-        Raises:
-            OSError, ValueError: the directory holds no such model.
-        """
+        """Read configuration and headers of the files; OSError or ValueError if they are not a model's."""
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]

@@ -72,11 +72,7 @@ class VllmEngine:
     """See ``sampler.engines.engine.Engine``."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Load the base model as version 0 and verify it against its files.
-
-        Raises:
-            StartupError: vLLM cannot serve the model, or not with this memory or device.
-        """
+        """Load the base model and verify it against its files; StartupError if vLLM cannot serve it."""
         if settings.apply == "spare":
             raise StartupError(
                 "the vllm engine writes new versions over the old one: its parameters cannot move",
@@ -213,11 +209,7 @@ class VllmEngine:
         return rooms
 
     def _ask(self, method: str, *arguments: str) -> list[Any]:
-        """Call a method of every worker, once the step that they are in has ended.
-
-        Raises:
-            WorkerRefusedError: one returned why it refuses.
-        """
+        """Call a method of every worker once their step has ended; WorkerRefusedError if one says why not."""
         with self._workers_answer:
             answers: list[Any] = self._engine.collective_rpc(method, args=arguments)
         for answer in answers:

@@ -39,11 +39,7 @@ class _Comparison(ctypes.Structure):
 
 
 def call_filter() -> bytes:
-    """Return the filter, as bwrap's ``--seccomp`` takes it; made by libseccomp for this processor.
-
-    Raises:
-        OSError: libseccomp is not installed, or fails.
-    """
+    """Return the filter for bwrap's ``--seccomp``, by libseccomp; OSError if that is missing, or fails."""
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
     library.seccomp_init.argtypes = [ctypes.c_uint32]

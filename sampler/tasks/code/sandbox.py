@@ -95,11 +95,7 @@ class Sandbox:
         return [*command, python, "-S", "-s", "-B", "-P", "-m", f"{inside.__name__}.{host}", *arguments]
 
     def check(self) -> None:
-        """Run a program in it; blocks for a moment.
-
-        Raises:
-            StartupError: the sandbox does not start here.
-        """
+        """Run a program in it, for a moment; StartupError if the sandbox does not start."""
         with _descriptors({"filter": self.filter, "program.py": b"print(6 * 7)"}) as numbers:
             try:
                 trial = subprocess.run(
@@ -118,11 +114,7 @@ class Sandbox:
 
 
 def find_sandbox() -> Sandbox:
-    """Return the sandbox of this machine, untried.
-
-    Raises:
-        StartupError: a part of it is not installed.
-    """
+    """Return the sandbox of this machine, untried; StartupError if a part of it is not installed."""
     if (bwrap := shutil.which("bwrap")) is None:
         raise StartupError("Programs need a sandbox, and the program bwrap is not installed", fix=_FIX)
     try:

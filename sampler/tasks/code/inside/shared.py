@@ -66,11 +66,7 @@ def packed(value: Any, refer: Callable[[Any], Any]) -> Any:
 
 
 def unpacked(data: Any, resolve: Callable[[Any], Any]) -> Any:
-    """Return the value of ``packed``; ``resolve`` returns what a reference stands for.
-
-    Raises:
-        ValueError, TypeError, LookupError, RecursionError: it is none.
-    """
+    """Return the value of ``packed``, or raise; ``resolve`` returns what a reference stands for."""
     if data is None or isinstance(data, bool | str):
         return data
     ((tag, content),) = data.items()

@@ -44,11 +44,7 @@ class Program:
         self.is_gone = False
 
     def ask(self, *request: Any) -> Any:
-        """Return the value that the program answers with, or raise what it raised.
-
-        Raises:
-            ProgramGoneError: now and at every later call.
-        """
+        """Return the program's answer, or raise what it raised, or ProgramGoneError, then for ever."""
         if self.is_gone:
             raise ProgramGoneError
         try:
