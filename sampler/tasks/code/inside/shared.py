@@ -1,16 +1,43 @@
-"""Values that two sandboxes exchange: plain data by value, everything else by reference.
+"""The beginning of both hosts in a sandbox, and the values that two sandboxes exchange.
 
-Data is rebuilt from builtin types, so that no method of the sender's runs where it is compared. As JSON:
-null, true, false and texts as they are, else a tag and its content: ``{"int": "0x1f"}``, ``{"set": [...]}``.
+First come limits that the kernel enforces, and a sign that they hold.
+
+Values are plain data, or references to everything else. Data is rebuilt from builtin types, so that no
+method of the sender's runs where it is compared. As JSON: null, true, false and texts as they are, else a tag
+and its content: ``{"int": "0x1f"}``, ``{"set": [...]}``.
 """
 
+import os
+import resource
 from collections.abc import Callable
 from typing import Any, Final
+
+BEGUN: Final = b"begun\n"
+"""Written to standard error once the limits hold. Anything else there was written by bwrap or Python."""
+
+THREADS: Final = 64
+"""Processes are not allowed at all. Not enforced for root."""
+
+OPEN_FILES: Final = 64
 
 LINE_BYTES: Final = 4 << 20
 """Longest message between two sandboxes."""
 
 _SEQUENCES: Final[dict[str, type[Any]]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def begin(cpu_s: int, memory_bytes: int) -> None:
+    """Limit this process for good. Nothing here can be written to, but what is open already."""
+    for limit, soft, hard in (
+        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),  # SIGXCPU, and then SIGKILL for those who ignore it
+        (resource.RLIMIT_AS, memory_bytes, memory_bytes),
+        (resource.RLIMIT_NPROC, THREADS, THREADS),
+        (resource.RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        resource.setrlimit(limit, (soft, hard))
+    os.write(2, BEGUN)
 
 
 def packed(value: Any, refer: Callable[[Any], Any]) -> Any:
@@ -39,11 +66,7 @@ def packed(value: Any, refer: Callable[[Any], Any]) -> Any:
 
 
 def unpacked(data: Any, resolve: Callable[[Any], Any]) -> Any:
-    """Return the value of ``packed``; ``resolve`` returns what a reference stands for.
-
-    Raises:
-        ValueError, TypeError, LookupError, RecursionError: it is none.
-    """
+    """Return the value of ``packed``, or raise; ``resolve`` returns what a reference stands for."""
     if data is None or isinstance(data, bool | str):
         return data
     ((tag, content),) = data.items()

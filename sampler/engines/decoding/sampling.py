@@ -1,4 +1,4 @@
-"""The distribution a token is drawn from: temperature, then min-p, top-k and top-p, renormalised."""
+"""The distribution a token is drawn from, and two ways to draw that never wait for the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from node.rollout import SamplingParameters
-from sampler.engines.decoding.upload import uploaded
+from sampler.engines.decoding.kv_cache import uploaded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class RowSampling:
 
 
 class Distribution(NamedTuple):
-    """What tokens are drawn from."""
+    """The probabilities that tokens are drawn from."""
 
     logprob: Tensor
     """[rows, vocabulary], float32, nats, -inf for tokens cut off; each row's exponentials sum to 1."""
@@ -56,7 +56,7 @@ class Distribution(NamedTuple):
 
 
 def sampling_distribution(logits: Tensor, sampling: RowSampling) -> Distribution:
-    """Return the distribution that each row's token is drawn from.
+    """Return the distribution of each row: temperature, then min-p, top-k and top-p, renormalised.
 
     Tokens less likely than ``min_p`` times the likeliest are cut off, then all but the ``top_k`` likeliest.
     The nucleus is the smallest set of most likely tokens whose mass, renormalised over what is left, reaches
@@ -64,7 +64,6 @@ def sampling_distribution(logits: Tensor, sampling: RowSampling) -> Distribution
 
     Args:
         logits: [rows, vocabulary], any floating dtype; computed on in float32.
-        sampling: of each row.
     """
     if sampling.is_tempered:
         logits = logits.float() / sampling.temperature.unsqueeze(-1)
@@ -89,3 +88,25 @@ def _nucleus(logprob: Tensor, sampling: RowSampling) -> Tensor:
     mass_before = mass.cumsum(dim=-1) - mass
     beyond_p = (top_p < 1) & (mass_before >= top_p) & (rank > 0)
     return torch.empty_like(logprob).scatter_(-1, order, ordered.masked_fill(beyond_p, -torch.inf))
+
+
+def by_noise(logprob: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a token of each row, [rows]: where p/q is largest, with exponential noise q.
+
+    The same as ``torch.multinomial(logprob.exp(), 1)`` draws, whose checks would wait for the device.
+
+    Args:
+        logprob: [rows, vocabulary], nats, normalised; -inf is never drawn.
+    """
+    noise = torch.empty_like(logprob).exponential_(generator=generator)
+    return logprob.exp().div_(noise).argmax(dim=-1)
+
+
+def by_inverse(logprob: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a token of each row, [rows]: the first of cumulative probability above a uniform number."""
+    # In float64: float32 would round away what a rare token adds.
+    cumulative = logprob.exp().cumsum(dim=-1, dtype=torch.float64)
+    rows, words = logprob.shape
+    uniform = torch.rand((rows, 1), dtype=torch.float64, device=logprob.device, generator=generator)
+    above = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    return above.squeeze(-1).clamp(max=words - 1)

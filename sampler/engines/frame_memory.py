@@ -1,12 +1,12 @@
-"""Memory that a sampler and the workers of its server share, for frames on their way between them.
+"""Memory that a sampler and the processes of its engine share, for frames on their way between them.
 
     slot 0   | worker 0's frame | worker 1's frame | ...     what a worker is told to take, or has read
     slot 1   | ...
 
-It is a file in the weights directory for as long as it takes the workers to map it. Then it has no name, and
-nothing is left of it when all of them are gone. Both sides trust the kernel and their own user: the directory
-and the file must belong to the user and be closed to all others, or they are refused. So no other user can
-put words into a model, or read them.
+A process that the sampler starts inherits its descriptor. Workers of vLLM find it as a file in a directory,
+for as long as it takes them to map it. Without a name, nothing is left of it when all of them are gone. Both
+sides trust the kernel and their own user: directory and file must belong to the user and be closed to all
+others, or they are refused. So no other user can put words into a model, or read them.
 """
 
 import mmap
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from node.limits import FRAME_WORDS
 
 DIRECTORY_VARIABLE: Final = "HETERORL_WEIGHTS_DIR"
-"""Names the weights directory to the server, which opens nothing elsewhere."""
+"""Names the weights directory to vLLM's workers, which open nothing elsewhere."""
 
 MOST_SLOTS: Final = 64
 
@@ -34,11 +34,7 @@ Rooms = NDArray[np.uint16]
 
 
 def make_frame_memory(directory: Path, name: str, *, slots: int, workers: int) -> Rooms:
-    """Make the file and map it; files of samplers that were killed are removed.
-
-    Raises:
-        OSError: the directory cannot be used, or others than this user can.
-    """
+    """Make the file and map it, and remove those of killed samplers; OSError if that is not safe."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = _opened_directory(directory)
     try:
@@ -56,15 +52,19 @@ def make_frame_memory(directory: Path, name: str, *, slots: int, workers: int) -
         os.close(file)
         remove_frame_memory(directory, name)
         raise
-    return _mapped(file, workers=workers)
+    return mapped(file, workers=workers)
+
+
+def unnamed_frame_memory(*, slots: int) -> int:
+    """Return the descriptor of memory without a name, for one process to inherit."""
+    file = os.memfd_create("heterorl-frames", os.MFD_CLOEXEC)
+    os.fchmod(file, 0o600)
+    os.ftruncate(file, slots * _FRAME_BYTES)
+    return file
 
 
 def open_frame_memory(name: str, *, workers: int) -> Rooms:
-    """Map the file of this name in the directory that the environment names.
-
-    Raises:
-        OSError, ValueError: there is none, or others than this user could have made it or can write to it.
-    """
+    """Map a file in the directory that the environment names; OSError or ValueError if that is not safe."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a file with frames")
     if DIRECTORY_VARIABLE not in os.environ:
@@ -74,7 +74,24 @@ def open_frame_memory(name: str, *, workers: int) -> Rooms:
         file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     finally:
         os.close(folder)
-    return _mapped(file, workers=workers)
+    return mapped(file, workers=workers)
+
+
+def mapped(file: int, *, workers: int) -> Rooms:
+    """Map a file and close it; OSError if it is another file, or others than this user can open it."""
+    try:
+        status = os.fstat(file)
+        _check_owner(status, "the file with frames", mode="0600")
+        slots, rest = divmod(status.st_size, workers * _FRAME_BYTES)
+        if not stat.S_ISREG(status.st_mode) or rest or not 1 <= slots <= MOST_SLOTS:
+            raise PermissionError(
+                f"the file with frames is not a file of 1 to {MOST_SLOTS} frames for each of {workers} "
+                f"workers: it has {status.st_size} bytes"
+            )
+        memory: Any = mmap.mmap(file, status.st_size)
+    finally:
+        os.close(file)
+    return np.frombuffer(memory, np.uint16).reshape(slots, workers, FRAME_WORDS)
 
 
 def remove_frame_memory(directory: Path, name: str) -> None:
@@ -90,23 +107,6 @@ def _opened_directory(path: Path) -> int:
         os.close(folder)
         raise
     return folder
-
-
-def _mapped(file: int, *, workers: int) -> Rooms:
-    """Map a file and close it."""
-    try:
-        status = os.fstat(file)
-        _check_owner(status, "the file with frames", mode="0600")
-        slots, rest = divmod(status.st_size, workers * _FRAME_BYTES)
-        if not stat.S_ISREG(status.st_mode) or rest or not 1 <= slots <= MOST_SLOTS:
-            raise PermissionError(
-                f"the file with frames is no file of 1 to {MOST_SLOTS} frames for each of {workers} workers: "
-                f"it has {status.st_size} bytes"
-            )
-        memory: Any = mmap.mmap(file, status.st_size)
-    finally:
-        os.close(file)
-    return np.frombuffer(memory, np.uint16).reshape(slots, workers, FRAME_WORDS)
 
 
 def _check_owner(status: os.stat_result, what: str, *, mode: str) -> None:

@@ -21,8 +21,6 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import TensorSpan
-from sampler.engines.vllm.declared_tensors import DeclaredTensors, unusable
-from sampler.engines.vllm.file_words import verify_files
 from sampler.engines.vllm.fused_experts import (
     expert_weights,
     experts_compute,
@@ -30,7 +28,8 @@ from sampler.engines.vllm.fused_experts import (
     keep_expert_words,
     settle_experts,
 )
-from sampler.engines.vllm.parameter_words import ParameterWords, Shard
+from sampler.engines.vllm.model_directory import DeclaredTensors, unusable, verify_files
+from sampler.engines.vllm.shards import ParameterWords, Shard
 
 _FUSED: Final[dict[str, Sequence[str]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),

@@ -8,7 +8,6 @@ A run of words in row-major order is three rectangles at most: the end of a row,
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -17,9 +16,7 @@ from torch import Tensor
 from node.weights.format.digests import Words
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import FrameSpan, Layout
-
-SHIFT: Final = 16
-"""bfloat16 is the upper half of float32. Only integers are shifted: float conversions may flush denormals."""
+from sampler.engines.torch_words import halves_of, put_words, words_in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,29 +47,19 @@ class ParameterWords:
 
     def read(self, frame: FrameSpan) -> Words:
         words = np.zeros(frame.words, np.uint16)
-        for part, place, is_wide in self._parts(frame, torch.from_numpy(words.view(np.int16))):
-            if is_wide:
-                bits = part.view(torch.int32)
-                # The lower half is zero. A bit that flips there changes the word, so the damage is found.
-                place.copy_((bits >> SHIFT ^ bits).to(torch.int16))
-            else:
-                place.copy_(part)
+        for part, place in self._parts(frame, halves_of(words)):
+            place.copy_(words_in(part))
         return words
 
     def write(self, frame: FrameSpan, words: Words) -> None:
-        # torch refuses views of read-only memory.
-        halves = torch.from_numpy((words if words.flags.writeable else words.copy()).view(np.int16))
-        for part, place, is_wide in self._parts(frame, halves):
-            if is_wide:
-                part.view(torch.int32).copy_(place).bitwise_left_shift_(SHIFT)
-            else:
-                part.copy_(place)
+        for part, place in self._parts(frame, halves_of(words)):
+            put_words(part, place)
 
     def memory(self, frame: FrameSpan) -> Words | None:
         return None
 
-    def _parts(self, frame: FrameSpan, words: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Yield parts of parameters, their part of ``words``, and whether bfloat16 is held as float32."""
+    def _parts(self, frame: FrameSpan, words: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield parts of parameters, float32 where these hold bfloat16, and their part of ``words``."""
         for overlap in self._layout.overlaps(self._numbers[frame.start_word]):
             shard, span = self._shards[overlap.tensor.name], overlap.tensor
             is_wide = span.dtype is BFLOAT16 and shard.values.dtype is torch.float32
@@ -94,7 +81,6 @@ class ParameterWords:
                             left - first_column : right - first_column,
                         ],
                         place[top - row : bottom - row, left - column : right - column],
-                        is_wide,
                     )
 
 

@@ -1,26 +1,29 @@
-"""Prompts and answers that are columns of the run's data; no file is needed where this runs."""
+"""Built-in tasks that ask a question and grade the answer, of the run's data or of a generator."""
 
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from node.task_options import JsonlOptions, column_of
-from sampler.tasks.answer_graders import BUILT_IN
+from node.task_options import (
+    GRADERS,
+    JsonlOptions,
+    PromptOptions,
+    ReasoningGymOptions,
+    column_of,
+)
+from sampler.tasks import answer_graders
 from sampler.tasks.code.code_grader import CodeGrader
 from sampler.tasks.code.sandbox import find_sandbox
 from sampler.tasks.grader_outage import GraderOutageError, Outage
-from sampler.tasks.judge_endpoint import JudgeEndpoint
-from sampler.tasks.question import answer_of, asked
+from sampler.tasks.local_graders import JudgeEndpoint
 from sampler.tasks.task import CompletionText, Graded, Message, Row
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 class JsonlTask:
-    """One prompt for each row; options as in ``JsonlOptions``.
-
-    Args:
-        local: What the graders ``judge`` and ``code`` take from this sampler's configuration.
-    """
+    """One prompt for each row; ``local``: this sampler's settings for the graders ``judge`` and ``code``."""
 
     prompts = None
 
@@ -42,7 +45,7 @@ class JsonlTask:
             assert local is not None, "task_setup has tried the sandbox"
             self._code_grader = CodeGrader(given.code, find_sandbox(), at_once=local["at_once"])
             self._grade_group = self._tested
-        elif given.grader in BUILT_IN:
+        elif given.grader in GRADERS:
             self._grade_group = self._compared
         else:
             grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)
@@ -70,12 +73,7 @@ class JsonlTask:
         return [{key: text for key, text in each.items() if text is not None} for each in question]
 
     def _right(self, row: Row) -> str:
-        """Return the right answer.
-
-        Raises:
-            ValueError: it is empty, which any completion would contain.
-            TypeError: it is neither a text nor a number.
-        """
+        """Return the right answer; ValueError if it is empty, which any completion would contain."""
         name = self._options.answer
         right = column_of(row, name)
         if not isinstance(right, str | int | float):
@@ -86,7 +84,7 @@ class JsonlTask:
 
     def _compared(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
         right = self._right(row)
-        compare = BUILT_IN[self._options.grader]
+        compare = getattr(answer_graders, self._options.grader)
         answers = [answer_of(completion, self._options) for completion in completions]
         return [0.0 if answer is None else compare(answer, right) for answer in answers]
 
@@ -97,7 +95,7 @@ class JsonlTask:
             question = "\n\n".join(message["content"] for message in question)
         right = self._right(row) if "{answer}" in self._options.judge.template else ""
         answers = [answer_of(completion, self._options) for completion in completions]
-        # What has no answer is worth nothing, and costs nothing.
+        # Completions without an answer get 0 and are not sent to the judge.
         judged = iter(self._judge.rewards(question, right, [text for text in answers if text is not None]))
         grades: list[Graded] = []
         for answer in answers:
@@ -126,3 +124,46 @@ class JsonlTask:
             metrics = {"passed": share, "timed_out": verdict.timed_out, "crashed": verdict.crashed}
             grades.append((reward, metrics))
         return grades
+
+
+class ReasoningGymTask:
+    """The questions of one generator, the same in every process; options as in ``ReasoningGymOptions``."""
+
+    def __init__(self, **options: Any) -> None:
+        from reasoning_gym import create_dataset  # an extra: imported only where it is used
+
+        self._options = given = ReasoningGymOptions.model_validate(options)
+        self.max_prompt_tokens = given.max_prompt_tokens
+        self.prompts = given.size
+        self._dataset = create_dataset(given.dataset, size=given.size, seed=given.seed, **given.arguments)
+
+    def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
+        return asked(self._dataset[index]["question"], self._options)
+
+    def grade(self, index: int, row: Row | None, completion: CompletionText) -> float:
+        answer = answer_of(completion, self._options)
+        return float(self._dataset.score_answer(answer=answer, entry=self._dataset[index]))
+
+
+def asked(question: str | Sequence[Message], options: PromptOptions) -> str | Sequence[Message]:
+    """Return a question with the system prompt: messages where the chat template is used, else a text."""
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+    if options.system:
+        messages = [{"role": "system", "content": options.system}, *messages]
+    return messages if options.chat else "\n\n".join(message["content"] for message in messages)
+
+
+def answer_of(completion: CompletionText, options: PromptOptions) -> str | None:
+    """Return what of a completion is graded, stripped; None: it has no answer."""
+    text = completion.text
+    match options.answer_from:
+        case "text":
+            return text.strip()
+        case "last_line":
+            return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
+        case "tags":
+            end = text.rfind(_CLOSE)
+            # The closing tag may have been the stop string.
+            end = len(text) if end < 0 and completion.finish == "stop" else end
+            start = text.rfind(_OPEN, 0, max(0, end))
+            return None if start < 0 else text[start + len(_OPEN) : end].strip()

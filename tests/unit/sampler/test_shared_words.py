@@ -1,6 +1,6 @@
 """Words in parameters that are rectangles of tensors, as on several devices, against one flat array."""
 
-from typing import Any
+import threading
 
 import numpy as np
 import pytest
@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.errors import StartupError
-from node.weights.format.digests import Words
-from node.weights.format.layout import Layout, TensorSpec
-from sampler.engines.vllm.parameter_words import ParameterWords, Shard
-from sampler.engines.vllm.sharded_words import ShardedWords
+from node.weights.format.layout import FrameSpan, Layout, TensorSpec
+from sampler.engines.shared_words import SharedWords, move_frames
+from sampler.engines.vllm.shards import ParameterWords, Shard
 
 DEVICES = 2
 SPLITS = {
@@ -49,24 +48,21 @@ def shards(device: int, dtype: torch.dtype) -> dict[str, Shard]:
 
 
 class Devices:
-    """Two devices' words, asked as vLLM's workers are."""
+    """Two devices' words, asked as vLLM's workers are, through memory that they share."""
 
     def __init__(self, of: Layout, dtype: torch.dtype) -> None:
         self.layout = of
         self.held = [ParameterWords(shards(device, dtype), of) for device in range(DEVICES)]
-
-    def ask(self, method: str, frame: int, *words: Words) -> list[Any]:
-        return [
-            getattr(held, method.removesuffix("_words"))(self.layout.frames[frame], *words)
-            for held in self.held
-        ]
-
-    @property
-    def elements(self) -> list[dict[str, int]]:
-        return [
+        self.rooms = np.full((2, DEVICES, max(frame.words for frame in of.frames)), 7, np.uint16)
+        elements = [
             {name: shard.values.numel() for name, shard in shards(device, torch.float32).items()}
             for device in range(DEVICES)
         ]
+        self.words = SharedWords(of, self.rooms, move=self._move, settle=lambda: None, elements=elements)
+
+    def _move(self, moves: str) -> None:
+        for worker, held in enumerate(self.held):
+            move_frames(moves, held, self.layout, self.rooms, worker=worker)
 
 
 @given(frame_words=st.integers(2, 60), seed=st.integers(0, 99), wide=st.booleans())
@@ -74,17 +70,16 @@ def test_words_written_to_all_devices_are_read_back_from_them_together(
     frame_words: int, seed: int, wide: bool
 ) -> None:
     devices = Devices(layout(frame_words), torch.float32 if wide else torch.bfloat16)
-    words = ShardedWords(devices.ask, devices.layout, elements=devices.elements)
     version = np.random.default_rng(seed).integers(0, 1 << 16, devices.layout.words, np.uint16)
     for frame in devices.layout.frames:
-        words.write(frame, version[frame.slice])
+        devices.words.write(frame, version[frame.slice])
     for frame in devices.layout.frames:
-        np.testing.assert_array_equal(words.read(frame), version[frame.slice])
+        np.testing.assert_array_equal(devices.words.read(frame), version[frame.slice])
 
 
 def test_a_word_that_devices_hold_differently_is_read_as_neither() -> None:
     devices = Devices(layout(64), torch.bfloat16)
-    words = ShardedWords(devices.ask, devices.layout, elements=devices.elements)
+    words = devices.words
     for frame in devices.layout.frames:
         words.write(frame, np.ones(frame.words, np.uint16))
     for number, frame in enumerate(devices.layout.frames):
@@ -98,7 +93,38 @@ def test_a_word_that_devices_hold_differently_is_read_as_neither() -> None:
 
 
 def test_a_tensor_that_no_devices_have_together_is_refused() -> None:
-    devices = Devices(layout(64), torch.bfloat16)
-    first, second = devices.elements
+    whole = layout(64)
+    elements = [{span.name: span.elements for span in whole.tensors} for _ in range(DEVICES)]
+    elements[0]["rows.weight"] = 15
+    rooms = np.zeros((1, DEVICES, 64), np.uint16)
     with pytest.raises(StartupError, match=r"'rows.weight' of 30 elements into \[15, 30\]"):
-        ShardedWords(devices.ask, devices.layout, elements=[first, {**second, "rows.weight": 30}])
+        SharedWords(whole, rooms, move=lambda moves: None, settle=lambda: None, elements=elements)
+
+
+def test_every_thread_whose_frame_was_not_moved_gets_the_error() -> None:
+    whole = layout(8)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def fail(moves: str) -> None:
+        begun.release()
+        assert go_on.wait(10)
+        raise RuntimeError(moves)
+
+    rooms = np.zeros((8, 1, 8), np.uint16)
+    words = SharedWords(whole, rooms, move=fail, settle=lambda: None)
+    errors = []
+
+    def read(frame: FrameSpan) -> None:
+        try:
+            words.read(frame)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=read, args=(frame,)) for frame in whole.frames[:4]]
+    for thread in threads:
+        thread.start()
+    assert begun.acquire(timeout=10)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(errors) == 4
