@@ -25,7 +25,7 @@ from node.coordinator.work.standing import Share, Standing, Standings
 from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.run import StepRecord
 
 
@@ -37,8 +37,8 @@ class StoredGroup:
     attempt: int
     sampler_id: str
     spooled_at_s: float
-    data: bytes
-    """The message as it was submitted."""
+    group: EncodedGroup
+    """As it was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +235,8 @@ class Accounts:
                 self._spooled_bytes_total -= self._spooled_bytes.pop(slot.number, 0)
         if (stored := transaction.stored) is not None:
             self.spooled_at_s[stored.slot] = stored.spooled_at_s
-            self._spooled_bytes[stored.slot] = len(stored.data)
-            self._spooled_bytes_total += len(stored.data)
+            self._spooled_bytes[stored.slot] = stored.group.size_bytes
+            self._spooled_bytes_total += stored.group.size_bytes
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
