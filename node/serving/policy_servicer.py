@@ -59,16 +59,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.GetManifestRequest, context: Context
     ) -> policy_pb2.GetManifestResponse:
         key = artifact_key_from_wire(request.key)
-        manifest, signed = await asyncio.to_thread(self._store.manifest, key)
+        manifest = await asyncio.to_thread(self._store.manifest, key)
         with self._store.lease(manifest.key, lingers=True):
-            return policy_pb2.GetManifestResponse(signed_manifest=signed)
+            return policy_pb2.GetManifestResponse(signed_manifest=manifest.signed)
 
     async def FetchFrames(  # noqa: N802
         self, request: policy_pb2.FetchFramesRequest, context: Context
     ) -> AsyncGenerator[policy_pb2.FetchFramesResponse, None]:
         key = artifact_key_from_wire(request.key)
         with self._store.lease(key, lingers=True):
-            manifest, _ = await asyncio.to_thread(self._store.manifest, key)
+            manifest = await asyncio.to_thread(self._store.manifest, key)
             _check_wanted(request, manifest)
             start, end = request.first_offset_bytes, request.end_offset_bytes or None
             async for chunk in self._chunks(manifest, request.frames, start_bytes=start, end_bytes=end):
@@ -83,8 +83,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         key = await self._next_after(request.held_version, artifact_cost_bytes=cost_bytes)
         waited_s = time.monotonic() - started_s
         with self._store.lease(key):
-            manifest, signed = await asyncio.to_thread(self._store.manifest, key)
-            yield policy_pb2.AwaitArtifactResponse(signed_manifest=signed, waited_s=waited_s)
+            manifest = await asyncio.to_thread(self._store.manifest, key)
+            yield policy_pb2.AwaitArtifactResponse(signed_manifest=manifest.signed, waited_s=waited_s)
             most_bytes = min(request.most_bytes, limits.PUSH_BYTES)
             frames = pushed_frames(manifest, most_bytes=most_bytes, artifact_cost_bytes=cost_bytes)
             pushed_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
@@ -170,7 +170,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def OfferArtifact(  # noqa: N802
         self, request: policy_pb2.OfferArtifactRequest, context: Context
     ) -> policy_pb2.OfferArtifactResponse:
-        _, missing = await asyncio.to_thread(self._store.offer, request.signed_manifest)
+        _, missing = await asyncio.to_thread(self._store.offer_signed, request.signed_manifest)
         return policy_pb2.OfferArtifactResponse(missing_frames=missing)
 
     async def UploadFrames(  # noqa: N802
@@ -180,7 +180,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         async for message in request:
             key = artifact_key_from_wire(message.key)
             if upload is None:
-                manifest, _ = await asyncio.to_thread(self._store.manifest, key)
+                manifest = await asyncio.to_thread(self._store.manifest, key)
                 upload = _Upload(manifest)
             payload = upload.take(key, message.frame, message.offset_bytes, message.data)
             self._metrics.count_received(key, len(message.data))

@@ -121,14 +121,14 @@ class DeltaLog:
             None: the disk is full or broken, so that the version is not logged.
         """
         for files in [files for files in self._artifacts.values() if not files.is_whole]:
-            if files.signed != signed:
+            if files.manifest.signed != signed:
                 self.drop(files.manifest.key)
         begun = self._artifacts.get(manifest.key)
-        if begun is not None and begun.signed == signed:
+        if begun is not None and begun.manifest.signed == signed:
             return self._logged(begun)
         self.drop(manifest.key)
         try:
-            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), signed, manifest)
+            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), manifest)
             durable.sync(self._directory)
         except OSError as error:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))
