@@ -12,6 +12,7 @@ Blocking. One thread at a time, except ``LoggedArtifact.keep``.
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from node import durable
@@ -128,7 +129,8 @@ class DeltaLog:
             return self._logged(begun)
         self.drop(manifest.key)
         try:
-            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), manifest)
+            directory = self._directory / directory_name(manifest.key)
+            files = ArtifactFiles.create(directory, replace(manifest, signed=signed))
             durable.sync(self._directory)
         except OSError as error:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))
