@@ -6,8 +6,8 @@
     {"time": "2026-11-21T10:15:02.120+00:00", "level": "info", "event": "step finished", ..., "version": 12}
 
 Every record names a peer of the process: the one ``bind_peer`` set in the record's context, else all roles of
-the process. A message that repeats is logged a few times a minute and then counted. Whatever ends a process,
-in Python or in native code, is an event too.
+the process. A message that repeats is logged a few times a minute and then counted. An exception that ends
+the process is an event too; a crash in native code leaves its traceback on standard error as text.
 """
 
 import contextvars
@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from node.telemetry.repeat_limit import RepeatLimit
-from node.telemetry.stderr_capture import capture_standard_error
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -52,17 +51,8 @@ def bind_peer(*, role: str, node_id: str) -> None:
 def configure_process_logging(
     *, log_format: Literal["auto", "json", "human"], level: str, roles: Iterable[str]
 ) -> None:
-    """Log everything this process writes: records, the output of native code, and how the process ends.
-
-    Off a terminal, standard output and error are captured; see ``stderr_capture``. Call it before threads are
-    started and before anything heavy is imported.
-    """
-    roles = tuple(roles)
-    stream = sys.stderr
-    if not _is_for_people(log_format, stream):
-        stream = capture_standard_error(JsonFormatter("+".join(roles)).format)
-        log_format = "json"
-    configure_logging(log_format=log_format, level=level, roles=roles, stream=stream)
+    """Log records and uncaught exceptions of this process to standard error."""
+    configure_logging(log_format=log_format, level=level, roles=roles)
     faulthandler.enable()
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
@@ -80,17 +70,13 @@ def configure_logging(
     stream = stream or sys.stderr
     process_role = "+".join(roles)
     handler = BoundedHandler(stream)
-    is_human = _is_for_people(log_format, stream)
+    is_human = log_format == "human" or (log_format == "auto" and stream.isatty())
     handler.setFormatter(HumanFormatter(process_role) if is_human else JsonFormatter(process_role))
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.WARNING)
     for package in OUR_PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
     logging.captureWarnings(True)
-
-
-def _is_for_people(log_format: Literal["auto", "json", "human"], stream: TextIO) -> bool:
-    return log_format == "human" or (log_format == "auto" and stream.isatty())
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
