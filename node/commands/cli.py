@@ -105,10 +105,10 @@ def _run_daemon(argv: Sequence[str]) -> int:
         )
         return ExitCode.DRAINED
     preflight.check_before_torch(resolved.config, roles)
-    # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to
-    # exec, which needs none of them. grpc reads this when it is imported.
+    # grpc reads both when it is imported. Its fork handlers crash now and then in the children that uvloop forks,
+    # which need none of them: they only exec. Its own messages would be plain lines in the log.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    # Before anything heavy is imported: see node.telemetry.stderr_capture.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     telemetry = resolved.config.telemetry
     logs = importlib.import_module("node.telemetry.logging")
     logs.configure_process_logging(
