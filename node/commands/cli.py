@@ -105,8 +105,8 @@ def _run_daemon(argv: Sequence[str]) -> int:
         )
         return ExitCode.DRAINED
     preflight.check_before_torch(resolved.config, roles)
-    # grpc reads both when it is imported. Its fork handlers crash now and then in the children that uvloop forks,
-    # which need none of them: they only exec. Its own messages would be plain lines in the log.
+    # grpc reads both when it is imported. Its fork handlers crash now and then in the children that uvloop
+    # forks, which need none: they only exec. Its own messages would be plain lines in the log.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     telemetry = resolved.config.telemetry
