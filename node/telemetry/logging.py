@@ -6,8 +6,8 @@
     {"time": "2026-11-21T10:15:02.120+00:00", "level": "info", "event": "step finished", ..., "version": 12}
 
 Every record names a peer of the process: the one ``bind_peer`` set in the record's context, else all roles of
-the process. A message that repeats is logged a few times a minute and then counted. An error that ends a
-process or a thread is an event too; a crash in native code is a trace on standard error.
+the process. A message that repeats is logged a few times a minute and then counted. An exception that ends
+the process is an event too; a crash in native code leaves its traceback on standard error as text.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def bind_peer(*, role: str, node_id: str) -> None:
 def configure_process_logging(
     *, log_format: Literal["auto", "json", "human"], level: str, roles: Iterable[str]
 ) -> None:
-    """Log the records of this process, and any error that ends it or one of its threads."""
+    """Log records and uncaught exceptions of this process to standard error."""
     configure_logging(log_format=log_format, level=level, roles=roles)
     faulthandler.enable()
     sys.excepthook = _log_uncaught
