@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.live import Live
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
 from node.commands.status_view import render
+from node.commands.terminal import console
 from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.enrolment.token_file import how_to_get_a_token
@@ -48,9 +48,6 @@ EXAMPLE: Final = """\
     heterorl-node status --state-dir ~/first --run-file run.json --token-file operator.token \\
       --coordinator hub.example.org:7700
 """
-
-_PIPE_COLUMNS: Final = 1 << 16
-"""Wider than any line: 11 columns of at most a few hundred characters."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,8 +152,7 @@ def _print(status: RunStatus, *, as_json: bool) -> None:
     if as_json:
         print(to_json(status), flush=True)
     else:
-        # A pipe has no width, and its reader wants whole lines.
-        Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(render(status))
+        console().print(render(status))
 
 
 async def _caller(
