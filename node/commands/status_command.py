@@ -21,12 +21,11 @@ from node.commands.status_view import render
 from node.commands.terminal import console
 from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.init_run import IDENTITY_DIRECTORY
-from node.enrolment.token_file import how_to_get_a_token
+from node.enrolment.tokens import how_to_get_a_token
 from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
-from node.identity.identity_checks import check_own
-from node.identity.identity_store import Identity, load_identity
+from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target
@@ -161,9 +160,8 @@ async def _caller(
     if arguments.no_tls:
         return Peer(description.run_id, Role.OPERATOR, Role.OPERATOR.value)
     directory = arguments.state_dir / Role.OPERATOR / IDENTITY_DIRECTORY
-    identity = load_identity(directory)
+    identity = identity_on_disk(directory, role=Role.OPERATOR, run=description, node_id=None, now=now)
     if identity is not None:
-        check_own(identity, description, Role.OPERATOR, now)
         return identity
     if arguments.token_file is None:
         raise StartupError(

@@ -10,8 +10,7 @@ from typing import Final
 from node.commands.terminal import bad_argument, check_node_id
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
-from node.enrolment.token_file import write_token_file
-from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token
+from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token, write_token_file
 from node.exit_code import ExitCode
 from node.identity.clock_skew import moment
 from node.rpc.address import ENROLMENT_PORT, check_target

@@ -99,12 +99,9 @@ class Authority:
         lifetime_s: float = LEAF_LIFETIME_S,
         hosts: Iterable[str] = (),
     ) -> bytes:
-        """Return the PEM certificate that says ``public_key`` is ``peer``.
+        """Return the PEM certificate that says ``public_key`` is ``peer``, of this authority's run.
 
         Args:
-            peer: of this authority's run.
-            public_key: on P-256.
-            now: Unix seconds.
             lifetime_s: from ``now``.
             hosts: names and addresses a hub is reached at, for tools that check them.
         """

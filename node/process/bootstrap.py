@@ -18,8 +18,7 @@ from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.exit_code import ExitCode
 from node.file_lock import lock_state_directory
 from node.identity.files import cannot_make, make_private_directory
-from node.identity.identity_checks import identity_on_disk
-from node.identity.identity_store import Identity, expiries
+from node.identity.identity_store import Identity, expiries, identity_on_disk
 from node.identity.run_description import RunDescription
 from node.process.abandoned_threads import exit_without_them
 from node.process.allocator import keep_freed_memory

@@ -16,8 +16,7 @@ from node.enrolment.authority import signing_request
 from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
-from node.enrolment.token_file import write_token_file
-from node.enrolment.tokens import issue_token
+from node.enrolment.tokens import issue_token, write_token_file
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
