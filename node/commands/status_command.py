@@ -25,7 +25,7 @@ from node.enrolment.tokens import how_to_get_a_token
 from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
-from node.identity.identity_store import Identity
+from node.identity.identity_store import Identity, identity_on_disk
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target
