@@ -9,7 +9,6 @@ pair and a JSON summary; exits with 1 if a run kept less than ``PROMISED`` of th
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -20,14 +19,12 @@ from typing import Final
 
 from bench import bad_prompt_tasks as tasks
 from deploy.runs.observation import is_ready
-from deploy.runs.processes import ChildError, Children
+from deploy.runs.processes import ChildError, Children, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import Section, free_ports, to_toml
 from node.commands.status_command import fetch_status
 from node.identity.peer import Peer
 from node.run import Role
-
-REPOSITORY: Final = Path(__file__).parents[1]
 
 PROMISED: Final = 0.9
 
@@ -51,13 +48,6 @@ WALL_LIMIT_S: Final = 2.0
 
 READY_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.1
-
-_ENVIRON: Final = {
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONPATH": str(REPOSITORY),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +81,7 @@ async def measure(
     (root / "logs").mkdir(parents=True)
     ports = free_ports(1 + len(DAEMONS))
     hub, telemetry = f"127.0.0.1:{ports[0]}", dict(zip(DAEMONS, ports[1:], strict=True))
-    async with Children(
-        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
-    ) as children:
+    async with children_below(root) as children:
         await children.run(
             "init", "node", "init", str(root / "hub"), "--run-id", "bad-prompts", "--host", "127.0.0.1"
         )
@@ -167,9 +155,7 @@ async def _measure_pairs(
 
 async def _make_model(root: Path) -> None:
     (root / "logs").mkdir()
-    async with Children(
-        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
-    ) as children:
+    async with children_below(root) as children:
         await children.run(
             "model", "deploy.demo.warm_start", str(root / "model"), "--accuracy", "0.2", "--seed", "0"
         )

@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bench.attack_lab.stage import GROUP_SIZE, TASK, Stage
-from bench.kill_lab.task import EvenDigitsTask
+from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.enrolment.authority import LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
@@ -102,7 +102,7 @@ class Enemy:
         self.did[name] += 1
         return answer
 
-    async def join(self, foe: Foe, *, prompts: int = EvenDigitsTask.prompts) -> None:
+    async def join(self, foe: Foe, *, prompts: int = CoinTask.prompts) -> None:
         """Join as a sampler or relay that claims the run's model, task and grader."""
         request = membership_pb2.JoinRequest(
             run_id=foe.identity.run_id, role=role_to_wire(foe.identity.role), instance=foe.instance
@@ -187,7 +187,7 @@ class Enemy:
                 finish=Finish.LENGTH if tokens == lease.sampling.max_new_tokens else Finish.END,
             )
 
-        prompt = EvenDigitsTask().prompt(lease.prompt_index)
+        prompt = CoinTask().prompt(lease.prompt_index)
         return RolloutGroup(
             run_id=self.stage.run_id,
             group_id=lease.lease_id,

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from bench.kill_lab.task import EvenDigitsTask
+from bench.attack_lab.task import CoinTask
 from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
@@ -16,8 +16,8 @@ from node.enrolment.authority import Authority
 
 SAMPLERS: Final = ("sampler-1", "sampler-2")
 
-TASK: Final = "even-digits"
-TASKS: Final[Section] = {TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask.__name__}"}
+TASK: Final = "coin"
+TASKS: Final[Section] = {TASK: f"{CoinTask.__module__}:{CoinTask.__name__}"}
 
 READY_TIMEOUT_S: Final = 240.0
 """Several processes that import torch on cores that others use too."""
