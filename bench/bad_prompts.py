@@ -44,7 +44,7 @@ SAMPLERS: Final = ("sampler-1", "sampler-2")
 DAEMONS: Final = ("coordinator", "learner", *SAMPLERS)
 
 WALL_LIMIT_S: Final = 2.0
-"""What hangs is killed after it. A hundred times what it takes to sample a group here."""
+"""Limit after which a hanging task is killed: a hundred times what a group takes here."""
 
 READY_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.1

@@ -1,4 +1,4 @@
-"""What denominators do to weights and gradients as policies part: the figures of learner/objective/README.md.
+"""How denominators change weights and gradients as policies part: the figures of learner/objective/README.md.
 
     python -m bench.objective_variance          one minute, one core -> bench/results/objective_variance/
 

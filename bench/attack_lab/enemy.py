@@ -31,7 +31,7 @@ from node.wire.rollouts import lease_grant_from_wire
 CALL_TIMEOUT_S: Final = 15.0
 
 _CLAIMED: Final = ("layout_digest", "tokenizer_digest", "chat_template_digest", "base_root", "base_parts")
-"""What the learner said of the model, which every member of a run knows."""
+"""Fields of the learner's Join, which every member of a run knows."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Foe:
 
 
 class Enemy:
-    """What an attack may use: certificates of the run, its addresses, and a count of what it did."""
+    """Means of an attack: certificates of the run, its addresses, and a count of its deeds."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -72,7 +72,7 @@ class Enemy:
 
     @cached_property
     def model(self) -> Any:
-        """What the run's learner said of the model."""
+        """The run's model, as its learner described it."""
         return self.stage.learner()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What ``bench.kills`` and ``bench.restores`` share: a run below a directory, its campaign, its summary."""
+"""The command of ``bench.kills`` and ``bench.restores``: a run below a directory, a campaign, a summary."""
 
 import argparse
 import asyncio

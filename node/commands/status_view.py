@@ -1,4 +1,4 @@
-"""What ``heterorl-node status`` prints: a few lines on the run and a row for each peer."""
+"""The view of ``heterorl-node status``: a few lines on the run and a row for each peer."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ _BAD_PROMPTS_SHOWN: Final = 5
 """Enough to see the cause; --json has more."""
 
 WAITS_AT_BOUND: Final = "prompt lease: staleness"
-"""What a sampler waits for that the staleness bound holds back."""
+"""Name of the wait of a sampler that the staleness bound holds back."""
 
 _STATE_STYLES: Final = {
     "live": "green",

@@ -1,4 +1,4 @@
-"""What commands share: arguments that several have, the messages for wrong ones, tables."""
+"""Shared by commands: arguments, messages for wrong ones, tables."""
 
 import argparse
 import sys

@@ -59,7 +59,7 @@ _CLAIMS: Final = {"run_id": "iss", "node_id": "sub", "expires_at_s": "exp", "non
 
 
 class Token(BaseModel):
-    """What a token says."""
+    """The claims of a token."""
 
     model_config = ConfigDict(
         frozen=True,

@@ -44,7 +44,7 @@ class FleetCollector(Collector):
 
     def __init__(self) -> None:
         self._families: dict[Peer, tuple[MetricFamily, ...]] = {}
-        """Of peers with a place, empty before their first metrics."""
+        """Metrics of each peer with a place, empty before its first."""
         self._samplers = 0
         self._left_out: set[Peer] = set()
         self.refused = Counter[str]()

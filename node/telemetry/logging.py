@@ -38,9 +38,9 @@ REPEATS_S: Final = 60.0
 REPEATING_MESSAGES: Final = 1000
 """Counted at once: several times as many as our code has."""
 WARNINGS_PER_INTERVAL: Final = 20
-"""Of one message. A peer refused 1 400 times a second fills no disk, and 20 lines show what it does."""
+"""Lines of one message. A peer refused 1 400 times a second fills no disk, and 20 lines show what it does."""
 STORY_PER_INTERVAL: Final = 3000
-"""Of one message at INFO: far above the steps and batches of the fastest run."""
+"""Lines of one message at INFO: far above the steps and batches of the fastest run."""
 
 _peer: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("peer", default=None)
 

@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 SAMPLERS = 20
 CALLERS = 50
-"""Of each: a thousand."""
+"""Number of each."""
 STEPS = 5
 
 

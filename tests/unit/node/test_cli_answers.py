@@ -1,4 +1,4 @@
-"""What an operator reads on the terminal: the command as it is typed, the answer, the exit code."""
+"""The terminal as an operator sees it: the command as typed, the answer, the exit code."""
 
 import os
 import subprocess

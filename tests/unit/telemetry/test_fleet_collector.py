@@ -1,4 +1,4 @@
-"""What of a peer's metrics is shown, and what never is."""
+"""A peer's metrics that are shown, and those that never are."""
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
