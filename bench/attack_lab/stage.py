@@ -24,8 +24,6 @@ GROUP_SIZE: Final = 4
 MAX_NEW_TOKENS: Final = 8
 CONCURRENCY_GROUPS: Final = 72
 EVALUATION: Final = {"every_versions": 20, "prompts": 8}
-LEARNING_RATE: Final = 1e-5
-"""So low that the task is not solved while an attack lasts: groups that teach nothing would make no steps."""
 
 
 class Stage(RunSession):
@@ -107,7 +105,7 @@ class Stage(RunSession):
         }
         sections: dict[str, Mapping[str, Section]] = {
             COORDINATOR: {"coordinator": coordinator, "coordinator.evaluation": EVALUATION},
-            LEARNER: {"learner": {**model, "learning_rate": LEARNING_RATE}},
+            LEARNER: {"learner": {**model, "learning_rate": 1e-5}},
         }
         for seed, name in enumerate(SAMPLERS):
             sampler = {**model, "seed": seed, "concurrency_groups": 16}
