@@ -109,8 +109,8 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, after the counts that are due. Called with the handler's lock held."""
         if record.levelno >= logging.INFO:
-            # A clock that was set back ends an interval too.
-            is_over = not 0 <= record.created - self._began_at_s < REPEATS_S
+            # Threads may be out of order by a little; a clock that was set back by more ends an interval.
+            is_over = abs(record.created - self._began_at_s) >= REPEATS_S
             if is_over or len(self._seen) > REPEATING_MESSAGES:
                 self._write_counts()
                 self._began_at_s = record.created
