@@ -17,8 +17,7 @@ import grpc.aio
 
 from node import limits
 from node.errors import HeteroRLError, Reason, RefusedError, StartupError
-from node.identity.identity_checks import check_dates
-from node.identity.identity_store import Identity
+from node.identity.identity_store import Identity, check_dates
 from node.identity.peer import Peer, hub_name
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
