@@ -92,7 +92,7 @@ layers: $(BIN)/.check ## Who may import whom
 	$(BIN)/lint-imports
 
 docs: $(BIN)/.docs ## Build the site into site/; a link or a name that leads nowhere fails
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 $(GEN)/.installed: proto/requirements.txt
 	$(PYTHON) -m venv .venv-proto
