@@ -50,7 +50,6 @@ from node.process.service import Service
 from node.process.stop_order import StopsAfter
 from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
-from node.rpc.clock_comparison import comparison_with
 from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import chat_template_digest, tokenizer_digest
@@ -93,7 +92,7 @@ async def build(context: RoleContext) -> list[Service]:
         dial(target, caller, purpose=purpose, now=context.clock.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
     )
-    coordinator = _join(context, target, control, config, restored, evidence)
+    coordinator = _join(context, control, config, restored, evidence)
     drain = _drain(rollouts, config, restored, instruments)
     store = ArtifactStore(
         context.state_dir / "published",
@@ -202,7 +201,6 @@ class JoinedCoordinator:
 
 def _join(
     context: RoleContext,
-    target: str,
     control: Channel,
     config: LearnerConfig,
     restored: _Restored,
@@ -237,7 +235,7 @@ def _join(
         clock=clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
-        comparison=comparison_with(target, context.identity, clock=clock),
+        identity=context.identity,
     )
     return JoinedCoordinator(membership, member, control, clock)
 

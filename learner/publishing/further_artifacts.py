@@ -17,7 +17,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import merge_version, stored_version
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import signed_by
 from node.weights.planning.skip_deltas import next_base
 from node.weights.store.artifact_store import ArtifactStore
 
@@ -96,7 +96,7 @@ class FurtherArtifacts:
                     is_superseded=is_superseded,
                 )
                 if manifest is not None:
-                    self._store.put_version(sign(manifest, self._signer.key), draft)
+                    self._store.put_version(signed_by(manifest, self._signer.key), draft)
         except RefusedError as refused:
             logger.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
             self._given_up = key
