@@ -25,7 +25,6 @@ from grpc.aio import Channel
 from learner.config import LearnerConfig
 from learner.metrics import Instruments, LearnerMetrics
 from learner.publishing.further_artifacts import FurtherArtifacts
-from learner.publishing.public_base import keep_public_base
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
 from learner.records.sample_writer import SampleWriter, load_tokenizer
@@ -35,6 +34,7 @@ from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.records.writer_thread import StepWriter, WriterThread
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
+from learner.training.master_words import keep_public_base
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
@@ -80,11 +80,9 @@ async def build(context: RoleContext) -> list[Service]:
         raise StartupError(
             "The learner does not know its coordinator", fix="Set node.coordinator = HOST:PORT."
         )
-    instruments = Instruments.of(
-        context.registry, context.node_metrics, clock=context.clock, peak_tflops=config.peak_tflops
-    )
     with _disk_errors_explained(context.state_dir):
         restored = await _restore(context, config)
+        instruments = Instruments.of(context.registry, context.node_metrics, clock=context.clock)
         writers = _writer_threads(context, config, metrics=instruments.metrics)
     evidence = Evidence(config, clock=context.clock, metrics=instruments.metrics)
     caller = context.identity or Peer(context.run.run_id, Role.LEARNER, context.node_id)
@@ -186,7 +184,7 @@ class JoinedCoordinator:
 
     @property
     def evaluations(self) -> EvaluationNotice:
-        """What the last answer said of evaluations."""
+        """Evaluations, as the last answer told them."""
         return self.membership.evaluations
 
     @property

@@ -76,14 +76,8 @@ class _Instruments:
 class LearnerMetrics:
     """The learner's instruments, each written from the event loop's thread."""
 
-    def __init__(self, registry: CollectorRegistry, *, peak_tflops: float = 0.0) -> None:
-        """Register them.
-
-        Args:
-            peak_tflops: of the device at the compute dtype, 10^12 operations a second; 0: not known.
-        """
+    def __init__(self, registry: CollectorRegistry) -> None:
         new = _Instruments(registry)
-        self._peak_flops = 1e12 * peak_tflops
         self._of_step = {name: new.unknown(name, help_text) for name, help_text in _OF_STEP.items()}
         self._of_age = {name: new.gauge(name, text, "age_versions") for name, text in _OF_AGE.items()}
         self._grader_metric = new.gauge(
@@ -107,10 +101,6 @@ class LearnerMetrics:
             "published_version", "Newest version signed and stored for upload."
         )
         self.buffered_groups = new.gauge("buffered_groups", "Groups that wait for a step.")
-        self.flop_utilisation = new.unknown(
-            "flop_utilisation_ratio",
-            "Model FLOP utilisation of the newest step, against learner.peak_tflops.",
-        )
         self.uninformative_ratio = new.unknown(
             "uninformative_ratio", "Share of the groups of the newest 64 batches that taught nothing."
         )
@@ -156,8 +146,6 @@ class LearnerMetrics:
         self.step_seconds.observe(line.report.step_s)
         self.trained_tokens.inc(line.tokens)
         self.clamped_tokens.inc(line.clamped_tokens)
-        if self._peak_flops:
-            self.flop_utilisation.set(line.flops / max(line.report.step_s, 1e-9) / self._peak_flops)
         for group in line.groups:
             self.staleness_versions.observe(group.staleness_versions)
 
@@ -186,9 +174,7 @@ class Instruments:
     disk_wait: DiskWait
 
     @classmethod
-    def of(
-        cls, registry: CollectorRegistry, node_metrics: NodeMetrics, *, clock: Clock, peak_tflops: float = 0.0
-    ) -> Self:
+    def of(cls, registry: CollectorRegistry, node_metrics: NodeMetrics, *, clock: Clock) -> Self:
         """Register the learner's metrics."""
         disk_wait = DiskWait(node_metrics=node_metrics, clock=clock, random=random.random)
-        return cls(clock, LearnerMetrics(registry, peak_tflops=peak_tflops), node_metrics, disk_wait)
+        return cls(clock, LearnerMetrics(registry), node_metrics, disk_wait)

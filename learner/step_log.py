@@ -67,15 +67,13 @@ class BatchFigures:
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """What is logged about a step."""
+    """The log line of a step."""
 
     at_s: float
     """Unix seconds on the learner's clock, when the parameters were new."""
     report: StepReport
     tokens: int
     """Completion tokens trained on."""
-    flops: float
-    """Floating point operations of the model."""
     groups: tuple[TrainedGroup, ...]
     clamped_tokens: int = 0
     """Tokens whose log ratio was clamped, see ``StepOutcome``."""
@@ -84,7 +82,7 @@ class StepLine:
     trust_mean: float | None = None
     """Mean share of the correction for divergence that completions got; None: all of it."""
     learning_rate: float | None = None
-    """Of the step, by schedule. None: no step was taken."""
+    """Rate of the step, by schedule. None: no step was taken."""
     reference_kl_nats: float | None = None
     """KL(learner || base model), mean over tokens; None: not asked for."""
     figures: BatchFigures | None = None
@@ -99,7 +97,7 @@ class StepLine:
     published_version: int | None = None
     """Newest version published by then. None: this process has published none."""
     publish_s: float | None = None
-    """How long that took, from masters to stored for upload."""
+    """Time that took, from masters to stored for upload."""
 
     @property
     def is_step(self) -> bool:

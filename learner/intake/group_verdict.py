@@ -33,7 +33,7 @@ LARGEST_TEMPERATURE: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """What a group is compared with; fixed for the life of the process."""
+    """The run's and the model's side of the comparison; fixed for the life of the process."""
 
     run_id: str
     layout_digest: bytes

@@ -32,10 +32,10 @@ _LARGEST_NATS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WeighedSample:
-    """Whose effective sample size the objective in use lives on."""
+    """The sample whose effective size matters to the objective in use."""
 
     drift_aware: DriftAwareOptions | None
-    """Of the default, whose token weights count. None: any other objective; whole completions count."""
+    """The default's options: its token weights count. None: another objective; whole completions count."""
 
     @classmethod
     def of(cls, objective: str, options: Mapping[str, Any]) -> Self:

@@ -33,7 +33,7 @@ class EntropySwitch:
     threshold: float = 1.0
     """Standard deviations above the mean."""
     entropies: tuple[float, ...] = ()
-    """Of the last steps, oldest first, at most ``window``; nats a token."""
+    """Entropies of the last steps, oldest first, at most ``window``; nats a token."""
     is_on: bool = True
 
     def observe(self, entropy: float) -> "EntropySwitch":

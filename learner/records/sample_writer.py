@@ -18,10 +18,10 @@ from learner.step_log import StepLine
 from node.rollout import Completion, DeliveredGroup, RolloutGroup
 
 MOST_COMPLETIONS: Final = 16
-"""Of a group; of a larger one the best half and the worst half of this many."""
+"""Completions written of a group; of a larger one, the best and the worst half of this many."""
 
 MOST_CHARACTERS: Final = 20_000
-"""Of a text; of a longer one, beginning and end. With MOST_COMPLETIONS a line stays below 2 MiB."""
+"""Characters written of a text; of a longer one, beginning and end. A line stays below 2 MiB."""
 
 
 class SampleWriter:

@@ -18,7 +18,7 @@ from node import durable
 FILE_NAME: Final = "samples.jsonl"
 
 FILE_BYTES: Final = 32 << 20
-"""Of one file; two are kept. A thousand groups of eight completions of 4000 characters."""
+"""Size of one file; two are kept. A thousand groups of eight completions of 4000 characters."""
 
 TAIL_BYTES: Final = 4 << 20
 """Read for the newest groups; the longest line has 2 MiB."""

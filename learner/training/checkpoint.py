@@ -68,7 +68,7 @@ class BestVersion:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands, apart from the tensors."""
+    """The state of training apart from the tensors."""
 
     version: int
     step: StepLine | None = None
@@ -97,7 +97,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What progress.json holds."""
+    """Content of progress.json."""
 
     layout_digest: str
     file_digests: dict[str, str]
@@ -111,11 +111,7 @@ class CheckpointStore:
     """The checkpoints of one run in one directory."""
 
     def __init__(self, directory: Path, *, keep_every_versions: int = 0) -> None:
-        """Open or make the directory.
-
-        Args:
-            keep_every_versions: the masters of every version that is a multiple of it are kept; 0: of none.
-        """
+        """Open or make the directory; keep the masters of every such multiple of versions, 0: of none."""
         self._directory = directory
         self._keep_every_versions = keep_every_versions
         durable.make_directory(directory)

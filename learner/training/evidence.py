@@ -1,4 +1,4 @@
-"""What trained batches show: how much they teach, how far the policy drifts, which samplers do not fit.
+"""Evidence from trained batches: how much they teach, how far the policy drifts, which samplers do not fit.
 
     batch --observe--> share that teaches; drift by age; mismatch by sampler --> staleness bound, quarantines
 
@@ -47,7 +47,7 @@ class Evidence:
 
     @property
     def teaching(self) -> Teaching | None:
-        """How much the newest batches taught; None before the first."""
+        """Share of the newest batches that taught; None before the first."""
         if not self._batches:
             return None
         groups, uninformative = map(sum, zip(*self._batches, strict=True))

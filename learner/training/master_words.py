@@ -5,12 +5,16 @@ except for transfers from a device.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from node.weights.format.digests import Words
+from node import durable
+from node.policy import BaseModel
+from node.weights.format.digests import Words, words_digest
 from node.weights.format.layout import Layout
 
 _SERIAL_ELEMENTS: Final = 32_000
@@ -49,6 +53,27 @@ class MasterWords:
                 part[-1] = 0  # Its upper half belongs to no element.
             to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
             _copy(to[: source.numel()], source)
+
+
+def keep_public_base(path: Path, masters: MasterWords) -> tuple[Words, BaseModel]:
+    """Write the public base model, version 0, where every chain starts, to a file a frame at a time.
+
+    Returns:
+        A map of the file, which costs no memory while unread, and its digests.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    layout, digests = masters.layout, []
+    room = np.empty(max(frame.words for frame in layout.frames), "<u2")
+    with durable.replacing(path) as file:
+        for number, frame in enumerate(layout.frames):
+            words = room[: frame.words]
+            masters.read(number, words)
+            file.write(words.data)
+            digests.append(words_digest(words))
+    mapped: Words = np.memmap(path, dtype=np.uint16, mode="r")
+    return mapped, layout.base_model(digests)
 
 
 def _copy(to: Tensor, source: Tensor) -> None:

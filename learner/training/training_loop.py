@@ -47,13 +47,13 @@ LAST_EVALUATION_LIMIT_S: Final = 900.0
 """Longest wait, at the end of the work, for an evaluation: samplers may be gone for good."""
 
 IDLE_BATCHES_A_SAMPLE: Final = 64
-"""Of so many batches in a row that teach nothing, one is written down for people."""
+"""One of so many batches in a row that teach nothing is written down for people."""
 
 _UNINFORMATIVE: Final = "no group of its batch teaches anything: every advantage or weight is 0"
 
 
 class Coordinator(Protocol):
-    """What the loop asks of the coordinator."""
+    """The coordinator, as the loop sees it."""
 
     run_id: str
     tokenizer_digest: bytes
@@ -73,7 +73,7 @@ class Coordinator(Protocol):
 
     @property
     def evaluations(self) -> EvaluationNotice:
-        """What the last answer said of evaluations. Any thread."""
+        """Evaluations, as the last answer told them. Any thread."""
         ...
 
     @property

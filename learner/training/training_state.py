@@ -47,7 +47,7 @@ class StepTaken:
     progress: Progress
     """Content of the checkpoint beside the tensors."""
     observed: tuple[Observed, ...]
-    """How far each group's behaviour policy was from the version before the step."""
+    """Divergence of each group's behaviour policy from the version before the step."""
 
 
 class TrainingState:
@@ -84,7 +84,7 @@ class TrainingState:
         self._reference = reference
         self._clock = clock
         self.progress = self._checkpoints.restore(policy, self._optimizer)
-        """Where the newest checkpoint stands."""
+        """The newest checkpoint's progress."""
         self._best = self.progress.best
         """As known now; the next checkpoint has it."""
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
@@ -116,7 +116,7 @@ class TrainingState:
 
     @property
     def trained_slots(self) -> TrainedSlots:
-        """What was trained on, up to ``version``."""
+        """Slots trained on, up to ``version``."""
         return TrainedSlots(self.progress.trained_slots)
 
     def take_step(
@@ -271,7 +271,6 @@ class TrainingState:
             at_s=self._clock.now(),
             report=report,
             tokens=outcome.tokens,
-            flops=outcome.flops,
             groups=groups,
             clamped_tokens=outcome.clamped_tokens,
             truncated_fraction=outcome.truncated_fraction,

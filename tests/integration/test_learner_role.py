@@ -21,9 +21,9 @@ from rich.console import Console
 
 from learner import learner_role
 from learner.config import LearnerConfig
-from learner.publishing.public_base import keep_public_base
 from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import CheckpointStore
+from learner.training.master_words import keep_public_base
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient

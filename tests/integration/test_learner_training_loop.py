@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from learner.objective.slow_fast import EntropySwitch
-from learner.training import training_loop
+from learner.training import train_step, training_loop
 from learner.training.checkpoint import BestVersion, best_in, versions_in
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
@@ -538,10 +538,11 @@ async def test_a_run_whose_batch_this_learner_cannot_hold_ends_it_at_the_start(
 
 
 async def test_fast_steps_end_for_good_when_the_entropy_jumps_and_a_restart_remembers(
-    model_dir: Path, tmp_path: Path
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """29 entropies of 0 before the first step; a step with one fast step computes twice as much."""
-    flops: list[float] = []
+    """29 entropies of 0 before the first step, which alone has fast steps."""
+    fast = mock.Mock(wraps=train_step.slow_fast_step)
+    monkeypatch.setattr(train_step, "slow_fast_step", fast)
     async with scripted_hub() as hub:
         for start in range(2):
             async with learner(
@@ -554,6 +555,4 @@ async def test_fast_steps_end_for_good_when_the_entropy_jumps_and_a_restart_reme
                 await hub.give(*groups)
                 await until(lambda: running.loop.version > start)  # noqa: B023 - awaited at once
                 assert not running.state.progress.entropy_switch.is_on
-                assert running.state.progress.step is not None
-                flops.append(running.state.progress.step.flops)
-    assert flops[0] == 2 * flops[1]
+                assert fast.call_count == 1

@@ -1,4 +1,4 @@
-"""What the objective promises for every group, not only for the worked ones."""
+"""Promises of the objective for every group, not only for the worked ones."""
 
 import math
 from random import Random

@@ -31,7 +31,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "rate_bad": [{"rate_good": 50.0, "rate_bad": 50.0}],
     "overlong_buffer_share": [{"drops_uninformative": False, "overlong_buffer_share": 0.0}],
 }
-"""By the option that an objective must have: what is far from its defaults, and the infinities."""
+"""Options far from their defaults, infinities included, by an option that the objective must have."""
 
 
 def variants() -> list[Objective]:

@@ -59,7 +59,7 @@ def test_what_graders_measured_is_a_mean_over_the_groups_that_have_it() -> None:
     ]
     means = mean_metrics(group.metric_means for group in groups)
     assert means == {"steps": 2.0, "words": 2.5}
-    line = StepLine(0.0, replace(REPORT, grader_metrics=means), tokens=12, flops=0.0, groups=())
+    line = StepLine(0.0, replace(REPORT, grader_metrics=means), tokens=12, groups=())
     assert line.numbers().items() >= {("grader_steps", 2.0), ("grader_words", 2.5)}
     assert json.loads(line.to_json())["grader_metrics"] == means
 
@@ -78,7 +78,7 @@ def test_what_graders_measured_of_the_newest_batch_is_shown_by_name_and_nothing_
     metrics = LearnerMetrics(registry)
     for of_step in ({"words": 2.5, "steps": 1.0}, {"words": 3.5}):
         report = replace(REPORT, grader_metrics=of_step)
-        metrics.show_step(StepLine(0.0, report, tokens=12, flops=0.0, groups=()))
+        metrics.show_step(StepLine(0.0, report, tokens=12, groups=()))
         shown = {
             sample.labels["name"]: sample.value
             for family in registry.collect()
@@ -96,7 +96,7 @@ def test_a_step_shows_the_same_numbers_in_gauges_and_in_its_line() -> None:
     }
     assert all(math.isnan(value) for value in shown.values() if value is not None)
     figures = BatchFigures.of([group(1.0, 0.0, lengths=(1, 11))])
-    line = StepLine(0.0, REPORT, tokens=12, flops=0.0, groups=(), learning_rate=1e-3, figures=figures)
+    line = StepLine(0.0, REPORT, tokens=12, groups=(), learning_rate=1e-3, figures=figures)
     metrics.show_step(line)
     numbers = line.numbers()
     assert numbers["tokens_per_second"] == 24.0

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.publishing.public_base import keep_public_base
-from learner.training.master_words import MasterWords
+from learner.training.master_words import MasterWords, keep_public_base
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

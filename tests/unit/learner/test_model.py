@@ -106,7 +106,7 @@ def test_checkpointed_activations_change_nothing_but_memory(model_dir: Path) -> 
 
 
 def saved_bytes(policy: Policy) -> int:
-    """What the graph of a forward pass keeps for the backward pass."""
+    """Elements that the graph of a forward pass keeps for the backward pass."""
     seen: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ async def test_every_version_it_has_time_for_becomes_a_delta_from_the_one_before
 async def test_a_version_that_changes_no_word_is_not_published_before_its_number_would_cost_samplers(
     tmp_path: Path,
 ) -> None:
-    """Of a staleness bound of 8, numbers may run two ahead of what is published."""
+    """With a staleness bound of 8, numbers may run two ahead of the published version."""
     async with publishing(tmp_path, start=held(0), max_staleness_versions=8) as running:
         await running.step(1)
         await running.stored(ArtifactKey(1, 0))

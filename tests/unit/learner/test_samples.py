@@ -40,7 +40,7 @@ def sample(version: int = 1, *rewards: float, text: str = "4", **changes: object
 
 def step_line(version: int) -> StepLine:
     report = StepReport(version, 0.5, 0.0, 0, 0.0, 1.0, 0.0, 1.0, 0.1, 0.5)
-    return StepLine(at_s=1000.0, report=report, tokens=8, flops=0.0, groups=())
+    return StepLine(at_s=1000.0, report=report, tokens=8, groups=())
 
 
 def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

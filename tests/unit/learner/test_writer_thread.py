@@ -17,7 +17,7 @@ from support.waiting import until
 
 def step_line(version: int) -> StepLine:
     report = StepReport(version, 0.5, 0.0, 0, 0.0, 1.0, 0.0, 1.0, 0.1, 0.5)
-    return StepLine(at_s=1000.0, report=report, tokens=8, flops=0.0, groups=())
+    return StepLine(at_s=1000.0, report=report, tokens=8, groups=())
 
 
 class Recorder:
