@@ -103,33 +103,27 @@ async def build(context: RoleContext) -> list[Service]:
         for thread in writers:
             thread.offer(line, batch)
 
-    training = StopsAfter(
-        TrainingLoop(
-            restored.state,
-            config,
-            coordinator=coordinator,
-            drain=drain,
-            evidence=evidence,
-            step_log=restored.step_log,
-            on_step=on_step,
-            instruments=instruments,
-        )
+    loop = TrainingLoop(
+        restored.state,
+        config,
+        coordinator=coordinator,
+        drain=drain,
+        evidence=evidence,
+        step_log=restored.step_log,
+        on_step=on_step,
+        instruments=instruments,
     )
     publisher = _publisher(config, store, restored, coordinator.membership, instruments)
+    training = StopsAfter(loop)
     publishing = StopsAfter(publisher, other=training)
     draining = StopsAfter(drain, other=training)
     uploader = ArtifactUploader(
         store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
     )
+    uploading = StopsAfter(uploader, other=publishing)
     writing = [StopsAfter(thread, other=training) for thread in writers]
-    return [
-        StopsAfter(coordinator.membership, other=draining),
-        StopsAfter(uploader, other=publishing),
-        draining,
-        publishing,
-        *writing,
-        training,
-    ]
+    leaving = StopsAfter(coordinator.membership, other=draining)
+    return [leaving, uploading, draining, publishing, *writing, training]
 
 
 @dataclass(frozen=True, slots=True)

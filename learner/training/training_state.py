@@ -132,7 +132,6 @@ class TrainingState:
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the coordinator may not have; they go into the checkpoint.
-            expected_divergence: KL, nats a token, that a sampler's tokens of some ages are expected to show.
             evaluations: asked once the step is taken.
         Returns:
             None if loss or gradient was not finite: nothing has changed.

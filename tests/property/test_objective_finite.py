@@ -133,7 +133,7 @@ def test_the_longest_completions_have_finite_losses_and_gradients(
 
 @pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_admission_would_refuse_is_finite_too(objective: Objective, dtype: torch.dtype) -> None:
+def test_inputs_that_admission_refuses_are_finite_too(objective: Objective, dtype: torch.dtype) -> None:
     for seed in range(10):
         pairs = [*DIRECT[: 1 + seed % 4], (-1.0, -1.0)]
         check_finite(objective, extreme_batch(pairs, tokens=9, seed=seed, dtype=dtype, scale=1.0))

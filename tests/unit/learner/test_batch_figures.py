@@ -48,7 +48,7 @@ def test_equal_rewards_that_no_float_is_exactly_teach_nothing_and_a_stop_string_
     assert (figures.zero_advantage_ratio, figures.cut_ratio) == (1.0, 0.0)
 
 
-def test_what_graders_measured_is_a_mean_over_the_groups_that_have_it() -> None:
+def test_a_grader_metric_is_a_mean_over_the_groups_that_have_it() -> None:
     columns = (
         {"words": [1.0, np.nan], "empty": [np.nan, np.nan]},
         {"words": [2.0, 6.0], "steps": [2.0, 2.0]},
@@ -73,7 +73,7 @@ def test_names_that_one_sampler_made_up_do_not_displace_those_of_most_groups() -
     assert "words" in means
 
 
-def test_what_graders_measured_of_the_newest_batch_is_shown_by_name_and_nothing_older() -> None:
+def test_grader_metrics_of_the_newest_batch_alone_are_shown_by_name() -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     for of_step in ({"words": 2.5, "steps": 1.0}, {"words": 3.5}):

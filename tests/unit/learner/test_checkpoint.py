@@ -31,11 +31,6 @@ from support.tiny_model import make_tiny_model
 SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
-
-
 def learner(model_dir: Path) -> tuple[Policy, torch.optim.Optimizer]:
     policy = load_policy(model_dir, device="cpu")
     return policy, torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
@@ -266,7 +261,7 @@ def failing_at(number: int, error: int, patched: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.mark.parametrize("text", ["I/O error: No space left on device (os error 28)", "header too large"])
-def test_what_safetensors_says_of_a_disk_is_an_error_of_the_disk(text: str) -> None:
+def test_a_safetensors_error_about_the_disk_becomes_an_os_error(text: str) -> None:
     expected: type[Exception] = OSError if "os error" in text else SafetensorError
     with pytest.raises(expected) as caught, checkpoint._as_os_error():
         raise SafetensorError(f"Error while serializing: {text}")

@@ -36,7 +36,7 @@ def test_frames_put_together_are_the_rounded_tensors_in_order() -> None:
     assert (words == words_by_tensor(masters)).all()
 
 
-def test_what_is_read_is_what_the_masters_are_now() -> None:
+def test_reading_yields_the_masters_as_they_are_now() -> None:
     masters = make_masters()
     reader, word = MasterWords(masters, LAYOUT), np.empty(LAYOUT.frames[0].words, np.uint16)
     for value, bits in ((1.0, 0x3F80), (-2.0, 0xC000)):

@@ -93,7 +93,7 @@ async def test_a_keyframe_is_made_beside_the_delta_every_so_many_versions(tmp_pa
         assert (fetched(running.store, base=None, version=7).words == words_of(7)).all()
 
 
-async def test_what_waits_is_still_published_when_the_learner_stops(tmp_path: Path) -> None:
+async def test_a_waiting_version_is_still_published_when_the_learner_stops(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
         await running.step(1)
         await running.stop()

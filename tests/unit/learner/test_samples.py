@@ -101,7 +101,7 @@ def test_a_group_is_written_down_as_text_with_what_the_learner_made_of_it(
     assert wrong.advantage == -right.advantage
 
 
-def test_what_the_grader_measured_is_written_down_and_shown(model_dir: Path, tmp_path: Path) -> None:
+def test_grader_metrics_are_written_down_and_shown(model_dir: Path, tmp_path: Path) -> None:
     file = SamplesFile(tmp_path / FILE_NAME)
     group = delivered(answer("4", 1.0), answer("22", 0.0))
     columns = {"words": np.array([2.5, np.nan], np.float32)}
@@ -173,7 +173,7 @@ def test_a_line_that_a_kill_cut_in_half_is_passed_over(tmp_path: Path) -> None:
     assert [group.version for group in file.all()] == [1, 3]
 
 
-def test_what_a_terminal_would_obey_becomes_visible() -> None:
+def test_control_characters_become_visible() -> None:
     assert visible("a\x1b[2J\x07\r\x9b\x00\x7f") == r"a\x1b[2J\x07\r\x9b\x00\x7f"
     assert visible("\u202e\u2066\u200b\ud800\u2028") == r"\u202e\u2066\u200b\ud800\u2028"
     assert visible("a\tb\n\u3000ß 数\u00a0") == "a\tb\n\u3000ß 数\u00a0"

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from learner.objective.advantage import centred_advantage
 from learner.objective.divergence import kl_penalty
-from learner.objective.importance import group_expectation_weight
 from learner.objective.surrogate import clipped_surrogate
 from learner.training.micro_batches import micro_batches, objective_batch, rows_of
 from learner.training.model import Policy
@@ -29,15 +28,10 @@ from support.made_up_groups import (
     groups_with_replies,
     made_up_groups,
 )
+from support.objective_batches import group_expectation_weight
 from support.step_settings import make_step_settings
-from support.tiny_model import make_tiny_model
 
 SETTINGS = make_step_settings(kl_coefficient=0.1, gradient_clip_norm=1e9, staleness_half_life_versions=2.0)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
 
 
 def textbook_loss(policy: Policy, groups: Sequence[RolloutGroup]) -> Tensor:

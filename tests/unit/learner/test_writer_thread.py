@@ -63,7 +63,7 @@ class Running:
         await asyncio.wait_for(self.task, timeout=30)
 
 
-async def test_what_was_offered_before_the_stop_is_written_and_the_writer_is_closed() -> None:
+async def test_steps_offered_before_the_stop_are_written_and_the_writer_is_closed() -> None:
     recorder = Recorder()
     running = Running(recorder)
     for version in (0, 1, 2):
