@@ -68,9 +68,11 @@ class _Instruments:
     def counter(self, what: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"heterorl_learner_{what}", help_text, labels, registry=self._registry)
 
-    def seconds(self, what: str, help_text: str, *labels: str) -> Histogram:
-        name = f"heterorl_learner_{what}_seconds"
-        return Histogram(name, help_text, labels, buckets=_SECONDS, registry=self._registry)
+    def histogram(
+        self, what: str, help_text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS
+    ) -> Histogram:
+        name = f"heterorl_learner_{what}"
+        return Histogram(name, help_text, labels, buckets=buckets, registry=self._registry)
 
 
 class LearnerMetrics:
@@ -104,6 +106,10 @@ class LearnerMetrics:
         self.uninformative_ratio = new.unknown(
             "uninformative_ratio", "Share of the groups of the newest 64 batches that taught nothing."
         )
+        self._make_counters(new)
+        self._make_histograms(new)
+
+    def _make_counters(self, new: _Instruments) -> None:
         self.groups = new.counter("groups", "Groups by what became of them here.", "verdict")
         self.doubled_groups = new.counter("doubled_groups", "Groups delivered again after a step; refused.")
         self.trained_tokens = new.counter("trained_tokens", "Completion tokens trained on.")
@@ -125,18 +131,17 @@ class LearnerMetrics:
         self.superseded_versions = new.counter(
             "superseded_versions", "Versions superseded before publishing."
         )
-        self.step_seconds = new.seconds("step", "From batch to new parameters.")
-        self.checkpoint_seconds = new.seconds("checkpoint", "Making a checkpoint durable.")
-        self.gate_wait_seconds = new.seconds(
-            "gate_wait", "Wait of a step until the publisher has read the masters."
+
+    def _make_histograms(self, new: _Instruments) -> None:
+        self.step_seconds = new.histogram("step_seconds", "From batch to new parameters.")
+        self.checkpoint_seconds = new.histogram("checkpoint_seconds", "Making a checkpoint durable.")
+        self.gate_wait_seconds = new.histogram(
+            "gate_wait_seconds", "Wait of a step until the publisher has read the masters."
         )
-        self.publish_seconds = new.seconds("publish", "From masters to stored for upload.")
-        self.lag_seconds = new.seconds("lag", _LAG, "stage")
-        self.staleness_versions = Histogram(
-            "heterorl_learner_staleness_versions",
-            "Staleness of each group trained on.",
-            buckets=_VERSIONS,
-            registry=registry,
+        self.publish_seconds = new.histogram("publish_seconds", "From masters to stored for upload.")
+        self.lag_seconds = new.histogram("lag_seconds", _LAG, "stage")
+        self.staleness_versions = new.histogram(
+            "staleness_versions", "Staleness of each group trained on.", buckets=_VERSIONS
         )
 
     def show_step(self, line: StepLine) -> None:

@@ -176,14 +176,7 @@ class DivergencePanel:
     def expected(self, sampler_id: str, ages_versions: NDArray[np.int64]) -> Vector:
         """Return the KL that a sampler's tokens of some ages are expected to show, nats a token, >= 0.
 
-        ``expected_drift``, and the mismatch shrunk by its uncertainty towards 0.
-
-        Args:
-            sampler_id: who drew the tokens.
-            ages_versions: [...], >= 0.
-
-        Returns:
-            [...], like ``ages_versions``.
+        ``expected_drift`` at each age, and the mismatch shrunk by its uncertainty towards 0.
         """
         distinct, index = np.unique(ages_versions, return_inverse=True)
         drift = np.array([self.expected_drift(age) for age in distinct.tolist()])

@@ -48,12 +48,7 @@ class GroupRules:
 def judge(
     group: RolloutGroup, rules: GroupRules, *, version: int, trained_group_ids: Container[str]
 ) -> GroupVerdict:
-    """Judge a group against the rules and the learner's current version.
-
-    Args:
-        group: as delivered; arrays may hold anything.
-        version: of the learner's parameters now.
-        trained_group_ids: groups already consumed by a step.
+    """Judge a delivered group, whose arrays may hold anything, at a version of the learner's parameters.
 
     Returns:
         ACCEPTED, STALE, DUPLICATE, FOREIGN, MALFORMED or SUSPECT.

@@ -71,10 +71,8 @@ def objective_batch(
 
     Args:
         groups: whole, at least one; where logprobs are renormalised, with kept masses.
-        version: learner version before the step.
         discount: weight of a group of some staleness, in versions.
         dtype: of token logprobs. Rewards and discounts are float64.
-        device: of all tensors.
         expected_kl_nats: for each group, of its drawn tokens, completion after completion: the divergence
             that their ages and their sampler lead to expect. None: not measured.
     """
@@ -128,14 +126,7 @@ def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]
 
 
 def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torch.device) -> MicroBatch:
-    """Pad ``rows`` to one length.
-
-    Args:
-        rows: at least one.
-        width: t of the objective's [n, t].
-        dtype: of temperatures.
-        device: of all tensors.
-    """
+    """Pad ``rows``, at least one, to one length; ``width`` is t of the objective's [n, t]."""
     lengths = np.array([row.length for row in rows])
     generated = np.array([len(row.completion.token_ids) for row in rows])
     is_drawn = np.concatenate([row.completion.drawn for row in rows])
