@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objective.slow_fast import EntropySwitch
-from learner.training import train_step, training_loop
+from learner.objective.slow_fast import EntropySwitch, slow_fast_step
+from learner.training import training_loop
 from learner.training.checkpoint import BestVersion, best_in, versions_in
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
@@ -541,8 +541,8 @@ async def test_fast_steps_end_for_good_when_the_entropy_jumps_and_a_restart_reme
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """29 entropies of 0 before the first step, which alone has fast steps."""
-    fast = mock.Mock(wraps=train_step.slow_fast_step)
-    monkeypatch.setattr(train_step, "slow_fast_step", fast)
+    fast = mock.Mock(wraps=slow_fast_step)
+    monkeypatch.setattr("learner.training.train_step.slow_fast_step", fast)
     async with scripted_hub() as hub:
         for start in range(2):
             async with learner(
