@@ -163,11 +163,10 @@ class TrainingState:
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
         progress, record = self._progress_after(line, evaluations()), None
         if outcome.is_applied:
-            record = StepRecord(
-                version=line.report.version,
-                group_ids=tuple(group.group_id for group in line.groups),
-                staleness_versions=tuple(group.staleness_versions for group in line.groups),
+            group_ids, staleness = zip(
+                *((g.group_id, g.staleness_versions) for g in line.groups), strict=True
             )
+            record = StepRecord(line.report.version, group_ids, staleness)
             progress = replace(
                 progress,
                 version=record.version,
