@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from node.errors import Reason, RefusedError
-from node.limits import ROLLOUT_MESSAGE_BYTES
-from node.rpc.auth import MESSAGE_BYTES, SUBMIT_ROLLOUTS, service_of
+from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
+from node.rpc.auth import SUBMIT_ROLLOUTS, service_of
 
 FIRST_MESSAGE_S: Final = 15.0
 """Longest wait for the first byte of a call's first message, after its headers."""
@@ -52,11 +52,7 @@ def bounded_parser(
 
 
 def parsed(request: Any) -> Any:
-    """Return a parsed request.
-
-    Raises:
-        RefusedError: MALFORMED or OVER_LIMIT; it could not be parsed.
-    """
+    """Return a parsed request. Raises RefusedError: MALFORMED or OVER_LIMIT; it could not be parsed."""
     if isinstance(request, RefusedError):
         raise request
     return request

@@ -6,8 +6,7 @@ import time
 import grpc
 import grpc.aio
 
-from node.rpc.channel import Purpose, dial
-from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.rpc.channel import KEEPALIVE, Keepalive, Purpose, dial
 from support.identity import MadeRun
 from support.rpc import every_service, invoke, serving
 

@@ -54,11 +54,7 @@ class ArtifactDirectories:
         return iter(self._artifacts.values())
 
     def draft(self) -> Draft:
-        """Return an empty draft of an artifact's payloads.
-
-        Raises:
-            RefusedError: DISK.
-        """
+        """Return an empty draft of an artifact's payloads. Raises RefusedError: DISK."""
         return Draft(self._scratch)
 
     def get(self, key: ArtifactKey) -> ArtifactFiles | None:
@@ -66,11 +62,7 @@ class ArtifactDirectories:
         return self._artifacts.get(key)
 
     def find(self, key: ArtifactKey) -> ArtifactFiles:
-        """Return an artifact.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return an artifact. Raises RefusedError: UNKNOWN_VERSION."""
         artifact = self._artifacts.get(key)
         if artifact is None:
             raise RefusedError(

@@ -31,11 +31,7 @@ class Draft:
     """The payloads of an artifact being made here, in order; its manifest comes last."""
 
     def __init__(self, parent: Path) -> None:
-        """Create an empty file in the directory ``parent``.
-
-        Raises:
-            RefusedError: DISK.
-        """
+        """Create an empty file in the directory ``parent``. Raises RefusedError: DISK."""
         with _cannot_be_stored("a version that is being made"):
             descriptor, name = tempfile.mkstemp(prefix="draft-", dir=parent)
         self._file = os.fdopen(descriptor, "wb")
@@ -43,21 +39,13 @@ class Draft:
         self.size_bytes = 0
 
     def append(self, payload: bytes) -> None:
-        """Write the payload of the next frame.
-
-        Raises:
-            RefusedError: DISK.
-        """
+        """Write the payload of the next frame. Raises RefusedError: DISK."""
         with _cannot_be_stored("a version that is being made"):
             self._file.write(payload)
         self.size_bytes += len(payload)
 
     def finish(self) -> None:
-        """Flush and close the file; nothing can be appended any more.
-
-        Raises:
-            RefusedError: DISK.
-        """
+        """Flush and close the file; nothing can be appended any more. Raises RefusedError: DISK."""
         with _cannot_be_stored("a version that is being made"):
             self._file.close()
 

@@ -17,27 +17,46 @@ except ``announcement``, ``listening`` and ``lease``. One process owns the direc
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import Announcement, Artifact, ArtifactKey
+from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.cheapest_chain import newest_reachable
-from node.weights.planning.retention import surplus
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
 from node.weights.store.head_file import Head, StoreMark
-from node.weights.store.listeners import Listeners
-from node.weights.store.offers import admit_offer
+from node.weights.store.offers import admit_offer, surplus
 from node.weights.store.readers import Readers
 
 logger = logging.getLogger(__name__)
 
 _HEAD_FILE: Final = "head.json"
+
+
+class Listeners:
+    """Calls each listener on the notifying thread: a listener must not block."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], object]] = []
+
+    @contextmanager
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Call ``listener`` at each ``notify`` for the time of the body."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def notify(self) -> None:
+        """Call every listener."""
+        for listener in tuple(self._listeners):
+            listener()
 
 
 class ArtifactStore:
@@ -83,6 +102,10 @@ class ArtifactStore:
         """Return the head and every artifact that can be fetched; None before the first version."""
         return self._announcement
 
+    def head(self) -> PolicyVersion | None:
+        """Return the newest version announced; None before the first."""
+        return None if self._announcement is None else self._announcement.head
+
     def listening(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of the announcement, from any thread: it must not block."""
         return self._listeners.listening(listener)
@@ -113,19 +136,11 @@ class ArtifactStore:
         self._frame_listeners.notify()
 
     def has(self, key: ArtifactKey, frame: int) -> bool:
-        """Return whether a frame is here.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return whether a frame is here. Raises RefusedError: UNKNOWN_VERSION."""
         return self._directories.find(key).has(frame)
 
     def is_awaited(self, key: ArtifactKey, frame: int) -> bool:
-        """Return whether a frame is on its way here.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return whether a frame is on its way here. Raises RefusedError: UNKNOWN_VERSION."""
         return key in self._arriving and not self._directories.find(key).has(frame)
 
     def draft(self) -> AbstractContextManager[Draft]:
@@ -199,20 +214,12 @@ class ArtifactStore:
             self._finish(artifact)
 
     def missing(self, key: ArtifactKey) -> tuple[int, ...]:
-        """Return the frames an offered artifact lacks.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return the frames an offered artifact lacks. Raises RefusedError: UNKNOWN_VERSION."""
         with self._lock:
             return self._directories.find(key).missing()
 
     def manifest(self, key: ArtifactKey) -> Manifest:
-        """Return the manifest of an artifact.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return the manifest of an artifact. Raises RefusedError: UNKNOWN_VERSION."""
         with self._lock:
             return self._directories.find(key).manifest
 

@@ -25,23 +25,19 @@ REPAIRED_FRAMES: Final = 64
 
 
 class VersionInProgress(Protocol):
-    """A version being put together, as ``sampler.versions.staging.StagedVersion``. Called in threads."""
+    """A version being put together. Called in threads."""
 
     def take_held(self) -> tuple[int, ...]:
         """Use what the base has already; return the frames to be repaired."""
-        ...
 
     def missing(self) -> tuple[int, ...]:
         """Return the frames whose payload is still needed."""
-        ...
 
     def put(self, frame: int, payload: bytes) -> None:
         """Apply a payload. Raises DamagedFrameError or WrongBaseError."""
-        ...
 
     def repair(self, frame: int, words: Words) -> None:
         """Set the words of a frame that was rebuilt otherwise."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +69,12 @@ async def fetch_into(
     wrong = set(await asyncio.to_thread(stage.take_held))
 
     def put(frame: int, payload: bytes) -> None:
-        started = time.perf_counter()
         try:
             stage.put(frame, payload)
         except WrongBaseError:
             wrong.add(frame)
         else:
-            codec = manifest.frames[frame].codec.name.lower()
-            metrics.count_applied_frame(codec, took_s=time.perf_counter() - started)
+            metrics.count_applied_frame(manifest.frames[frame].codec.name.lower())
 
     started = time.perf_counter()
     await fetcher.fetch(manifest, [frame for frame in stage.missing() if frame not in wrong], put)

@@ -62,11 +62,7 @@ class DecodeQueue:
             self.look()
 
     def look(self) -> None:
-        """Forget the tasks that have ended.
-
-        Raises:
-            DamagedFrameError, NotTakenError: as ``begin``.
-        """
+        """Forget the tasks that have ended. Raises DamagedFrameError, NotTakenError: as ``begin``."""
         ended = [task for task in self._under_way if task.done()]
         for task in ended:
             self._under_way.remove(task)

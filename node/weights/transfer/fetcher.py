@@ -24,9 +24,8 @@ from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
 from node.weights.transfer.attempts import Attempts
 from node.weights.transfer.decode_queue import NotTakenError
 from node.weights.transfer.lane import FetchLimits, Lane
-from node.weights.transfer.paused_transfers import PausedTransfers
 from node.weights.transfer.payload_order import fetch_order, pushed_frames
-from node.weights.transfer.ranges import PutFrame, Range, Transfer, Unasked
+from node.weights.transfer.ranges import PausedTransfers, PutFrame, Range, Transfer, Unasked
 from node.weights.transfer.sources import Sources
 from node.wire.policies import artifact_key_to_wire
 

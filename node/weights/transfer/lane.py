@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from heterorl.v1 import policy_pb2
 from node.errors import RefusedError
@@ -18,10 +18,9 @@ from node.rpc.channel import ConnectionLost, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.assembly.apply import DamagedFrameError
-from node.weights.transfer.artifact_prefetch import Chunk, ChunkStream
 from node.weights.transfer.attempts import ATTEMPTS, LONGEST_WAIT_S, Attempts
 from node.weights.transfer.decode_queue import DecodeQueue
-from node.weights.transfer.ranges import Range, Transfer
+from node.weights.transfer.ranges import ChunkStream, Range, Transfer
 from node.weights.transfer.sources import Sources
 from node.wire.policies import artifact_key_to_wire
 
@@ -198,7 +197,7 @@ class Lane:
                     self._sources.scores.delivered(span.source, span.read_bytes, took_s=took_s)
         return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
 
-    async def _next(self, stream: ChunkStream, span: Range) -> Chunk:
+    async def _next(self, stream: ChunkStream, span: Range) -> Any:
         try:
             with classified():
                 async with asyncio.timeout(self._limits.stall_s) as span.deadline:

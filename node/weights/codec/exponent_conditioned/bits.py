@@ -67,11 +67,7 @@ class BitReader:
         self._at = 0
 
     def take(self, width: int) -> int:
-        """Read ``width`` bits.
-
-        Raises:
-            BrokenPayloadError: TRUNCATED.
-        """
+        """Read ``width`` bits. Raises BrokenPayloadError: TRUNCATED."""
         first, past = self._at >> 3, self._at + width + 7 >> 3
         value = int.from_bytes(self._payload[first:past], "little") >> (self._at & 7) & (1 << width) - 1
         self._advance(width)
