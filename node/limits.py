@@ -22,7 +22,7 @@ MESSAGE_BYTES: Final = {
 """Largest message of each service, in either direction. gRPC has one limit per server only."""
 
 SUBMISSION_HEADER_BYTES: Final = 8 << 10
-"""What a submission has besides the group: ids, a certificate, a signature."""
+"""Room for the rest of a submission: ids, a certificate, a signature."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Part of a frame on the wire: larger chunks are hardly faster."""

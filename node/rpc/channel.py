@@ -17,8 +17,7 @@ import grpc
 import grpc.aio
 
 from node.errors import HeteroRLError, Reason, RefusedError, StartupError
-from node.identity.identity_checks import check_dates
-from node.identity.identity_store import Identity
+from node.identity.identity_store import Identity, check_dates
 from node.identity.peer import Peer, hub_name
 from node.limits import MESSAGE_BYTES
 from node.rpc.address import is_loopback, split_address

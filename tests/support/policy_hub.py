@@ -49,7 +49,7 @@ class Registry:
 
 
 class Pushing(enum.Enum):
-    """What a hub does when it is asked for an artifact in advance."""
+    """A hub's reaction to a request for an artifact in advance."""
 
     UNKNOWN = enum.auto()
     """It does not know the rpc: whoever asks fetches at once."""

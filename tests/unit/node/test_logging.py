@@ -9,10 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import pytest
 
+from node.telemetry import logging as process_log
 from node.telemetry.logging import (
     OUR_PACKAGES,
     WARNINGS_PER_INTERVAL,
@@ -173,6 +174,34 @@ def test_the_story_is_told_whole_and_debug_without_a_bound() -> None:
     assert stream.getvalue().count("\n") == 6000
 
 
+@pytest.mark.parametrize("later_s", [60.0, -1000.0])
+def test_another_message_tells_what_an_ended_interval_kept_back(later_s: float) -> None:
+    def record(message: str, created: float) -> logging.LogRecord:
+        made = logging.makeLogRecord({"name": "node.test", "levelno": logging.WARNING, "msg": message})
+        made.created = created
+        return made
+
+    with logged(io.StringIO()) as stream:
+        [handler] = logging.root.handlers
+        for _ in range(WARNINGS_PER_INTERVAL + 4):
+            handler.handle(record("refused", 1000.0))
+        handler.handle(record("joined", 1000.0 + 59.0))
+        assert "repeated" not in stream.getvalue()
+        handler.handle(record("joined", 1059.0 + later_s))
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events[-3:]] == ["joined", "repeated, not logged", "joined"]
+    assert (events[-2]["repeated"], events[-2]["times"]) == ("refused", 4)
+
+
+def test_the_messages_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_log, "REPEATING_MESSAGES", 2)
+    with logged(io.StringIO()) as stream:
+        for number in (*[0] * (WARNINGS_PER_INTERVAL + 1), 1, 2, 3):
+            _log.warning("message %d" % number)  # noqa: UP031 - each a message of its own
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events[-2:]] == ["repeated, not logged", "message 3"]
+
+
 _DYING: Final = """
 import os, signal, sys, threading
 from node.telemetry.logging import configure_process_logging
@@ -181,40 +210,32 @@ configure_process_logging(log_format="auto", level="info", roles=["sampler"])
 """
 
 
-def last_words(code: str) -> tuple[int, list[dict[str, Any]], str]:
-    """Run a process that ends by ``code``; return its exit code, its events and its other text."""
+def last_words(code: str) -> tuple[int, str]:
+    """Run a process that ends by ``code``; return its exit code and what it wrote to standard error."""
     done = subprocess.run(
-        [sys.executable, "-c", _DYING.format(code)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        start_new_session=True,
+        [sys.executable, "-c", _DYING.format(code)], capture_output=True, text=True, timeout=30, check=False
     )
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    events = [json.loads(line) for line in lines if line.startswith("{")]
-    return done.returncode, events, "\n".join(line for line in lines if not line.startswith("{"))
+    return done.returncode, done.stderr
 
 
 def test_an_exception_nobody_caught_is_one_event_with_its_traceback() -> None:
-    code, events, _ = last_words("raise ValueError('broken')")
-    [event] = [event for event in events if event["event"] == "uncaught exception"]
+    code, written = last_words("raise ValueError('broken')")
+    event = json.loads(written)
     assert code == 1
-    assert event["level"] == "critical"
+    assert (event["event"], event["level"]) == ("uncaught exception", "critical")
     assert "ValueError: broken" in event["exception"]
 
 
 def test_an_exception_in_a_thread_is_one_event() -> None:
-    _, events, _ = last_words(
+    _, written = last_words(
         "thread = threading.Thread(target=lambda: 1 / 0, name='codec'); thread.start(); thread.join()"
     )
-    [event] = [event for event in events if event["event"] == "uncaught exception in a thread"]
-    assert event["thread_name"] == "codec"
+    event = json.loads(written)
+    assert (event["event"], event["thread_name"]) == ("uncaught exception in a thread", "codec")
     assert "ZeroDivisionError" in event["exception"]
 
 
-def test_a_crash_in_native_code_leaves_its_traceback_after_the_log() -> None:
-    ended_with, _, text = last_words("os.abort()")
-    assert ended_with == -signal.SIGABRT
-    assert "Fatal Python error: Aborted" in text
+def test_a_crash_in_native_code_leaves_a_trace_of_python() -> None:
+    code, written = last_words("os.abort()")
+    assert code == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in written
