@@ -67,13 +67,8 @@ class MembershipClient:
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
-        Args:
-            channel: To the coordinator, for control.
-            reports: Asked for each heartbeat.
-            notices: Told what the answers say.
-            backoff: Between two attempts to join.
-            waiting: Counts a wait under its name, as ``NodeMetrics.waiting``.
-            identity: This peer's, whose dates are compared with the clocks; None where TLS is off.
+        ``waiting`` counts a wait under its name, as ``NodeMetrics.waiting``; ``identity`` is this peer's,
+        whose dates are compared with the clocks, None where TLS is off.
         """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member

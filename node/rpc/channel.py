@@ -158,14 +158,9 @@ def dial(
 ) -> grpc.aio.Channel:
     """Return a channel to the hub at ``target``; it connects at its first call and reconnects by itself.
 
-    The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is.
+    The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is. A caller
+    without an identity has TLS off, on loopback only. ``keepalive`` must be the server's.
 
-    Args:
-        target: host:port.
-        caller: an identity for mutual TLS; a peer without one if TLS is off, on loopback only.
-        purpose: determines the largest message.
-        now: Unix seconds.
-        keepalive: the same as the server's.
     Raises:
         StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """

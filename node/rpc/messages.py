@@ -61,12 +61,8 @@ def parsed(request: Any) -> Any:
 async def requests(
     messages: AsyncIterator[Any], *, first_s: float, stall_s: float | None
 ) -> AsyncIterator[Any]:
-    """Yield a stream's requests.
+    """Yield a stream's requests; ``stall_s`` is the longest wait for any but the first, None: no limit.
 
-    Args:
-        messages: as parsed by ``bounded_parser``.
-        first_s: longest wait for the first.
-        stall_s: longest wait for any other; None: no limit.
     Raises:
         RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
     """

@@ -84,13 +84,8 @@ class RpcServer:
     ) -> None:
         """Keep everything ``run`` needs; nothing is bound before.
 
-        Args:
-            name: for logs.
-            listen: host:port; port 0 takes a free one.
-            servicers: each adds one servicer to the server.
-            identity: with role coordinator or relay; None serves without TLS, on loopback only.
-            admission: by which rpcs are admitted.
-            drain_grace_s: for rpcs in flight when stopping.
+        ``identity`` has the role coordinator or relay; None serves without TLS, on loopback only.
+        ``drain_grace_s`` is for rpcs in flight when stopping.
         """
         self._name = name
         self._listen = listen

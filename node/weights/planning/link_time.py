@@ -91,12 +91,8 @@ class Progress:
     def remaining_s(self, link: Link, *, size_bytes: int, now: float) -> float:
         """Return an estimate of the seconds until the fetch is complete.
 
-        An overdue fetch is expected to take as long again as it has been silent.
-
-        Args:
-            link: as measured, including by this fetch.
-            size_bytes: of the artifact as announced; used until its manifest arrives.
-            now: on the clock of the other times.
+        An overdue fetch is expected to take as long again as it has been silent. ``size_bytes``, as
+        announced, is used until the manifest arrives.
         """
         left_bytes = max(0, (self.size_bytes or size_bytes) - self.arrived_bytes)
         if self.arrived_bytes:

@@ -73,9 +73,8 @@ class ArtifactStore:
     ) -> None:
         """Open ``root``, made if need be, and load what an earlier process left there.
 
-        Args:
-            retained_keyframes: at least 1; what starts before the oldest of them is removed.
-            monotonic: the clock that lingering is measured by, seconds.
+        What starts before the oldest of ``retained_keyframes``, at least 1, is removed.
+
         Raises:
             StartupError: the directory cannot be used.
         """

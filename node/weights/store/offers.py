@@ -20,10 +20,8 @@ def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWate
                             manifest that names it is of an older epoch
         nothing             accepted if it is neither of an older epoch nor behind the head
 
-    Args:
-        offer: with a verified signature.
-        retained: every artifact of the store, complete or not.
-        mark: the newest admitted epoch and the announced head.
+    The signature is verified; ``retained`` is every artifact of the store, complete or not.
+
     Raises:
         RefusedError: FENCED or ROLLBACK.
     """

@@ -61,12 +61,8 @@ class Fetcher:
     def prefetch(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``, instead of an earlier one.
 
-        ``manifest`` and ``fetch`` then find it here, or on its way.
-
-        Args:
-            held_version: what the next artifact has to start from, unless it starts from nothing.
-            tasks: owns the task.
-            artifact_cost_bytes: as in ``cheapest_chain.plan_catch_up``, by which the source chooses.
+        ``manifest`` and ``fetch`` then find it here, or on its way. The source chooses by
+        ``artifact_cost_bytes``, as ``cheapest_chain.plan_catch_up`` does.
         """
         if self._prefetch is not None:
             if self._prefetch.held_version == held_version and self._prefetch.is_waiting:

@@ -58,16 +58,9 @@ def dial_source(
     now: float,
     control: grpc.aio.Channel | None = None,
 ) -> Source:
-    """Return a source, which is connected to at its first call.
+    """Return a source with so many bulk ``connections``, connected to at its first call.
 
-    Args:
-        address: host:port.
-        caller: as in ``dial``.
-        connections: for weights.
-        now: Unix seconds.
-        control: an existing channel to the same address.
-    Raises:
-        StartupError: as ``dial``.
+    Raises as ``dial``.
     """
     bulk = (dial(address, caller, purpose=Purpose.BULK, now=now) for _ in range(connections))
     return Source(address, control or dial(address, caller, purpose=Purpose.CONTROL, now=now), tuple(bulk))

@@ -20,12 +20,9 @@ async def watch_versions(
 ) -> AsyncGenerator[Announcement, None]:
     """Yield every announcement, the newest at once; reconnect for ever.
 
-    Announcements are not signed: they say what to ask for, and its signed manifest is then verified.
+    Announcements are not signed: they say what to ask for, and its signed manifest is then verified. They
+    come over a control channel, so that none waits behind weights; ``lost`` is called when it is cut.
 
-    Args:
-        channel: a control channel: an announcement never waits behind weights.
-        random: draws in [0, 1), for the backoff.
-        lost: called whenever the connection is lost.
     Raises:
         RefusedError: for a reason that is not retryable.
     """
