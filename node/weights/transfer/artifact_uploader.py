@@ -23,7 +23,7 @@ from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.planning.cheapest_chain import plan_upload
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.watch import watch_versions
+from node.weights.transfer.sources import watch_versions
 from node.wire.policies import artifact_key_to_wire
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Link, Progress
 from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
 from node.weights.transfer.attempts import Attempts
-from node.weights.transfer.decode_queue import NotTakenError
-from node.weights.transfer.lane import FetchLimits, Lane
+from node.weights.transfer.lane import FetchLimits, Lane, NotTakenError
 from node.weights.transfer.payload_order import fetch_order, pushed_frames
 from node.weights.transfer.ranges import PausedTransfers, PutFrame, Range, Transfer, Unasked
 from node.weights.transfer.sources import Sources

@@ -95,9 +95,7 @@ def test_the_head_does_not_go_back_when_its_artifact_is_lost(
     learner.put(store, (1, 0), (2, 1))
     flip_bit(tmp_path / "complete" / "2-1" / "manifest", 40)
     reopened = learner.store(tmp_path)
-    announcement = reopened.announcement()
-    assert announcement is not None
-    assert announcement.head == learner.versions[2].version
+    assert reopened.head() == learner.versions[2].version
     assert keys(reopened) == [(1, 0)]
 
 
