@@ -112,8 +112,7 @@ class Heartbeats:
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
 
-        Raises:
-            RefusedError, ConnectionLost: the stream ended before.
+        Raises RefusedError, ConnectionLost: the stream ended before.
         """
         stream = self._stub.Heartbeat()
         try:

@@ -135,9 +135,8 @@ class MembershipClient:
             prompts: How many it has.
             grader_digest: Of the code that grades.
 
-        Raises:
-            RefusedError: For a reason after which a peer stops: the run's task has another number, or its
-                base model, which is known by now, other words.
+        Raises RefusedError: For a reason after which a peer stops: the run's task has another number, or its
+        base model, which is known by now, other words.
         """
         self._prompts, self._task_digest, self._grader_digest = prompts, task_digest, grader_digest
         backoff = self._backoff.another()
@@ -155,11 +154,10 @@ class MembershipClient:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Stay a member until ``stopping``, then leave.
 
-        Raises:
-            RefusedError: For a reason after which a peer stops. EXPIRED, if this peer's certificate has
-                expired by the coordinator's clock and by its own. NAME_IN_USE, once it has joined: another
-                process of this name came while it was cut off, and two that replaced each other would go on
-                for ever. At its first join it waits for the other to go.
+        Raises RefusedError: For a reason after which a peer stops. EXPIRED, if this peer's certificate has
+        expired by the coordinator's clock and by its own. NAME_IN_USE, once it has joined: another process of
+        this name came while it was cut off, and two that replaced each other would go on for ever. At its
+        first join it waits for the other to go.
         """
         while not stopping.is_set():
             wait: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -182,8 +180,7 @@ class MembershipClient:
     def _wait_after(self, error: RefusedError | ConnectionLost) -> contextlib.AbstractContextManager[object]:
         """Log a failure; return a wait for the next attempt, which has a name where a clock is wrong.
 
-        Raises:
-            RefusedError: EXPIRED; both clocks agree that the certificate has.
+        Raises RefusedError: EXPIRED; both clocks agree that the certificate has.
         """
         finding = compare_clocks(error, self._identity, now=self._clock.now())
         if finding is not None and finding.has_expired:

@@ -106,9 +106,8 @@ class RolloutDrain:
         A coordinator whose ledger is behind this learner is asked again until it has the newest one, or an
         operator has accepted the loss; the log, the coordinator's status and an alert say so meanwhile.
 
-        Raises:
-            RefusedError: The coordinator's answer is final: another learner has taken over, or this one is
-                behind; or the ledger is behind while ``stopping``.
+        Raises RefusedError: The coordinator's answer is final: another learner has taken over, or this one is
+        behind; or the ledger is behind while ``stopping``.
         """
         ready()
         draining = asyncio.create_task(self._drain(stopping))

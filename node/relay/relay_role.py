@@ -56,8 +56,7 @@ SPOOL_FILE: Final = "rollouts.sqlite"
 async def build(context: RoleContext) -> list[Service]:
     """Open what the relay keeps on disk and put its services together.
 
-    Raises:
-        StartupError: the store or the spool cannot be opened, or the coordinator's address is missing.
+    Raises StartupError: the store or the spool cannot be opened, or the coordinator's address is missing.
     """
     config = context.config.section(RelayConfig)
     target = context.config.node.coordinator

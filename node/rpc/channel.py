@@ -161,8 +161,7 @@ def dial(
     The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is. A caller
     without an identity has TLS off, on loopback only. ``keepalive`` must be the server's.
 
-    Raises:
-        StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
+    Raises StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """
     options = _options(MESSAGE_BYTES[purpose], keepalive)
     if purpose is Purpose.BULK:

@@ -63,8 +63,7 @@ async def requests(
 ) -> AsyncIterator[Any]:
     """Yield a stream's requests; ``stall_s`` is the longest wait for any but the first, None: no limit.
 
-    Raises:
-        RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
+    Raises RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
     """
     limit_s: float | None = first_s
     what = "the first message"
@@ -81,8 +80,7 @@ async def requests(
 async def only_request(messages: AsyncIterator[Any], *, first_s: float) -> Any:
     """Return the one request of a unary call.
 
-    Raises:
-        RefusedError: as ``requests``; MALFORMED if the call ended without one.
+    Raises RefusedError: as ``requests``; MALFORMED if the call ended without one.
     """
     async for request in requests(messages, first_s=first_s, stall_s=None):
         return request

@@ -42,8 +42,7 @@ class Places(Generic[Connection]):
     def enter(self, connection: Connection, address: str, *, now: float) -> Connection | None:
         """Give a newcomer a place; return the connection that loses its own for that, if one does.
 
-        Raises:
-            NoPlaceError: all that could lose theirs are too young.
+        Raises NoPlaceError: all that could lose theirs are too young.
         """
         displaced = None
         if len(self._since.get(address, ())) >= self._limits.per_address:

@@ -111,8 +111,7 @@ class RpcServer:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``, then drain.
 
-        Raises:
-            StartupError: the address cannot be bound, or TLS is off and it is not loopback.
+        Raises StartupError: the address cannot be bound, or TLS is off and it is not loopback.
         """
         server = grpc.aio.server(
             interceptors=(self._interceptor,),

@@ -201,8 +201,7 @@ class _Upload:
     def take(self, key: ArtifactKey, frame: int, offset_bytes: int, data: bytes) -> bytes | None:
         """Return the payload that this chunk completes; None: it is not complete yet.
 
-        Raises:
-            RefusedError: MALFORMED; it is not the next chunk.
+        Raises RefusedError: MALFORMED; it is not the next chunk.
         """
         if key != self.manifest.key or frame >= len(self.manifest.frames):
             raise RefusedError(

@@ -46,8 +46,7 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
 def check_owners(message: Message, role: Role) -> None:
     """Check that a member of this role may say all that it says.
 
-    Raises:
-        RefusedError: WRONG_ROLE; names the field and whose it is.
+    Raises RefusedError: WRONG_ROLE; names the field and whose it is.
     """
     owners = OWNERS[type(message)]
     for field, _ in message.ListFields():

@@ -127,9 +127,8 @@ def decode_frame(
         base: the words the payload was coded against; needed if ``codec.needs_base``.
         out: overwritten; worthless if this raises. Must not overlap ``base``.
         dtype: of the elements; any codec may come with any dtype.
-    Raises:
-        RefusedError: MALFORMED: no encoder makes this payload.
-        ValueError: the base is missing or has another size; the words do not hold whole elements.
+    Raises RefusedError: MALFORMED: no encoder makes this payload. ValueError: the base is missing or has
+    another size; the words do not hold whole elements.
     """
     if len(payload) > payload_limit(codec, out.size):
         raise _malformed(codec, f"{len(payload)} bytes for {out.size} words")

@@ -110,10 +110,9 @@ class Layout:
     def of(cls, specs: Iterable[TensorSpec], *, frame_words: int = limits.FRAME_WORDS) -> "Layout":
         """Return the layout of ``specs``, given in any order.
 
-        Raises:
-            RefusedError: LAYOUT_MISMATCH: a dtype cannot be coded; MALFORMED: a name or shape breaks a
-                rule, or a name comes twice; OVER_LIMIT: too many frames, or frames too large, or too
-                small for an element.
+        Raises RefusedError: LAYOUT_MISMATCH: a dtype cannot be coded; MALFORMED: a name or shape breaks a
+        rule, or a name comes twice; OVER_LIMIT: too many frames, or frames too large, or too small for an
+        element.
         """
         if not 1 <= frame_words <= limits.FRAME_WORDS:
             raise RefusedError(

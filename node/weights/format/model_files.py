@@ -46,9 +46,8 @@ class StoredDtypes:
     def of(cls, model_dir: Path) -> "StoredDtypes":
         """Read them from the files that transformers would load.
 
-        Raises:
-            ValueError: a file is not what safetensors makes, or is cut short.
-            OSError: a file cannot be read.
+        Raises ValueError: a file is not what safetensors makes, or is cut short. OSError: a file cannot be
+        read.
         """
         by_name: dict[str, str] = {}
         elements: Counter[str] = Counter()

@@ -82,9 +82,7 @@ class ArtifactFiles:
         Args:
             whole: the artifact was complete: its frames are hashed when they are read. Otherwise they
                 are hashed now.
-        Raises:
-            RefusedError: the manifest is damaged, or of another run.
-            OSError: a file cannot be read.
+        Raises RefusedError: the manifest is damaged, or of another run. OSError: a file cannot be read.
         """
         signed = (directory / _MANIFEST).read_bytes()
         artifact = cls(directory, verify_signed(signed, public_key=public_key, run_id=run_id))
@@ -128,8 +126,7 @@ class ArtifactFiles:
     def write(self, frame: int, payload: bytes) -> None:
         """Write the payload of a frame. It survives a crash once ``sync`` has returned.
 
-        Raises:
-            RefusedError: DAMAGED, if it is not the payload that was signed; DISK, if it cannot be written.
+        Raises RefusedError: DAMAGED, if it is not the payload that was signed; DISK, if it cannot be written.
         """
         if not self._is_intact(frame, payload):
             raise RefusedError(
@@ -150,9 +147,7 @@ class ArtifactFiles:
     def adopt(self, draft: Draft) -> None:
         """Adopt the payloads of a draft. They survive a crash once ``sync`` has returned.
 
-        Raises:
-            ValueError: they are not of the size that the manifest says.
-            OSError: they could not be moved.
+        Raises ValueError: they are not of the size that the manifest says. OSError: they could not be moved.
         """
         if draft.size_bytes != self.manifest.size_bytes:
             raise ValueError(

@@ -75,8 +75,7 @@ class ArtifactStore:
 
         What starts before the oldest of ``retained_keyframes``, at least 1, is removed.
 
-        Raises:
-            StartupError: the directory cannot be used.
+        Raises StartupError: the directory cannot be used.
         """
         self._root = root
         self._public_key = public_key
@@ -122,8 +121,7 @@ class ArtifactStore:
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
         """Announce an offered artifact while its frames arrive, or only once it is complete.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION; DISK.
+        Raises RefusedError: UNKNOWN_VERSION; DISK.
         """
         with self._lock, disk_errors_refused(key):
             if is_arriving:
@@ -145,17 +143,14 @@ class ArtifactStore:
     def draft(self) -> AbstractContextManager[Draft]:
         """Return a draft for the payloads of an artifact that this process makes; ``put_version`` takes it.
 
-        Raises:
-            RefusedError: DISK.
+        Raises RefusedError: DISK.
         """
         return closing(self._directories.draft())
 
     def put_version(self, manifest: Manifest, draft: Draft) -> None:
         """Store an artifact of this process, from its signed manifest and its payloads, and announce it.
 
-        Raises:
-            RefusedError: as ``offer``.
-            ValueError: the payloads are not those of the manifest.
+        Raises RefusedError: as ``offer``. ValueError: the payloads are not those of the manifest.
         """
         draft.finish()
         if not self.offer(manifest):
@@ -169,8 +164,7 @@ class ArtifactStore:
     def offer_signed(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
         """Verify a manifest and offer it; return it with the frames that are missing.
 
-        Raises:
-            RefusedError: as ``verify_signed`` and ``offer``.
+        Raises RefusedError: as ``verify_signed`` and ``offer``.
         """
         manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
         return manifest, self.offer(manifest)
@@ -178,9 +172,8 @@ class ArtifactStore:
     def offer(self, manifest: Manifest) -> tuple[int, ...]:
         """Prepare for an artifact, whose signature is verified; return the frames that are missing.
 
-        Raises:
-            RefusedError: OVER_LIMIT; FENCED by a newer epoch; ROLLBACK: the version is older than the head,
-                or another policy has its number; DISK.
+        Raises RefusedError: OVER_LIMIT; FENCED by a newer epoch; ROLLBACK: the version is older than the
+        head, or another policy has its number; DISK.
         """
         with self._lock, disk_errors_refused(manifest.key):
             known = self._directories.get(manifest.key)
@@ -201,8 +194,7 @@ class ArtifactStore:
     def write_frame(self, key: ArtifactKey, frame: int, payload: bytes) -> None:
         """Store one payload. With the last one the artifact is complete and announced.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION: it was not offered; DAMAGED; DISK.
+        Raises RefusedError: UNKNOWN_VERSION: it was not offered; DAMAGED; DISK.
         """
         with self._lock:
             artifact = self._directories.find(key)
@@ -225,9 +217,8 @@ class ArtifactStore:
     def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
         """Return a payload after checking its digest, which finds what the disk has damaged since.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION, also if the frame is missing and nothing more of its artifact
-                arrives; DAMAGED: the payload fails its digest, or is missing for now.
+        Raises RefusedError: UNKNOWN_VERSION, also if the frame is missing and nothing more of its artifact
+        arrives; DAMAGED: the payload fails its digest, or is missing for now.
         """
         with self._lock:
             artifact = self._directories.find(key)
@@ -258,8 +249,7 @@ class ArtifactStore:
 
         Args:
             lingers: its reader is expected back for more: it stays ``LINGER_S`` longer.
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
+        Raises RefusedError: UNKNOWN_VERSION.
         """
         return self.readers.reading(key, find=lambda: self._directories.find(key), lingers=lingers)
 

@@ -22,8 +22,7 @@ def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWate
 
     The signature is verified; ``retained`` is every artifact of the store, complete or not.
 
-    Raises:
-        RefusedError: FENCED or ROLLBACK.
+    Raises RefusedError: FENCED or ROLLBACK.
     """
     epochs_of_others: dict[ArtifactKey, int] = {}
     is_known = mark.head == offer.policy_version

@@ -61,10 +61,8 @@ async def fetch_into(
 ) -> None:
     """Fetch the frames that ``stage`` lacks of the manifest's version, and repair those that do not fit.
 
-    Raises:
-        RefusedError: WRONG_BASE: too many frames have to be repaired, or there is nothing to repair them
-            from; others as ``Fetcher.fetch``.
-        ConnectionLost: as ``Fetcher.fetch``.
+    Raises RefusedError: WRONG_BASE: too many frames have to be repaired, or there is nothing to repair them
+    from; others as ``Fetcher.fetch``. ConnectionLost: as ``Fetcher.fetch``.
     """
     wrong = set(await asyncio.to_thread(stage.take_held))
 
@@ -89,10 +87,8 @@ async def rebuilt_frames(
 ) -> AsyncIterator[tuple[int, Words]]:
     """Yield the words of frames of the manifest's version, rebuilt from payloads of these frames alone.
 
-    Raises:
-        RefusedError: WRONG_BASE: they are too many, or there is nothing to rebuild them from; others as
-            ``Fetcher.fetch``.
-        ConnectionLost: as ``Fetcher.fetch``.
+    Raises RefusedError: WRONG_BASE: they are too many, or there is nothing to rebuild them from; others as
+    ``Fetcher.fetch``. ConnectionLost: as ``Fetcher.fetch``.
     """
     if not frames:
         return

@@ -67,9 +67,8 @@ class ArtifactUploader:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Upload until ``stopping``. What is left then is on disk for the next start.
 
-        Raises:
-            RefusedError: the hub takes nothing from this learner any more, such as FENCED: a newer one took
-                over; ROLLBACK: another policy has the number of its newest.
+        Raises RefusedError: the hub takes nothing from this learner any more, such as FENCED: a newer one
+        took over; ROLLBACK: another policy has the number of its newest.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -97,10 +97,8 @@ class Fetcher:
     async def manifest(self, key: ArtifactKey) -> Manifest:
         """Return the manifest of an artifact, its signature and run verified.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION; BAD_SIGNATURE and others of ``verify_signed``;
-                MALFORMED, if it is the manifest of another artifact.
-            ConnectionLost: after ``FetchLimits.attempts``.
+        Raises RefusedError: UNKNOWN_VERSION; BAD_SIGNATURE and others of ``verify_signed``; MALFORMED, if it
+        is the manifest of another artifact. ConnectionLost: after ``FetchLimits.attempts``.
         """
         self.progress = Progress(time.monotonic())
         pushed = None if self._prefetch is None else await self._prefetch.answer(key)
@@ -112,10 +110,9 @@ class Fetcher:
     async def fetch(self, manifest: Manifest, frames: Iterable[int], put: PutFrame) -> None:
         """Hand each frame's payload to ``put``, in any order, several at a time.
 
-        Raises:
-            DamagedFrameError: a frame failed its digest ``attempts_per_damaged_frame`` times.
-            RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
-            ConnectionLost: after ``attempts`` in a row without a byte.
+        Raises DamagedFrameError: a frame failed its digest ``attempts_per_damaged_frame`` times.
+        RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
+        ConnectionLost: after ``attempts`` in a row without a byte.
         """
         connections = self._sources.connections(self._attempts(manifest.key).names())
         lanes = min(self._limits.streams * connections, self._limits.most_streams)

@@ -101,9 +101,8 @@ class Lane:
     async def run(self) -> None:
         """Read until nothing is left of the transfer.
 
-        Raises:
-            DamagedFrameError, NotTakenError: as ``DecodeQueue.begin``.
-            RefusedError, ConnectionLost: as ``Attempts``.
+        Raises DamagedFrameError, NotTakenError: as ``DecodeQueue.begin``. RefusedError, ConnectionLost: as
+        ``Attempts``.
         """
         try:
             await self._read_ranges()
@@ -251,9 +250,8 @@ class DecodeQueue:
     async def begin(self, arrived: list[Arrived]) -> None:
         """Begin to decode frames, beside a few others.
 
-        Raises:
-            DamagedFrameError: a frame that was begun earlier was damaged too often.
-            NotTakenError: the receiver refused one.
+        Raises DamagedFrameError: a frame that was begun earlier was damaged too often. NotTakenError: the
+        receiver refused one.
         """
         self._transfer.decoding += 1
         self._under_way.append(asyncio.create_task(self._decode(arrived)))

@@ -73,8 +73,7 @@ class Range:
     def take(self, frame: int, offset_bytes: int, data: bytes, manifest: Manifest) -> list[Arrived]:
         """Add a chunk of the payloads; return the frames that it completes.
 
-        Raises:
-            LyingSourceError: it is not what comes next.
+        Raises LyingSourceError: it is not what comes next.
         """
         due, at = (self.frames[0], self.next_bytes), 0
         if (frame, offset_bytes) != due or not 1 <= len(data) <= limits.CHUNK_BYTES:

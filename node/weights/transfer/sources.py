@@ -106,8 +106,7 @@ class Sources:
     async def announcements(self) -> AsyncGenerator[Announcement, None]:
         """Yield what can be had from all sources together, at each change, for as long as anyone listens.
 
-        Raises:
-            RefusedError: no source will ever announce anything to this peer.
+        Raises RefusedError: no source will ever announce anything to this peer.
         """
         for channel in self._first_asked:
             channel.get_state(try_to_connect=True)
@@ -207,8 +206,7 @@ async def watch_versions(
     Announcements are not signed: they say what to ask for, and its signed manifest is then verified. They
     come over a control channel, so that none waits behind weights; ``lost`` is called when it is cut.
 
-    Raises:
-        RefusedError: for a reason that is not retryable.
+    Raises RefusedError: for a reason that is not retryable.
     """
     stub = policy_pb2_grpc.PolicyServiceStub(channel)
     backoff = Backoff(random)

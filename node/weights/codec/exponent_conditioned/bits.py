@@ -76,8 +76,7 @@ class BitReader:
     def take_number(self, low_bits: int) -> int:
         """Read a number with ``low_bits`` low bits.
 
-        Raises:
-            BrokenPayloadError: NUMBER: no frame has so large a number; TRUNCATED.
+        Raises BrokenPayloadError: NUMBER: no frame has so large a number; TRUNCATED.
         """
         first = self._at >> 3
         window = int.from_bytes(self._payload[first : first + 8], "little") >> (self._at & 7)
@@ -93,8 +92,7 @@ class BitReader:
     def finish(self) -> None:
         """Check that only the zeros that fill up the last byte are left.
 
-        Raises:
-            BrokenPayloadError: TRAILING.
+        Raises BrokenPayloadError: TRAILING.
         """
         left = self._end - self._at
         if left > 7 or self.take(left) != 0:

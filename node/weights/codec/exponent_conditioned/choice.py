@@ -51,8 +51,7 @@ class NativeCodec:
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
         """Write the words to ``out`` and return their digest.
 
-        Raises:
-            BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
+        Raises BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
         """
         fault, facts = self._kernel.decode(payload, base=base, out=out)
         if fault:
