@@ -25,19 +25,23 @@ REPAIRED_FRAMES: Final = 64
 
 
 class VersionInProgress(Protocol):
-    """A version being put together. Called in threads."""
+    """A version being put together, as ``sampler.versions.staging.StagedVersion``. Called in threads."""
 
     def take_held(self) -> tuple[int, ...]:
         """Use what the base has already; return the frames to be repaired."""
+        ...
 
     def missing(self) -> tuple[int, ...]:
         """Return the frames whose payload is still needed."""
+        ...
 
     def put(self, frame: int, payload: bytes) -> None:
         """Apply a payload. Raises DamagedFrameError or WrongBaseError."""
+        ...
 
     def repair(self, frame: int, words: Words) -> None:
         """Set the words of a frame that was rebuilt otherwise."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +65,22 @@ async def fetch_into(
 ) -> None:
     """Fetch the frames that ``stage`` lacks of the manifest's version, and repair those that do not fit.
 
-    Raises RefusedError: WRONG_BASE: too many frames have to be repaired, or there is nothing to repair them
-    from; others as ``Fetcher.fetch``. ConnectionLost: as ``Fetcher.fetch``.
+    Raises:
+        RefusedError: WRONG_BASE: too many frames have to be repaired, or there is nothing to repair them
+            from; others as ``Fetcher.fetch``.
+        ConnectionLost: as ``Fetcher.fetch``.
     """
     wrong = set(await asyncio.to_thread(stage.take_held))
 
     def put(frame: int, payload: bytes) -> None:
+        started = time.perf_counter()
         try:
             stage.put(frame, payload)
         except WrongBaseError:
             wrong.add(frame)
         else:
-            metrics.count_applied_frame(manifest.frames[frame].codec.name.lower())
+            codec = manifest.frames[frame].codec.name.lower()
+            metrics.count_applied_frame(codec, took_s=time.perf_counter() - started)
 
     started = time.perf_counter()
     await fetcher.fetch(manifest, [frame for frame in stage.missing() if frame not in wrong], put)
@@ -87,8 +95,10 @@ async def rebuilt_frames(
 ) -> AsyncIterator[tuple[int, Words]]:
     """Yield the words of frames of the manifest's version, rebuilt from payloads of these frames alone.
 
-    Raises RefusedError: WRONG_BASE: they are too many, or there is nothing to rebuild them from; others as
-    ``Fetcher.fetch``. ConnectionLost: as ``Fetcher.fetch``.
+    Raises:
+        RefusedError: WRONG_BASE: they are too many, or there is nothing to rebuild them from; others as
+            ``Fetcher.fetch``.
+        ConnectionLost: as ``Fetcher.fetch``.
     """
     if not frames:
         return
