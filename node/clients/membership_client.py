@@ -35,7 +35,7 @@ JOIN_TIMEOUT_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Who joins; fields as in membership.proto."""
+    """The member that joins; fields as in membership.proto."""
 
     run_id: str
     role: Role
@@ -116,7 +116,7 @@ class MembershipClient:
 
     @property
     def evaluations(self) -> EvaluationNotice:
-        """What a learner was told last."""
+        """Latest notice to a learner."""
         return self._heartbeats.evaluations
 
     async def next_answer(self) -> None:

@@ -23,7 +23,7 @@ from node.wire.rollouts import delivered_group_from_wire, judgement_to_wire, ste
 logger = logging.getLogger(__name__)
 
 NEWEST_LEDGER: Final = "newest ledger"
-"""What a learner waits for whose coordinator has an older ledger."""
+"""Name of the wait of a learner whose coordinator has an older ledger."""
 
 LAST_RECORDS_LIMIT_S: Final = 5.0
 """Longest wait for the last acknowledgement once the learner stops. A coordinator that is there needs

@@ -19,7 +19,7 @@ class NoPlaceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PlaceLimits:
-    """How many places there are."""
+    """Number of places."""
 
     connections: int
     per_address: int
@@ -28,7 +28,7 @@ class PlaceLimits:
 
 
 class Places(Generic[Connection]):
-    """Who has a place."""
+    """Callers that hold a place."""
 
     def __init__(self, limits: PlaceLimits) -> None:
         self._limits = limits

@@ -55,14 +55,14 @@ class ServerLimits:
 
     rpc: RpcLimits = field(default_factory=RpcLimits)
     recheck_s: float = 5.0
-    """Between two checks of expiry and revocation of callers with live streams."""
+    """Interval between two checks of expiry and revocation of callers with live streams."""
     concurrent_rpcs: int = 65_536
     calls_per_connection: int = 100
     """At once; a client keeps further ones to itself until some have ended."""
     handshake_s: float = 10.0
     """A connection that has not finished its TLS handshake by then is closed."""
     gate: GateLimits | None = None
-    """Of connections to a port for strangers; None: what the limit of open files allows."""
+    """Bounds on connections to a port for strangers; None: what the limit of open files allows."""
     keepalive: Keepalive = KEEPALIVE
     """Must be the same as the clients': a server disconnects clients that ping too often."""
 

@@ -1,4 +1,4 @@
-"""What a coordinator and a relay set up alike: the store of policy versions, ports, checks of submissions."""
+"""Setup that a coordinator and a relay share: the store of policy versions, ports, checks of submissions."""
 
 from collections.abc import Callable, Sequence
 from typing import Final

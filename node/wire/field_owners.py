@@ -1,4 +1,5 @@
-"""Which roles may say what of themselves: the fields of Join and heartbeats that belong to some roles only.
+"""Roles that may set a field about themselves: the fields of Join and heartbeats that belong to some roles
+only.
 
 A field that is not listed here is every member's.
 """

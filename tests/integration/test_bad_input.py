@@ -1,4 +1,4 @@
-"""What a hub or a relay can send that was never signed: named, counted, never served; the rest is kept."""
+"""Data from a hub or a relay that was never signed: named, counted, never served; the rest is kept."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a hub serves, announces and takes in: only what its store vouches for, whoever asks."""
+"""A hub serves, announces and takes in only what its store vouches for, whoever asks."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the interceptor does to honest, clumsy and hostile callers, and to servicers that fail."""
+"""The interceptor and honest, clumsy and hostile callers, and to servicers that fail."""
 
 import asyncio
 import logging

@@ -27,7 +27,7 @@ FrameWords = Callable[[int], Words]
 
 @dataclass(frozen=True, slots=True)
 class CodedFrame:
-    """What a manifest needs of a frame. Its payload is kept elsewhere."""
+    """The part of a coded frame that a manifest needs. Its payload is kept elsewhere."""
 
     record: FrameRecord
     digest: int

@@ -53,7 +53,7 @@ class EncodedFrame:
 _TRAINED_BITS: Final = 12
 """A change by training costs 4 to 9 bits, exponent-conditioned; above, zstd may find a pattern."""
 _FEW_BITS: Final = 512
-"""What the other fields of a frame with few changes may cost. zstd's own header is 12 bytes."""
+"""Allowance for the other fields of a frame with few changes. zstd's own header is 12 bytes."""
 _LEVEL: Final = 1
 """zstd level. Exponents compress at any level."""
 

@@ -96,7 +96,7 @@ class Layout:
 
     @property
     def summary(self) -> str:
-        """What people compare where two digests differ, at most about 150 characters."""
+        """Return a summary for people to compare when two digests differ, at most about 150 characters."""
         numbers = [int(number[1]) for span in self.tensors if (number := _LAYER.search(span.name))]
         embeddings = [span.shape[0] for span in self.tensors if _EMBEDDING.search(span.name) and span.shape]
         dtypes = sorted({span.dtype.name for span in self.tensors})

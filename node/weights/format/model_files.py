@@ -40,7 +40,7 @@ class StoredDtypes:
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     most: str = BFLOAT16.name
-    """Of most elements: for tensors that the files have under no name of the model's."""
+    """The dtype of most elements: for tensors that the files have under no name of the model's."""
 
     @classmethod
     def of(cls, model_dir: Path) -> "StoredDtypes":

@@ -18,7 +18,7 @@ _MEASURABLE_S: Final = 0.02
 """Fewer bytes, or a shorter time, are one burst and say nothing about the rate."""
 
 _MOST_COST_BYTES: Final = 1 << 40
-"""What a link of unknown rate is taken to carry in a round trip: so much that only round trips count."""
+"""Assumed capacity of a round trip on a link of unknown rate: so much that only round trips count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Link:
     """Round trip and rate as measured; ``Link()``: nothing measured yet."""
 
     round_trip_s: float = 0.0
-    """From a request to its answer, the server's own time included; 0: not measured."""
+    """Time from a request to its answer, the server's own time included; 0: not measured."""
     bytes_per_s: float = math.inf
-    """Of all connections together, from the first byte of a fetch to its last."""
+    """Rate of all connections together, from the first byte of a fetch to its last."""
 
     def answered(self, took_s: float) -> "Link":
         """Return the link after an answer that needed no work and took so long."""
@@ -65,7 +65,7 @@ class Progress:
 
     began_at_s: float
     size_bytes: int = 0
-    """Of the artifact; 0 before its manifest arrives."""
+    """Size of the artifact; 0 before its manifest arrives."""
     signed_at_s: float | None = None
     """When the manifest arrived."""
     arrived_bytes: int = 0

@@ -19,7 +19,7 @@ ATTEMPTS: Final = 8
 """In a row without a byte, for each source: with the waits between about 10 s, at most 20 s."""
 
 LONGEST_WAIT_S: Final = 5.0
-"""Between two attempts: another artifact may be had while this one is not."""
+"""Longest wait between two attempts: another artifact may be had while this one is not."""
 
 
 class Attempts:

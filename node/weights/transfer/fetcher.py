@@ -54,7 +54,7 @@ class Fetcher:
         self.link = Link()
         """As measured by what was fetched."""
         self.progress = Progress(time.monotonic())
-        """Of the fetch under way, or the last one."""
+        """Progress of the fetch under way, or of the last one."""
         self._paused = PausedTransfers(metrics)
 
     def prefetch(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:

@@ -36,16 +36,16 @@ _RANGE_S: Final = 0.5
 frames are complete soon at each of a chain of relays."""
 
 _GROWTH: Final = 4
-"""Of a range over the one before: TCP, which begins slowly, at most doubles."""
+"""Maximum growth from one range to the next; TCP slow start at most doubles per round trip."""
 
 _RANGES_PER_LANE: Final = 2
-"""Of what is left, at the end: so that all lanes end at about the same time."""
+"""Ranges that the rest is cut into at the end, so that all lanes end at about the same time."""
 
 _WORTH_TAKING_S: Final = 1.0
 """A range is taken over from a slower source if that saves this much and halves the time."""
 
 _MOST_TAKEOVERS: Final = 2
-"""Of one range: where every source waits for the same upstream, moving it gains nothing."""
+"""Most takeovers of one range: where every source waits for the same upstream, moving it gains nothing."""
 
 
 _MOST_DECODED: Final = min(4, os.cpu_count() or 1)
@@ -54,7 +54,7 @@ _MOST_DECODED: Final = min(4, os.cpu_count() or 1)
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How hard to try."""
+    """Bounds on the effort of a fetch."""
 
     streams: int = 3
     """Ranges in flight per connection: it is not idle while one of them is asked for."""
@@ -65,7 +65,7 @@ class FetchLimits:
     least_range_bytes: int = 256 << 10
     """Less is not worth a lane of its own."""
     part_bytes: int = 16 << 10
-    """Of a frame, at least; and of what a lane asks for first, while nothing is known of the link."""
+    """Smallest part of a frame, and a lane's first request while nothing is known of the link."""
     stall_s: float = 20.0
     attempts: int = ATTEMPTS
     longest_wait_s: float = LONGEST_WAIT_S
@@ -232,7 +232,7 @@ class NotTakenError(Exception):
 
 
 class DecodeQueue:
-    """What one lane has read and not yet decoded.
+    """Payloads that one lane has read and not yet decoded.
 
     A payload that fails its digest goes back to the transfer, to be fetched from another source.
     """

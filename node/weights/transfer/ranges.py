@@ -62,7 +62,7 @@ class Range:
     senders: set[str] = field(default_factory=set)
     source: str = ""
     deadline: asyncio.Timeout | None = None
-    """Of the read under way."""
+    """Stall limit of the read under way."""
     started_s: float = 0.0
     read_bytes: int = 0
     """Since then, from the current source."""

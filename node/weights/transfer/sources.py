@@ -86,7 +86,7 @@ class Sources:
             [source.address for source in sources],
             last_resort=None if last_resort is None else last_resort.address,
         )
-        """What is known of each source: whom to believe and to ask."""
+        """State of every source: whom to believe and to ask."""
         self._connections = {
             source.address: [
                 _Connection(policy_pb2_grpc.PolicyServiceStub(channel)) for channel in source.bulk

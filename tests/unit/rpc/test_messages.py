@@ -1,4 +1,4 @@
-"""What a message may be, and how long one waits for it."""
+"""Limits on a message, and on the wait for it."""
 
 import asyncio
 import gzip

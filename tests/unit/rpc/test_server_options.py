@@ -1,4 +1,4 @@
-"""What a port tells gRPC before it serves anyone."""
+"""The options that a port gives gRPC before it serves anyone."""
 
 import asyncio
 from typing import Any, NoReturn

@@ -1,4 +1,4 @@
-"""Who signed what, for which run and which model."""
+"""A manifest is signed by one learner, for one run and one model."""
 
 import struct
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who is believed and asked, by hand-worked histories; the clock is an argument."""
+"""Sources that are believed and asked, by hand-worked histories; the clock is an argument."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a store finds on its disk when it starts again: after a kill, damage, a lost mark, a new learner."""
+"""A store started again on the disk it left: after a kill, damage, a lost mark, a new learner."""
 
 import os
 import signal

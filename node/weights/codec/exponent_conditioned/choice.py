@@ -19,7 +19,7 @@ class Implementation(Protocol):
 
     @property
     def name(self) -> str:
-        """What runs, for the log."""
+        """Name of the implementation, for the log."""
 
     def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
         """Return what makes ``words`` from ``base``."""

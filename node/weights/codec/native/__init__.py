@@ -29,7 +29,7 @@ path uses vectors of 16 bytes: SSE2, NEON."""
 
 
 class FrameFacts(ctypes.Structure):
-    """What the kernel finds out about the words it codes or makes."""
+    """Facts about words that the kernel finds out while coding or making them."""
 
     _fields_ = (
         ("digest", ctypes.c_uint64),
