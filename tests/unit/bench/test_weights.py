@@ -121,9 +121,6 @@ GOOD: dict[str, NDArray[Any]] = {
 }
 
 
-"""Of an array of 2 PiB."""
-
-
 def written(path: Path, **changes: NDArray[Any]) -> Path:
     arrays: dict[str, Any] = GOOD | changes
     np.savez(path, **arrays)
