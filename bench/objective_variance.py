@@ -27,8 +27,6 @@ from learner.objective.importance import (
     log_expected_learner,
     log_group_expectation,
     log_group_mean,
-)
-from learner.objective.version_aware import (
     log_version_aware_denominator,
     trust_by_divergence,
     trust_by_sample_size,

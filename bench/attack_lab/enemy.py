@@ -22,7 +22,7 @@ from node.enrolment.authority import LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.rollout import Completion, Finish, LogprobMode, PromptLease, RolloutGroup
+from node.rollout import Completion, Finish, PromptLease, RolloutGroup
 from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.wire.members import role_to_wire
@@ -198,7 +198,6 @@ class Enemy:
             prompt_token_ids=np.array(self._tokenizer.encode(prompt).ids, np.int32),
             completions=tuple(map(completion, range(lease.group_size or GROUP_SIZE))),
             sampling=lease.sampling,
-            logprob_mode=LogprobMode.SAMPLED,
             sampling_started_at_s=now - 1,
             sampling_finished_at_s=now - 0.5,
             graded_at_s=now - 0.2,

@@ -30,7 +30,7 @@ from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
-from node.rpc.clock_comparison import comparison_with
+from node.rpc.clock_comparison import compare_clocks
 from node.run import Role, RunStatus
 from node.wire.members import run_status_from_wire
 
@@ -98,10 +98,8 @@ async def _answer(arguments: argparse.Namespace, description: RunDescription, *,
     try:
         await show(coordinator, caller, as_json=arguments.json, clock=clock)
     except (ConnectionLost, RefusedError) as error:
-        comparison = comparison_with(
-            coordinator, caller if isinstance(caller, Identity) else None, clock=clock
-        )
-        finding = None if comparison is None else await comparison.after(error)
+        identity = caller if isinstance(caller, Identity) else None
+        finding = compare_clocks(error, identity, now=clock.now())
         print(f"heterorl-node: no status from {coordinator}: {finding or error}", file=sys.stderr)
         return ExitCode.FAILED
     return ExitCode.DRAINED

@@ -226,8 +226,8 @@ class PolicySync:
             await wait_at_most(self._changed, LONGEST_STOP_S)
 
     async def _fetch(self, artifact: Artifact) -> VersionAssembly:
-        manifest, signed = await self._fetcher.signed_manifest(artifact.key)
-        assembly = await self._held.begin(manifest, signed)
+        manifest = await self._fetcher.manifest(artifact.key)
+        assembly = await self._held.begin(manifest, manifest.signed)
         await fetch_into(
             assembly,
             self._fetcher,

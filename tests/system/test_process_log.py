@@ -1,4 +1,4 @@
-"""A process off a terminal writes one JSON object a line; gRPC adds none of its own."""
+"""A daemon's log off a terminal is one JSON object a line; gRPC is silent, and a crash leaves a traceback."""
 
 import signal
 import time
@@ -33,7 +33,7 @@ async def knock(made: MadeRun, address: str, caller: Identity) -> None:
             await invoke(channel, STATUS)
 
 
-async def test_a_handshake_that_fails_leaves_no_plain_line(made: MadeRun, tmp_path: Path) -> None:
+async def test_a_failed_handshake_adds_no_line_of_grpcs_own(made: MadeRun, tmp_path: Path) -> None:
     async with coordinator(made, tmp_path / "log") as hub:
         address = (await hub.event("serving"))["address"]
         await knock(made, address, made.foreign)
@@ -41,3 +41,13 @@ async def test_a_handshake_that_fails_leaves_no_plain_line(made: MadeRun, tmp_pa
         assert await hub.process.wait() == 0
         await hub.event("stopped")
         assert hub.plain_text() == []
+
+
+async def test_a_crash_in_native_code_says_where_on_standard_error(made: MadeRun, tmp_path: Path) -> None:
+    async with coordinator(made, tmp_path / "log") as hub:
+        await hub.event("ready")
+        hub.process.send_signal(signal.SIGSEGV)
+        assert await hub.process.wait() == -signal.SIGSEGV
+        said = "\n".join(hub.plain_text())
+        assert "Fatal Python error: Segmentation fault" in said
+        assert "bootstrap.py" in said

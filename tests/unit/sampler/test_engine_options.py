@@ -10,8 +10,7 @@ import pytest
 from node.config.setting_sources import InvalidConfigError
 from node.config.settings import load
 from sampler.config import SamplerConfig
-from sampler.engines.torch_options import TorchOptions
-from sampler.engines.vllm.vllm_options import VllmOptions
+from sampler.engines.engine_options import TorchOptions, VllmOptions
 
 
 def resolved(tmp_path: Path, text: str) -> SamplerConfig:
