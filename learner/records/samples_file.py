@@ -20,6 +20,10 @@ TAIL_BYTES: Final = 4 << 20
 """Read for the newest groups; the longest line has 2 MiB."""
 
 
+FOLLOWED_GROUPS: Final = 1000
+"""Far more than a learner writes down between two looks."""
+
+
 class SamplesFile:
     """The file of a learner's state directory."""
 
@@ -55,39 +59,24 @@ class SamplesFile:
 
     def appended(self) -> Iterator[list[GroupSample]]:
         """Yield, again and again for ever, the groups appended since the time before; at first, none."""
-        with _opened(self._path) as file:
-            followed, offset = _identity(file), file.seek(0, os.SEEK_END)
+        seen = {_key(group) for group in self.newest(FOLLOWED_GROUPS)}
         yield []
         while True:
-            lines: list[bytes] = []
-            with _opened(self._path) as file:
-                if _identity(file) != followed:
-                    with _opened(self._older) as older:
-                        if _identity(older) == followed:
-                            lines, _ = _lines_from(older, offset)
-                    followed, offset = _identity(file), 0
-                more, offset = _lines_from(file, offset)
-            yield list(_parsed(lines + more))
+            newest = {_key(group): group for group in self.newest(FOLLOWED_GROUPS)}
+            yield [group for key, group in newest.items() if key not in seen]
+            seen = set(newest)
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file; one that is not there, as for a moment at a rotation, is as one that is empty."""
+    """Open a file; a missing one, as during rotation, reads as empty."""
     try:
         return path.open("rb")
     except FileNotFoundError:
         return Path(os.devnull).open("rb")
 
 
-def _identity(file: BinaryIO) -> tuple[int, int]:
-    status = os.fstat(file.fileno())
-    return status.st_dev, status.st_ino
-
-
-def _lines_from(file: BinaryIO, offset: int) -> tuple[list[bytes], int]:
-    """Return the complete lines from an offset on, and the offset after them."""
-    file.seek(offset)
-    whole, newline, _ = file.read().rpartition(b"\n")
-    return whole.splitlines(), offset + len(whole) + len(newline)
+def _key(group: GroupSample) -> tuple[float, int, str]:
+    return group.at_s, group.version, group.group_id
 
 
 def _tail(file: BinaryIO) -> list[bytes]:
