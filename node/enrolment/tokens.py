@@ -27,10 +27,10 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from node.clock import moment
 from node.enrolment.authority import TOKEN_ALGORITHM, Authority
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import is_same_certificate, read_certificate
-from node.identity.clock_skew import moment
 from node.identity.files import cannot_make, obstacle, write_secret
 from node.identity.run_description import RunDescription
 from node.limits import NAME_PATTERN, TOKEN_BYTES
