@@ -177,7 +177,7 @@ class JudgeOptions(BaseModel):
             if pattern is not None and not re.compile(pattern).groups:
                 raise ValueError("must have a group for the score, such as Score: ([0-9]+)")
         except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from error
+            raise ValueError(f"is not a regular expression: {error}") from error
         return pattern
 
     @model_validator(mode="after")

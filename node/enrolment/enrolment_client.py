@@ -110,7 +110,9 @@ def kept_name(state_dir: Path, *, role: Role) -> str:
         make_private_directory(state_dir)
         write_public(path, name.encode() + b"\n")
     if not is_name(name):
-        raise StartupError(f"{path} holds {name[:100]!r}, which is no node id", fix="Delete the file.")
+        raise StartupError(
+            f"{path} holds {name[:100]!r}, which is not a valid node id", fix="Delete the file."
+        )
     return name
 
 
