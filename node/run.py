@@ -70,7 +70,7 @@ class StepReport:
     surprisal_nats: float
     """Minus the mean learner logprob of the batch's tokens, nats."""
     recommended_staleness: RecommendedStaleness | None = None
-    """As of this step. None: not worked out yet, or by an older learner."""
+    """As of this step. None: not worked out yet."""
     grader_metrics: dict[str, float] = field(default_factory=dict)
     """Grader metrics besides the reward, by name: the mean over the groups that have it."""
 
