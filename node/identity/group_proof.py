@@ -33,7 +33,7 @@ _HOLDERS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class GroupProof:
-    """What a group carries to prove whose it is."""
+    """Proof of whose a group is, which travels with it."""
 
     certificate: bytes
     """PEM, the sampler's."""
