@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from node.policy import ArtifactKey
 
 _FETCH_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_APPLY_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 
 
 class TransferMetrics:
@@ -52,6 +53,9 @@ class TransferMetrics:
             ["kind"],
             buckets=_FETCH_BUCKETS_S,
         )
+        self._apply = histogram(
+            "heterorl_node_frame_apply_seconds", "Verifying and decoding one frame.", buckets=_APPLY_BUCKETS_S
+        )
 
     def watch_lingering(self, lingering_artifacts: Callable[[], int]) -> None:
         """Add a store whose lingering artifacts are counted whenever metrics are collected."""
@@ -80,8 +84,9 @@ class TransferMetrics:
     def add_paused_bytes(self, size_bytes: int) -> None:
         self._paused.inc(size_bytes)
 
-    def count_applied_frame(self, codec: str) -> None:
+    def count_applied_frame(self, codec: str, *, took_s: float) -> None:
         self._frames.labels(codec).inc()
+        self._apply.observe(took_s)
 
     def count_fetch(self, key: ArtifactKey, *, took_s: float) -> None:
         self._fetch.labels(_kind(key)).observe(took_s)

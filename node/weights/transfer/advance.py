@@ -73,12 +73,14 @@ async def fetch_into(
     wrong = set(await asyncio.to_thread(stage.take_held))
 
     def put(frame: int, payload: bytes) -> None:
+        started = time.perf_counter()
         try:
             stage.put(frame, payload)
         except WrongBaseError:
             wrong.add(frame)
         else:
-            metrics.count_applied_frame(manifest.frames[frame].codec.name.lower())
+            codec = manifest.frames[frame].codec.name.lower()
+            metrics.count_applied_frame(codec, took_s=time.perf_counter() - started)
 
     started = time.perf_counter()
     await fetcher.fetch(manifest, [frame for frame in stage.missing() if frame not in wrong], put)
