@@ -10,14 +10,10 @@ OPENINGS: Final = ("What ", "Of ", "Those ", "Whoever ")
 
 NOT_YET: Final = (
     "learner",
-    "node/clients",
     "node/coordinator",
-    "node/relay",
     "node/rollout",
-    "node/rpc",
     "node/serving",
     "node/weights",
-    "node/wire",
     "sampler",
     "tests/conformance",
     "tests/integration",
