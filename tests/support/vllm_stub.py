@@ -1,4 +1,4 @@
-"""What a sampler needs of a vLLM server, behind real HTTP and with real shared memory, in the test's process.
+"""The part of a vLLM server that a sampler needs, with real HTTP and shared memory, in the test's process.
 
 Its words are the model's files; its completions are made up. Tests replace answers by their path, or by the
 method of the workers.
