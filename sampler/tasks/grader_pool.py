@@ -51,7 +51,7 @@ class GraderPool:
 
     @property
     def processes(self) -> int:
-        """How many processes run."""
+        """Number of running processes."""
         return sum(grader.is_running for grader in self._graders)
 
     @property

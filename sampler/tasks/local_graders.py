@@ -1,4 +1,4 @@
-"""What this sampler has for graders that need more than a function, and whether it is enough for a run."""
+"""A sampler's means for graders that need more than a function, checked against a run's needs."""
 
 import math
 import os
@@ -175,4 +175,4 @@ class LocalGraders:
 NO_LOCAL_GRADERS: Final = LocalGraders(
     judge=None, run_code=False, wall_limit_s=math.inf, memory_limit_bytes=math.inf
 )
-"""Of a sampler that is not configured for any."""
+"""A sampler that is not configured for any."""

@@ -40,7 +40,7 @@ _OVER_TIME: Final = {-signal.SIGKILL, 128 + signal.SIGKILL, 128 + signal.SIGXCPU
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a program did."""
+    """The result of a program's tests."""
 
     passed: int
     tests: int
