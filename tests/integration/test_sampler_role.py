@@ -16,7 +16,7 @@ from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.weights.store.artifact_store import ArtifactStore
 from node.wire.members import settings_to_wire
-from node.wire.rollouts import group_from_wire
+from node.wire.rollouts import delivered_group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
 from support.groups import SAMPLING
@@ -34,7 +34,7 @@ CLOCK = SystemClock()
 async def next_group(drain: HandDrain) -> RolloutGroup:
     response = await drain.hear()
     assert response.WhichOneof("message") == "group", response
-    return group_from_wire(response.group.group)
+    return delivered_group_from_wire(response.group).group
 
 
 async def slots(peer: HandPeer) -> dict[str, int]:
@@ -85,7 +85,7 @@ async def test_a_published_version_is_fetched_while_sampling_and_sampled_from(
             while True:
                 response = await drain.hear()
                 if response.WhichOneof("message") == "group":
-                    group = group_from_wire(response.group.group)
+                    group = delivered_group_from_wire(response.group).group
                     await drain.judge(group.group_id, common_pb2.VERDICT_STALE)
                     if group.oldest_version == 1:
                         break

@@ -93,7 +93,7 @@ class Hostile:
             os.write(1, bytes(MEBIBYTE))
 
     def _patch(self) -> None:
-        """What the answer is written with, made to write another."""
+        """Replace the function that writes the answer."""
         json.dumps = lambda *_, **__: "[]"
 
     def _answer(self) -> None:
