@@ -64,12 +64,8 @@ class LiveParameters:
     ) -> None:
         """Look at parameters of ``owners``; ``elements`` says how many of each tensor are here."""
         self.elements = elements
-        self._live = live
+        self.live = live
         self._owners = list(owners)
-
-    @property
-    def live(self) -> ParameterWords:
-        return self._live
 
     def settle(self) -> None:
         for owner in self._owners:
