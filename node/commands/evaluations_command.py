@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.coordinator.ledger.ledger_check import read_evaluations
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.exit_code import ExitCode
 from node.run import Evaluation, Role

@@ -11,10 +11,11 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
 from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.work.accounts import StoredGroup
-from node.coordinator.work.decisions import EMPTY_PAUSE_S, Submitted
+from node.coordinator.work.decisions import EMPTY_PAUSE_S
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
+from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import detail_of
 from node.identity.peer import is_name

@@ -9,15 +9,15 @@ different stories.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from node.clock import Clock
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.turns import Turns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.decisions import NOTHING, Answer, Decision
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
@@ -26,6 +26,8 @@ from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
 
 logger = logging.getLogger(__name__)
+
+Waiting = TypeVar("Waiting")
 
 WAITING_REQUESTS: Final = 4096
 """Requests that may wait for the ledger; more are told to come back."""
@@ -39,6 +41,54 @@ WAIT_S: Final = 5.0
 CLOSE_S: Final = 5.0
 """Longest the last write and the closing of the ledger may take. A process that ends without them loses
 nothing that was answered."""
+
+
+class Turns(Generic[Waiting]):
+    """The requests that wait, callers in turn and each one's in order; every step costs O(1).
+
+        caller a   a1 a2 a3        taken: a1 b1 c1 a2 a3
+        caller b   b1
+        caller c   c1
+
+    A caller that asks a thousand times at once waits for a thousand turns; the others wait for one of its.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, OrderedDict[Waiting, None]] = OrderedDict()
+        self._requests = 0
+
+    def __len__(self) -> int:
+        return self._requests
+
+    def of(self, caller: str) -> int:
+        """Count the requests of a caller."""
+        return len(self._waiting.get(caller, ()))
+
+    def add(self, caller: str, request: Waiting) -> None:
+        self._waiting.setdefault(caller, OrderedDict())[request] = None
+        self._requests += 1
+
+    def remove(self, caller: str, request: Waiting) -> bool:
+        """Remove a request that waits; return whether it did."""
+        own = self._waiting.get(caller)
+        if own is None or request not in own:
+            return False
+        del own[request]
+        self._requests -= 1
+        if not own:
+            del self._waiting[caller]
+        return True
+
+    def take(self) -> Waiting:
+        """Remove the request whose turn it is, and return it; there must be one."""
+        caller, own = next(iter(self._waiting.items()))
+        request, _ = own.popitem(last=False)
+        self._requests -= 1
+        if own:
+            self._waiting.move_to_end(caller)
+        else:
+            del self._waiting[caller]
+        return request
 
 
 @dataclass(slots=True, eq=False)
@@ -167,13 +217,8 @@ class Transactions:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
             self._metrics.transaction.observe(self._clock.monotonic() - started_s)
-            contradictions = sum(
-                one.contradicted - self.accounts.standings.of(one.sampler_id).contradicted
-                for one in decision.transaction.standings
-            )
             self.accounts.apply(decision.transaction, now=now)
             self._note_abandoned(decision.transaction)
-            self._metrics.contradicted_faults.inc(contradictions)
             if decision.transaction.evaluation is not None:
                 self._note_evaluation(decision.transaction.evaluation)
         return decision.answer
@@ -235,7 +280,6 @@ class Transactions:
                     },
                 )
         if evaluation.finished_at_s:
-            self._metrics.evaluation_dropped_prompts.inc(evaluation.dropped_prompts)
             logger.info("version evaluated", extra=asdict(evaluation))
             for sampler in change.odd_samplers:
                 self._metrics.evaluation_odd_samplers.inc()

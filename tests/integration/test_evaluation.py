@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.commands.cli import main
-from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import ConfigError
 from node.run import Evaluation
 from node.wire.members import run_status_from_wire

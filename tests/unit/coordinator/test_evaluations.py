@@ -10,10 +10,11 @@ import pytest
 
 from node.coordinator.work import decisions, standing
 from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.decisions import Released, release
 from node.coordinator.work.evaluation import evaluations
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
-from node.coordinator.work.lease_returns import Released, release
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
 from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
@@ -494,7 +495,7 @@ def test_scores_of_other_terms_are_not_compared() -> None:
 
 def test_nothing_begins_before_the_learner_has_confirmed_the_ledger_or_the_task_is_known() -> None:
     for accounts in (
-        make_accounts(Balance(learner=LEARNER, next_slot=3), evaluation=SETTINGS),
+        make_accounts(Balance(SlotBalance(next_slot=3), learner=LEARNER), evaluation=SETTINGS),
         make_accounts(prompts=None, evaluation=SETTINGS),
     ):
         desk = Desk(accounts)
@@ -507,7 +508,7 @@ def test_the_slots_of_held_out_prompts_are_no_slots_of_training(desk: Desk) -> N
     desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
     assert set(desk.accounts.slots.counts().values()) == {0}
     assert desk.accounts.load().running_groups == 0
-    assert desk.accounts.evaluations._leases.counts()[SlotState.EVALUATED] == 2
+    assert desk.accounts.evaluations._table.counts()[SlotState.EVALUATED] == 2
 
 
 def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:

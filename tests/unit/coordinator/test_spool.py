@@ -12,6 +12,7 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
+from node.coordinator.transactions import Transactions
 from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.history import Hello
@@ -22,7 +23,7 @@ from node.rollout import EncodedGroup, GroupVerdict, Verdict
 from node.run import StepRecord
 from node.serving.submissions import Submission
 from support.clock import ManualClock
-from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
+from support.coordinator import LEARNER, TTL_S, make_accounts, make_answer
 
 
 @dataclass
@@ -35,15 +36,13 @@ class Open:
     told: list[tuple[str, GroupVerdict]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        metrics = CoordinatorMetrics(self.registry)
+        accounts = make_accounts(self.ledger.balance(), now=self.clock.now())
         self.spool = Spool(
-            self.ledger,
-            make_accounts(self.ledger.balance(), now=self.clock.now()),
-            work=WORK,
-            bounds=BOUNDS,
-            lease_ttl_s=TTL_S,
+            Transactions(self.ledger, accounts, metrics=metrics, clock=self.clock),
             is_published=lambda version: version == 0,
             notify=lambda sampler_id, verdict: self.told.append((sampler_id, verdict)),
-            metrics=CoordinatorMetrics(self.registry),
+            metrics=metrics,
             clock=self.clock,
         )
 
@@ -224,9 +223,9 @@ async def test_a_group_that_is_submitted_is_delivered_without_another_look(open_
 
 async def test_only_versions_that_are_new_are_logged_as_announced(open_: Open) -> None:
     await open_.spool.announce((PolicyVersion(1, b"a" * 16),))
-    first_at_s = open_.clock.now()
     open_.clock.advance(5.0)
     await open_.spool.announce((PolicyVersion(1, b"b" * 16), PolicyVersion(2, b"c" * 16)))
     versions = open_.spool.accounts.versions
-    assert (versions.root_of(1), versions.succeeded_at_s(0)) == (b"a" * 16, first_at_s)
-    assert (versions.root_of(2), versions.succeeded_at_s(1)) == (b"c" * 16, first_at_s + 5.0)
+    head, now = PolicyVersion(2), open_.clock.now() + 1.0
+    assert (versions.root_of(1), versions.lag(PolicyVersion(0), head, now=now)) == (b"a" * 16, (2, 6.0))
+    assert (versions.root_of(2), versions.lag(PolicyVersion(1), head, now=now)) == (b"c" * 16, (1, 1.0))

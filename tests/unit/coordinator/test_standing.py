@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, trust
+from node.coordinator.work import trust, verdicts
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.slots import SlotState
 from node.coordinator.work.standing import (
@@ -167,7 +167,7 @@ def test_a_group_that_the_learner_refuses_takes_back_what_it_had_earned() -> Non
     desk.submit(lease_id, "s1")
     assert desk.accounts.standings.of("s1").allowance > before.allowance
     judged = GroupVerdict(lease_id, Verdict.SUSPECT)
-    desk.settle(decisions.judgement(desk.accounts, judged, now=desk.now))
+    desk.settle(verdicts.judgement(desk.accounts, judged, now=desk.now))
     after = desk.accounts.standings.of("s1")
     assert after.allowance < before.allowance
     assert after.strikes == 2
