@@ -127,8 +127,6 @@ class Peers:
     ) -> Member:
         """Admit a peer, or admit it again; ``completes`` as in ``Membership.join``.
 
-        Args:
-            grader_digest: Of a sampler's grader code; empty: not told.
         Raises:
             RefusedError: NAME_IN_USE.
         """

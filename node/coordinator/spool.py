@@ -196,9 +196,6 @@ class Spool:
     ) -> Submitted:
         """Accept a group, or return why not; what is SPOOLED is on disk.
 
-        Args:
-            group: What was read of it, see ``verdicts.submission``.
-
         Raises:
             RefusedError: BUSY where the spool is full, DISK where it cannot be written.
         """

@@ -41,10 +41,6 @@ class SubmissionDoor:
     ) -> Iterator[Submission]:
         """Yield a submission with the sampler that it counts for; it is in flight during the body.
 
-        Args:
-            group_bytes: Of the largest group of the run.
-            now: Unix seconds.
-
         Raises:
             RefusedError: OVER_LIMIT; WRONG_ROLE or MALFORMED, as ``submitter``; BAD_SIGNATURE; BUSY, where
                 too much is in flight.
@@ -77,9 +73,6 @@ class SubmissionDoor:
 def submitter(caller: Peer, named: str) -> str:
     """Return the node id of the sampler a submission is said to be from; the proof says whether it is.
 
-    Args:
-        caller: From its certificate.
-        named: ``SubmitRolloutsRequest.sampler_id``.
     Raises:
         RefusedError: WRONG_ROLE, if anyone but a relay names somebody; MALFORMED, if a relay names nobody.
     """

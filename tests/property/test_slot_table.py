@@ -223,7 +223,7 @@ class SlotsOfARun(RuleBasedStateMachine):
                 assert list(again) == up_again(slots, sampler, wanted, aside, now=now)
         for at_s in (now, now + TTL_S / 2, now + TTL_S):
             ended = {slot.number for slot in slots.expire(at_s)}
-            assert ended == {n for n, deadline_s in slots._deadlines._at_s.items() if deadline_s <= at_s}
+            assert ended == {n for n, deadline_s in slots._deadlines.items() if deadline_s <= at_s}
 
     @invariant()
     def bounds_hold(self) -> None:

@@ -31,10 +31,6 @@ def open_rows(
 ) -> Rows:
     """Open a data set and check every row; blocking.
 
-    Args:
-        scratch: Directory with room for a copy of what is not JSONL.
-        columns: Option of the task -> column that the first row must have.
-        known: The rows that the run has leased before.
     Raises:
         ConfigError: a row is bad, there are too few, a column or a package is missing.
         StartupError: it cannot be read.

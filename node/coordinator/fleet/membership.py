@@ -48,7 +48,7 @@ class Member:
     last_seen_s: float
     joins: int
     instance: str = ""
-    """Of the process that holds the name; empty: older software, not told apart."""
+    """Of the process that holds the name; empty: not told apart."""
     is_connected: bool = True
     """Whether its heartbeat stream may still be open."""
     refused_twins: int = 0
@@ -74,7 +74,7 @@ class Membership:
         """Admit a peer, or admit it again.
 
         Args:
-            instance: Of the process; empty: older software.
+            instance: Of the process.
             completes: Whether it reports what it could not before it knew the run's settings. Where the join
                 before was without that, this is the same join.
 

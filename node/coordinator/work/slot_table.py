@@ -30,7 +30,7 @@ from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.generations import Generation, LostSlots
-from node.coordinator.work.open_slots import Deadlines, OpenSlots
+from node.coordinator.work.open_slots import OpenSlots
 from node.coordinator.work.slots import (
     SAME_SAMPLER_S,
     SETTLED,
@@ -128,12 +128,12 @@ class SlotTable:
         self._lease_ttl_s = lease_ttl_s
         self._open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(balance.settled)
-        self._deadlines = Deadlines()
+        self._deadlines: dict[int, float] = {}
         self._retry_at_s: dict[int, float] = {}
         """Of slots that are available and had a fault; in memory only, as all these times are."""
         self._granted_at_s: dict[int, float] = {}
         """Of the newest lease of each slot that is leased or available again."""
-        self._waiting = Deadlines()
+        self._waiting: dict[int, float] = {}
         """When slots that are available are given up, if their prompts are kept from somebody."""
         self._lost = LostSlots(open_ones=balance.lost, generations=balance.generations, found=balance.found)
         self._next_slot = balance.next_slot
@@ -288,19 +288,19 @@ class SlotTable:
         if slot is None:
             return not self._may_still_win(lease_id, holder)
         if now < self._granted_at_s[slot.number] + max_age_s:
-            self._deadlines.set(slot.number, now + self._lease_ttl_s)
+            self._deadlines[slot.number] = now + self._lease_ttl_s
         return False
 
     def expire(self, now: float) -> tuple[Slot, ...]:
         """End every lease whose deadline has passed."""
         return tuple(
             reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
-            for slot in map(self.open_slots.__getitem__, self._deadlines.due(now))
+            for slot in map(self.open_slots.__getitem__, _due(self._deadlines, now))
         )
 
     def given_up(self, now: float, *, is_kept_from_some: Callable[[int], bool]) -> tuple[Slot, ...]:
         """End the slots that have waited too long for a sampler that may have their prompt."""
-        waiting = map(self.open_slots.__getitem__, self._waiting.due(now))
+        waiting = map(self.open_slots.__getitem__, _due(self._waiting, now))
         return tuple(given_up(slot) for slot in waiting if is_kept_from_some(slot.prompt_index))
 
     def submitted(self, slot: int, attempt: int) -> Slot:
@@ -388,15 +388,15 @@ class SlotTable:
             if (pause_s := retry_after_s(slot)) is not None:
                 self._retry_at_s[slot.number] = now + pause_s
             if slot.state is not SlotState.AVAILABLE:
-                self._waiting.discard(slot.number)
+                self._waiting.pop(slot.number, None)
             elif before is None or before.state is not SlotState.AVAILABLE:
-                self._waiting.set(slot.number, now + WAIT_FOR_OTHERS_S)
+                self._waiting[slot.number] = now + WAIT_FOR_OTHERS_S
             if is_settled or slot.state in UNTRAINED:
                 self._granted_at_s.pop(slot.number, None)
             if slot.lease is None:
-                self._deadlines.discard(slot.number)
+                self._deadlines.pop(slot.number, None)
             elif before is None or before.lease != slot.lease:
-                self._deadlines.set(slot.number, now + self._lease_ttl_s)
+                self._deadlines[slot.number] = now + self._lease_ttl_s
                 self._granted_at_s[slot.number] = now
 
     def _up_again(
@@ -464,3 +464,8 @@ class SlotTable:
         if slot is None or slot.state is not SlotState.AVAILABLE:
             return False
         return self.claim(number, attempt, holder) is Claim.WANTED
+
+
+def _due(deadlines: Mapping[int, float], now: float) -> list[int]:
+    """Return the slots whose time is up, lowest first; looks at all, 65 536 at most, once a second."""
+    return sorted(number for number, at_s in deadlines.items() if at_s <= now)

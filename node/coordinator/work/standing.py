@@ -233,13 +233,7 @@ class Standings:
         return pace.groups / self._recent if self._recent else 1.0
 
     def share(self, sampler_id: str, *, held: int, free: int, fleet: int, now: float) -> Share:
-        """Return how many leases a sampler may hold.
-
-        Args:
-            held: Leases that it holds.
-            free: Groups that may be leased now.
-            fleet: Leases that all samplers hold.
-        """
+        """Return how many leases a sampler may hold."""
         standing = self.of(sampler_id)
         if standing.quarantine or standing.is_struck_out:
             pause_s = standing.pause_s(now)
@@ -252,13 +246,7 @@ class Standings:
     def word(
         self, sampler_id: str, *, delivered: int, held: int, oldest_s: float, max_age_s: float, now: float
     ) -> tuple[SamplerStanding, str]:
-        """Return a sampler's standing for people, and what there is to say of it.
-
-        Args:
-            delivered: Groups, ever.
-            held: Leases that it holds; the oldest of them for ``oldest_s``.
-            max_age_s: At which it ends.
-        """
+        """Return a sampler's standing for people, and what there is to say of it."""
         one = self.of(sampler_id)
         if one.quarantine:
             for_s = max(0.0, now - one.quarantined_at_s)

@@ -114,12 +114,6 @@ def agreed_size(
 ) -> SizeAnswer:
     """Decide what the word of a sampler is worth.
 
-    Args:
-        known: As noted before; None: not yet.
-        configured: As the coordinator knows it without samplers; None: it does not.
-        words: What samplers found in this task before, by sampler.
-        prompts: What the sampler ``sampler_id`` found.
-        held_out: How many of them are for evaluation.
     Raises:
         RefusedError: TASK_MISMATCH.
     """

@@ -444,11 +444,10 @@ def busy_desk(open_slots: int) -> Desk:
         lambda desk, mine: desk.release("s1", mine[0]),
         lambda desk, mine: desk.submit(mine[1]),
         lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
-        lambda desk, mine: desk.expire(1.0),
         lambda desk, mine: desk.train(1, "0.1"),
         lambda desk, mine: desk.accounts.slots.next_undelivered(),
     ],
-    ids=["lease", "release", "submit", "renew", "expire", "step", "deliver"],
+    ids=["lease", "release", "submit", "renew", "step", "deliver"],
 )
 def test_what_a_coordinator_does_for_one_sampler_costs_the_same_however_many_slots_are_open(
     act: Callable[[Desk, list[str]], object],

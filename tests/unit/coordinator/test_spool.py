@@ -148,9 +148,6 @@ async def test_what_is_in_flight_is_shown(open_: Open) -> None:
     assert open_.value("capacity_groups", bound="staleness") == 4
     assert open_.value("learner_version") == 0
     assert (open_.value("ledger_confirmed"), open_.value("ledger_behind")) == (1, 0)
-    await open_.spool.release("s1", (), (FailedLease("1.1", Failure.PROMPT_TOO_LONG, ""),))
-    open_.spool.show_load()
-    assert open_.value("bad_prompts") == 1
 
 
 async def test_a_learner_that_had_trained_on_a_delivered_group_is_counted(open_: Open) -> None:

@@ -228,13 +228,7 @@ class Evaluations:
     def grant(
         self, holder: str, wanted: int, *, held_version: int, running: int, now: float
     ) -> EvaluationChange | None:
-        """Lease held-out prompts to a sampler, up to their share of its leases, and remember that it asked.
-
-        Args:
-            wanted: Leases it asks for.
-            held_version: Only one that holds the version under evaluation gets any.
-            running: Leases that it has, for training and for evaluation.
-        """
+        """Lease held-out prompts to a sampler, up to their part of its leases; remember that it asked."""
         current = self._under_way
         known = self._askers.get(holder)
         is_able = current is None or held_version <= current.version or (known is not None and known.is_able)
