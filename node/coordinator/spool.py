@@ -179,7 +179,8 @@ class Spool:
         """Hold nothing against samplers any more, and ask again what they failed; None: all samplers."""
         undone = await self._settle(lambda _: trust.pardon(self._accounts, node_ids))
         if self._drain is not None:
-            self._drain.pardon()
+            self._drain.has_pardons = True
+            self._drain.wake()
         nodes = "all" if node_ids is None else sorted(node_ids)
         logger.info("samplers pardoned", extra={"nodes": nodes, "prompts": undone.prompts})
 
@@ -283,7 +284,7 @@ class Spool:
         self._accounts.slots.deliver_anew(frozenset(hello.held_group_ids))
         drain = self._drain = DrainStream(learner_epoch=hello.epoch)
         if hello.records:
-            drain.acknowledge(hello.version)
+            drain.acknowledgement = hello.version
         return drain
 
     async def deliver(self, drain: DrainStream) -> AsyncIterator[StoredGroup | int | Quarantines]:
@@ -291,26 +292,23 @@ class Spool:
         if known := self._accounts.standings.quarantined():
             yield Quarantines(known, releases_others=False)
         while not drain.is_ended:
-            if drain.take_pardons():
+            if drain.has_pardons:
+                drain.has_pardons = False
                 yield Quarantines(self._accounts.standings.quarantined(), releases_others=True)
-                continue
-            version = drain.take_acknowledgement()
-            if version is not None:
+            elif drain.acknowledgement is not None:
+                version, drain.acknowledgement = drain.acknowledgement, None
                 yield version
-                continue
-            slot = self._accounts.slots.next_undelivered() if drain.has_credit else None
-            if slot is None:
-                await drain.wait()
-                continue
-            drain.take_credit()
-            stored = await self._transactions.read(slot)
-            if stored is None:
-                drain.put_back_credit()
+            elif drain.credits and (slot := self._accounts.slots.next_undelivered()) is not None:
+                drain.credits -= 1
+                stored = await self._transactions.read(slot)
+                if stored is None:
+                    drain.credits += 1
+                else:
+                    yield stored
             else:
-                yield stored
-        refusal = drain.take_refusal()
-        if refusal is not None:
-            raise refusal
+                await drain.wait()
+        if drain.refusal is not None:
+            raise drain.refusal
 
     async def judge(self, drain: DrainStream, judged: GroupVerdict) -> None:
         """Apply the learner's verdict on a group, unless a newer stream may have delivered it again.
@@ -347,7 +345,8 @@ class Spool:
             return history.step(self._accounts, record)
 
         self._show(await self._settle(decide))
-        drain.acknowledge(record.version)
+        drain.acknowledgement = record.version
+        drain.wake()
 
     def show_load(self) -> None:
         """Show in the metrics what is in flight."""

@@ -242,22 +242,13 @@ class Transactions:
     def _note_abandoned(self, transaction: Transaction) -> None:
         bad = {entry.slot: entry for entry in transaction.bad_prompts}
         for slot in transaction.slots:
-            if slot.state is not SlotState.ABANDONED or (reason := slot.last_failure) is None:
-                continue
-            self._metrics.abandoned_prompts.labels(reason).inc()
-            entry = bad.get(slot.number)
-            logger.warning(
-                "prompt abandoned",
-                extra={
-                    "prompt_index": slot.prompt_index,
-                    "slot": slot.number,
-                    "attempts": slot.granted,
-                    "reason": reason,
-                    "detail": "" if entry is None else entry.detail,
-                    "times": 0 if entry is None else entry.times,
-                    "retry_in_s": 0.0 if entry is None else entry.retry_at_s - entry.at_s,
-                },
-            )
+            if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is not None:
+                self._metrics.abandoned_prompts.labels(reason).inc()
+                about = asdict(bad[slot.number]) if slot.number in bad else {}
+                logger.warning(
+                    "prompt abandoned",
+                    extra={"prompt_index": slot.prompt_index, "slot": slot.number, "reason": reason, **about},
+                )
 
     def _note_evaluation(self, change: EvaluationChange) -> None:
         evaluation = change.evaluation
@@ -268,32 +259,24 @@ class Transactions:
             )
         if evaluation is None:
             return
+        version = {"version": evaluation.version}
         for slot in change.slots:
             if slot.state is SlotState.ABANDONED:
-                logger.warning(
-                    "held-out prompt not answered",
-                    extra={
-                        "prompt_index": slot.prompt_index,
-                        "version": evaluation.version,
-                        "attempts": slot.granted,
-                        "reason": slot.last_failure,
-                    },
-                )
+                about = {"prompt_index": slot.prompt_index, "reason": slot.last_failure, **version}
+                logger.warning("held-out prompt not answered", extra=about)
         if evaluation.finished_at_s:
             logger.info("version evaluated", extra=asdict(evaluation))
             for sampler in change.odd_samplers:
                 self._metrics.evaluation_odd_samplers.inc()
                 logger.warning(
                     "answers left out: they differ from the other samplers' one way",
-                    extra={"sampler": sampler, "version": evaluation.version},
+                    extra={"sampler": sampler, **version},
                 )
             if evaluation.disputed_by:
                 self._metrics.evaluation_disputes.inc()
                 logger.warning(
                     "samplers disagree on a version, and no third can say which is right",
-                    extra={"samplers": evaluation.disputed_by, "version": evaluation.version},
+                    extra={"samplers": evaluation.disputed_by, **version},
                 )
         elif not evaluation.answers and all(not slot.granted for slot in change.slots):
-            logger.info(
-                "evaluation begun", extra={"version": evaluation.version, "prompts": evaluation.prompts}
-            )
+            logger.info("evaluation begun", extra={"prompts": evaluation.prompts, **version})

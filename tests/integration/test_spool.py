@@ -285,14 +285,14 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         drain.add_credits(1)
         slot = spool.accounts.slots.next_undelivered()
         assert slot is not None
-        drain.take_credit()
+        drain.credits -= 1
         await spool.judge(drain, GroupVerdict("0.1", Verdict.STALE))
         assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
         assert await spool._transactions.read(slot) is None
         await spool.lease("s1", 1, PolicyVersion(0))
         await submit(spool, "0.2")
         assert await spool._transactions.read(slot) is None
-        drain.put_back_credit()
+        drain.credits += 1
         delivered = await anext(spool.deliver(drain))
         assert isinstance(delivered, StoredGroup)
         assert (delivered.slot, delivered.attempt) == (0, 2)

@@ -10,7 +10,7 @@ Blocking: one thread calls this, never the event loop's.
 import contextlib
 import json
 import sqlite3
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -228,14 +228,13 @@ class Ledger:
         return StoredGroup(slot, attempt, sampler_id, spooled_at_s, group)
 
     def _write(self, transaction: Transaction) -> None:
-        write, write_each = self._connection.execute, self._connection.executemany
-        write_each("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, transaction.slots))
+        put, write_each = self._put, self._connection.executemany
+        put("slots", *map(_row, transaction.slots))
         out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
         write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
         if (stored := transaction.stored) is not None:
             whose = (stored.slot, stored.attempt, stored.sampler_id, stored.spooled_at_s)
-            row = (*whose, digest_of(stored.group), *stored.group)
-            write("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            put("groups", (*whose, digest_of(stored.group), *stored.group), how="INSERT")
         write_each(
             "INSERT INTO verdicts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
             ((sampler_id, verdict.value) for sampler_id, verdict in transaction.verdicts),
@@ -245,73 +244,62 @@ class Ledger:
             "ON CONFLICT DO UPDATE SET versions = versions + excluded.versions",
             transaction.staleness,
         )
-        write_each(
-            "INSERT INTO steps VALUES (?, ?, ?)",
-            (
-                (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions))
-                for step in transaction.steps
-            ),
-        )
+        for step in transaction.steps:
+            row = (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions))
+            put("steps", row, how="INSERT")
         if (generation := transaction.generation) is not None:
             *columns, lost = astuple(generation)
             first_and_last = (None, None) if lost is None else (lost.start, lost.stop - 1)
-            write("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)", (*columns, *first_and_last))
-        write_each("INSERT OR IGNORE INTO versions VALUES (?, ?, ?)", map(astuple, transaction.announced))
+            put("generations", (*columns, *first_and_last))
+        put("versions", *map(astuple, transaction.announced), how="INSERT OR IGNORE")
         write_each(
             "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.lifted_prompts)
         )
-        write_each(
-            "INSERT OR REPLACE INTO bad_prompts VALUES (?, ?, ?, ?, ?, ?, ?)",
-            ((*astuple(bad)[:-2], json.dumps(bad.said_by)) for bad in transaction.bad_prompts),
-        )
-        write_each(
-            f"INSERT OR REPLACE INTO standings VALUES ({', '.join('?' * len(fields(Standing)))})",
-            map(astuple, transaction.standings),
-        )
+        for bad in transaction.bad_prompts:
+            put("bad_prompts", (*astuple(bad)[:-2], json.dumps(bad.said_by)))
+        put("standings", *map(astuple, transaction.standings))
         write_each(
             "DELETE FROM size_words WHERE sampler_id = ?", ((w.sampler_id,) for w in transaction.size_words)
         )
-        write_each(
-            "INSERT INTO size_words VALUES (?, ?, ?)",
-            (astuple(w) for w in transaction.size_words if w.prompts),
-        )
-        if (task := transaction.task) is not None:
-            write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", astuple(task))
+        put("size_words", *(astuple(w) for w in transaction.size_words if w.prompts))
+        for table, only in (
+            ("task", transaction.task),
+            ("data", transaction.data),
+            ("learner", transaction.learner),
+        ):
+            if only is not None:
+                put(table, (1, *astuple(only)))
+        if transaction.task_digest is not None:
+            put("task_options", (1, transaction.task_digest))
         if transaction.evaluation is not None:
             self._write_evaluation(transaction.evaluation)
-        if (data := transaction.data) is not None:
-            write("INSERT OR REPLACE INTO data VALUES (1, ?, ?, ?, ?, ?)", astuple(data))
-        if (digest := transaction.task_digest) is not None:
-            write("INSERT OR REPLACE INTO task_options VALUES (1, ?)", (digest,))
-        if (learner := transaction.learner) is not None:
-            write(
-                "INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(learner)
-            )
 
     def _write_evaluation(self, change: EvaluationChange) -> None:
-        write, write_each = self._connection.execute, self._connection.executemany
+        put, write_each = self._put, self._connection.executemany
         evaluation = change.evaluation
-        for record in (*change.recomputed, *([] if evaluation is None else [evaluation])):
-            columns = astuple(record)
-            write(f"INSERT OR REPLACE INTO evaluations VALUES ({', '.join('?' * len(columns))})", columns)
+        put("evaluations", *map(astuple, change.recomputed))
         write_each(
             "DELETE FROM evaluation_scores WHERE sampler_id = ?", ((one,) for one in change.removed_samplers)
         )
         write_each("DELETE FROM evaluation_scores WHERE version = ?", ((n,) for n in change.forgotten))
         if evaluation is None:
             return
+        put("evaluations", astuple(evaluation))
         if change.score is not None:
-            values = (evaluation.version, *astuple(change.score))
-            write("INSERT INTO evaluation_scores VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-        write_each(
-            "INSERT OR REPLACE INTO evaluation_slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, change.slots)
-        )
+            put("evaluation_scores", (evaluation.version, *astuple(change.score)), how="INSERT")
+        put("evaluation_slots", *map(_row, change.slots))
         if evaluation.finished_at_s:
-            write("DELETE FROM evaluation_slots")
+            self._connection.execute("DELETE FROM evaluation_slots")
             write_each(
                 "DELETE FROM evaluation_scores WHERE version = ? AND slot = ?",
                 ((evaluation.version, slot) for slot in change.uncounted),
             )
+
+    def _put(self, table: str, *rows: tuple[Any, ...], how: str = "INSERT OR REPLACE") -> None:
+        """Write rows of all columns."""
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            self._connection.executemany(f"{how} INTO {table} VALUES ({marks})", rows)
 
 
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:

@@ -178,11 +178,11 @@ async def test_a_step_on_settled_or_unknown_groups_is_counted_and_refused(open_:
 
 async def test_a_stream_acknowledges_what_is_on_disk_and_ends_for_a_newer_one(open_: Open) -> None:
     drain = await open_.drain()
-    assert drain.take_acknowledgement() is None
+    assert drain.acknowledgement is None
     await open_.spool.record_step(drain, StepRecord(1, (), ()))
-    assert drain.take_acknowledgement() == 1
+    assert drain.acknowledgement == 1
     newer = await open_.drain(version=2, records=(StepRecord(2, (), ()),))
-    assert newer.take_acknowledgement() == 2
+    assert newer.acknowledgement == 2
     assert drain.is_ended
     with pytest.raises(RefusedError) as error:
         await open_.spool.record_step(drain, StepRecord(3, (), ()))
