@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from bench.attack_lab.enemy import CALL_TIMEOUT_S, Enemy, Foe
-from bench.kill_lab.task import EvenDigitsTask
+from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
@@ -299,7 +299,7 @@ ATTACKS: Final[Mapping[str, Callable[[Enemy], Awaitable[None]]]] = {
 
 async def _sampler(enemy: Enemy) -> Foe:
     foe = enemy.foe(Role.SAMPLER, "sampler-liar")
-    await enemy.join(foe, prompts=EvenDigitsTask.prompts)
+    await enemy.join(foe, prompts=CoinTask.prompts)
     return foe
 
 

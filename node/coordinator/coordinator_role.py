@@ -38,7 +38,7 @@ from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store, submission_door
-from node.serving.policy_servicer import PolicyServicer, damage_first
+from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
 from node.wire.rollouts import largest_group_bytes
@@ -154,8 +154,7 @@ def _members_server(
     revocations: RevocationList,
 ) -> RpcServer:
     group_bytes = _group_bytes(config)
-    damage = damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None
-    policy = PolicyServicer(store, metrics=context.transfer_metrics, damage=damage)
+    policy = PolicyServicer(store, metrics=context.transfer_metrics)
     rollouts = RolloutServicer(
         spool,
         peers,

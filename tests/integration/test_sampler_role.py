@@ -55,11 +55,10 @@ async def test_groups_of_the_runs_task_arrive_graded_and_with_their_logprobs(
             group = await next_group(drain)
             check_group(group, vocabulary_size=VOCABULARY_SIZE)
             assert (group.task, group.run_id, len(group.completions)) == ("addition", made.run_id, 2)
-            assert base.tokenizer.decode(group.prompt_token_ids) == task.prompt(group.prompt_index)
+            assert base.tokenizer.decode(group.prompt_token_ids) == task.prompt(group.prompt_index, None)
             for completion in group.completions:
-                assert completion.reward == task.grade(
-                    group.prompt_index, base.tokenizer.decode(completion.token_ids)
-                )
+                text = base.tokenizer.decode(completion.token_ids)
+                assert completion.reward == (text == task.answer(group.prompt_index))
                 assert (completion.policy_version == 0).all()
             started, finished = group.sampling_started_at_s, group.sampling_finished_at_s
             assert started <= finished <= group.graded_at_s

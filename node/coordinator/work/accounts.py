@@ -168,6 +168,8 @@ class Accounts:
             self._of(sampler_id)[verdict] = n
         delivered = {name: counts[Verdict.SPOOLED] for name, counts in self._verdicts.items()}
         self.standings = Standings.restored(balance.standings, delivered)
+        for sampler_id in filter(delivered.get, delivered):
+            self.slots.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
         self.leased_before_change: frozenset[str] = frozenset()
         """Leases that were out when the task's options changed. In memory only, as after a later restart few
@@ -216,6 +218,7 @@ class Accounts:
             won = (slot for slot in transaction.slots if slot.number == transaction.stored.slot)
             took_s = next((self.slots.took_s(slot, now=now) for slot in won), None)
             self.standings.note_delivery(transaction.stored.sampler_id, took_s)
+            self.slots.prove(transaction.stored.sampler_id)
         self.slots.apply(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
@@ -291,7 +294,10 @@ class Accounts:
         evaluating = self.evaluations.running(sampler_id)  # on top of every bound
         fleet = self.slots.counts()[SlotState.LEASED] + evaluating
         held = self.slots.running(sampler_id) + evaluating
-        return self.standings.share(sampler_id, held=held, free=free, fleet=fleet, now=now)
+        newcomers = self.slots.newcomers_leases
+        return self.standings.share(
+            sampler_id, held=held, free=free, fleet=fleet, newcomers=newcomers, now=now
+        )
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
