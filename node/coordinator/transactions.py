@@ -38,6 +38,9 @@ WAITING_PER_CALLER: Final = 64
 WAIT_S: Final = 5.0
 """Longest a sampler waits for its turn: a third of its deadline, so that it hears why it has no answer."""
 
+FRESH_BYTES: Final = 32 << 20
+"""Groups kept in memory after they were written: a learner that keeps up gets them without a read."""
+
 CLOSE_S: Final = 5.0
 """Longest the last write and the closing of the ledger may take. A process that ends without them loses
 nothing that was answered."""
@@ -117,6 +120,9 @@ class Transactions:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._urgent: Turns[_Request] = Turns()
         self._waiting: Turns[_Request] = Turns()
+        self._fresh: OrderedDict[int, StoredGroup] = OrderedDict()
+        """By slot, the oldest first."""
+        self._fresh_bytes = 0
         self._worker: asyncio.Task[None] | None = None
         self._is_closing = False
         metrics.waiting_requests.set_function(lambda: len(self._urgent) + len(self._waiting))
@@ -157,6 +163,9 @@ class Transactions:
 
     async def read(self, slot: Slot) -> StoredGroup | None:
         """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again."""
+        fresh = self._drop_fresh(slot.number)
+        if fresh is not None and fresh.attempt == slot.winner:
+            return fresh
         loop = asyncio.get_running_loop()
         try:
             stored = await loop.run_in_executor(self._thread, self._ledger.group, slot.number)
@@ -218,10 +227,25 @@ class Transactions:
             await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
             self._metrics.transaction.observe(self._clock.monotonic() - started_s)
             self.accounts.apply(decision.transaction, now=now)
+            self._keep_fresh(decision.transaction)
             self._note_abandoned(decision.transaction)
             if decision.transaction.evaluation is not None:
                 self._note_evaluation(decision.transaction.evaluation)
         return decision.answer
+
+    def _keep_fresh(self, transaction: Transaction) -> None:
+        for slot in transaction.slots:
+            self._drop_fresh(slot.number)
+        if (stored := transaction.stored) is not None:
+            self._fresh[stored.slot] = stored
+            self._fresh_bytes += stored.group.size_bytes
+            while self._fresh_bytes > FRESH_BYTES:
+                self._drop_fresh(next(iter(self._fresh)))
+
+    def _drop_fresh(self, number: int) -> StoredGroup | None:
+        stored = self._fresh.pop(number, None)
+        self._fresh_bytes -= 0 if stored is None else stored.group.size_bytes
+        return stored
 
     def _give_up(self, caller: str, request: _Request) -> None:
         if self._waiting.remove(caller, request):

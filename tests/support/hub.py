@@ -132,9 +132,7 @@ async def members(hub: RunningHub, *samplers: Identity) -> "AsyncIterator[tuple[
 
 
 @asynccontextmanager
-async def joined(
-    made: MadeRun, *samplers: Identity, **settings: Any
-) -> "AsyncIterator[tuple[RunningHub, *tuple[HandPeer, ...]]]":
+async def joined(made: MadeRun, *samplers: Identity, **settings: Any) -> AsyncIterator[tuple[Any, ...]]:
     """Run a coordinator that the learner and samplers have joined."""
     async with running_hub(made, **settings) as hub, members(hub, *samplers) as peers:
         yield hub, *peers

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import decisions, history, slot_table, standing, trust, verdicts
+from node.coordinator.work import decisions, slot_table, trust, verdicts
 from node.coordinator.work.accounts import Accounts, Balance
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.slot_table import SlotBalance
@@ -74,16 +74,6 @@ def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part
     assert answer.retry_after_s == decisions.EMPTY_PAUSE_S > decisions.PARTIAL_PAUSE_S
 
 
-def test_a_sampler_holds_no_more_leases_than_a_peer_may_whatever_others_hold(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(standing, "LEASES_PER_PEER", 3)
-    desk.lease("s1", 2)
-    desk.lease("s2", 1)
-    desk.submit("0.1", "s1")
-    assert [len(grant(desk, wanted).leases) for wanted in (1, 2, 3)] == [1, 2, 2]
-
-
 def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -101,15 +91,6 @@ def test_a_lease_says_everything_the_sampler_needs(desk: Desk) -> None:
     (lease,) = grant(desk).leases
     assert (lease.task, lease.group_size, lease.sampling) == ("addition", 2, WORK.sampling)
     assert (lease.lease_id, lease.ttl_s) == ("0.1", TTL_S)
-
-
-def test_a_resubmitted_group_is_a_duplicate_and_changes_nothing(desk: Desk) -> None:
-    desk.lease()
-    desk.submit("0.1")
-    before = dict(desk.accounts.slots.open_slots)
-    assert desk.submit("0.1").verdict is Verdict.DUPLICATE
-    assert dict(desk.accounts.slots.open_slots) == before
-    assert desk.accounts.verdicts_of("s1") == {Verdict.SPOOLED: 1}
 
 
 def test_what_no_lease_of_its_sender_asked_for_is_answered_without_a_write(desk: Desk) -> None:
@@ -304,14 +285,6 @@ def test_the_spool_takes_groups_as_far_as_their_bytes_fit_and_always_a_batch() -
     assert desk.submit("2.1").verdict is Verdict.SPOOLED
 
 
-def test_acceptance_is_counted_once_however_often_it_is_said(desk: Desk) -> None:
-    desk.lease()
-    desk.submit("0.1")
-    assert judge(desk, "0.1", Verdict.ACCEPTED) == verdicts.Judged("s1", desk.now)
-    assert judge(desk, "0.1", Verdict.ACCEPTED) is None
-    assert desk.accounts.verdicts()[Verdict.ACCEPTED] == 1
-
-
 def test_a_group_that_grows_stale_after_acceptance_is_sampled_again(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
@@ -370,14 +343,6 @@ def test_a_step_settles_its_groups_and_moves_the_learners_version(desk: Desk) ->
     assert desk.accounts.load().trained_groups == 2
     assert desk.accounts.load().version == 3
     assert desk.accounts.staleness_mean("s1") == 2
-
-
-def test_a_step_said_again_changes_nothing(desk: Desk) -> None:
-    desk.lease()
-    desk.submit("0.1")
-    desk.train(1, "0.1")
-    assert desk.train(1, "0.1") == history.Outcome()
-    assert desk.accounts.verdicts()[Verdict.TRAINED] == 1
 
 
 @pytest.mark.parametrize("groups", [("0.1",), ("1.1", "0.1"), ("1.1", "1.1")])

@@ -44,16 +44,6 @@ def refuse(desk: Desk, lease_id: str) -> None:
         desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
 
 
-def test_a_slot_goes_from_lease_to_training(desk: Desk) -> None:
-    assert desk.lease() == ["0.1"]
-    assert state(desk) is SlotState.LEASED
-    assert desk.submit("0.1").verdict is Verdict.SPOOLED
-    assert state(desk) is SlotState.SPOOLED
-    desk.train(1, "0.1")
-    assert desk.accounts.slots.counts()[SlotState.TRAINED] == 1
-    assert 0 not in desk.accounts.slots.open_slots
-
-
 def test_an_expired_lease_puts_its_prompt_up_for_another_attempt_first(desk: Desk) -> None:
     desk.lease("s1", 2)
     prompt_index = desk.accounts.slots.open_slots[0].prompt_index
@@ -68,12 +58,6 @@ def test_a_lease_does_not_expire_before_its_time_or_when_renewed(desk: Desk) -> 
     assert not desk.accounts.slots.renew("s1", "0.1", now=desk.now)
     assert desk.expire(TTL_S - 1) == 0
     assert desk.expire(1) == 1
-
-
-def test_only_the_holder_renews_a_lease(desk: Desk) -> None:
-    desk.lease("s1")
-    assert desk.accounts.slots.renew("s2", "0.1", now=desk.now + 10)
-    assert desk.expire(TTL_S) == 1
 
 
 def test_the_first_attempt_submitted_wins_however_late_it_is(desk: Desk) -> None:
@@ -115,13 +99,6 @@ def test_a_lease_given_back_leaves_the_expired_attempt_before_it_the_chance_to_w
     assert desk.submit("0.1", "s1").verdict is Verdict.SPOOLED
 
 
-def test_a_grant_has_no_more_leases_than_were_asked_for_however_many_slots_are_up_again(desk: Desk) -> None:
-    desk.lease("s1", 4)
-    desk.expire(TTL_S)
-    assert desk.lease("s2", 0) == []
-    assert desk.lease("s2", 2) == ["0.2", "1.2"]
-
-
 def test_a_refused_group_puts_its_slot_up_again_five_times_and_no_more(desk: Desk) -> None:
     for attempt in range(1, MAX_ATTEMPTS + 1):
         assert desk.lease() == [f"0.{attempt}"]
@@ -159,13 +136,6 @@ def test_what_the_learner_trained_on_settles_its_slot_whoever_holds_it(desk: Des
     assert desk.train(1, "0.1").unknown == ()
     assert desk.accounts.slots.renew("s2", "0.2", now=desk.now)
     assert desk.submit("0.2", "s2").verdict is Verdict.DUPLICATE
-
-
-def test_groups_wait_for_training_oldest_first(desk: Desk) -> None:
-    desk.lease("s1", 3)
-    for lease_id in ("2.1", "0.1", "1.1"):
-        desk.submit(lease_id)
-    assert [slot.number for slot in desk.accounts.slots.untrained()] == [0, 1, 2]
 
 
 RAISED = Failure.PROMPT_FAILED
