@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from node import limits
 from node.errors import Reason, RefusedError
 
-Entry = TypeVar("Entry", bound=np.generic)
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Verdict(enum.StrEnum):
@@ -154,7 +154,7 @@ class Completion:
         """[n], whether the policy drew each token."""
         return np.ones(len(self.token_ids), np.bool_) if self.is_drawn is None else self.is_drawn
 
-    def of_drawn(self, column: NDArray[Entry]) -> NDArray[Entry]:
+    def of_drawn(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
         """Return the entries of a column, [n], that are of tokens the policy drew."""
         return column if self.is_drawn is None else column[self.is_drawn]
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.fleet.membership import Member, Membership, PeerState
+from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
 from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
@@ -124,7 +124,7 @@ class Peers:
         instance: str = "",
         completes: bool = False,
         grader_digest: bytes = b"",
-    ) -> Member:
+    ) -> KnownPeer:
         """Admit a peer, or admit it again; ``completes`` as in ``Membership.join``.
 
         Raises:
@@ -210,7 +210,7 @@ class Peers:
         pending = self._pending.setdefault(sampler_id, PendingVerdicts(capacity=PENDING_VERDICTS))
         self._metrics.dropped_verdicts.inc(pending.put(verdict))
 
-    def expire(self, now: float) -> tuple[Member, ...]:
+    def expire(self, now: float) -> tuple[KnownPeer, ...]:
         """Note who has fallen silent, drop what was kept for those that left; return who changed."""
         changed = self._membership.expire(now)
         for member in changed:
@@ -229,61 +229,59 @@ class Peers:
     def rows(self, now: float) -> tuple[PeerStatus, ...]:
         """Return the lag table, in the order of first joining."""
         head, revoked, oldest = self.head, frozenset(self._revoked()), self._accounts.slots.oldest_leases()
-        rows = (
-            self._row(
-                member,
-                PeerState.REVOKED if member.peer.node_id in revoked else member.state,
-                head=head,
-                now=now,
-            )
-            for member in self._membership.members
-        )
-        return tuple(self._with_standing(row, oldest, now) for row in rows)
+        return tuple(self._row(each, head, revoked, oldest, now=now) for each in self._membership.members)
 
-    def _with_standing(self, row: PeerStatus, oldest: Mapping[str, float], now: float) -> PeerStatus:
-        if row.role is not Role.SAMPLER:
-            return row
-        name, standings = row.node_id, self._accounts.standings
-        held, oldest_s = self._accounts.held(name), max(0.0, now - oldest.get(name, now))
-        standing, detail = standings.word(
-            name,
-            delivered=row.verdicts.get(Verdict.SPOOLED, 0),
-            held=held,
-            oldest_s=oldest_s,
-            max_age_s=self._accounts.max_age_s(name),
-            now=now,
-        )
-        return replace(
-            row,
-            leases=held,
-            lease_allowance=standings.of(name).allowance,
-            oldest_lease_s=oldest_s,
-            standing=standing.value,
-            standing_detail=detail,
-        )
-
-    def _row(self, member: Member, state: PeerState, *, head: PolicyVersion | None, now: float) -> PeerStatus:
-        peer = member.peer
-        report = self._reports[peer]
+    def _row(
+        self,
+        member: KnownPeer,
+        head: PolicyVersion | None,
+        revoked: Collection[str],
+        oldest: Mapping[str, float],
+        *,
+        now: float,
+    ) -> PeerStatus:
+        peer, report = member.peer, self._reports[member.peer]
         lag_versions, lag_s = self._accounts.versions.lag(report.held, head, now=now)
-        is_sampler = peer.role is Role.SAMPLER
-        verdicts = self._accounts.verdicts_of(peer.node_id) if is_sampler else {}
-        return PeerStatus(
+        row = PeerStatus(
             node_id=peer.node_id,
             role=peer.role,
-            state=state.value,
+            state=(PeerState.REVOKED if peer.node_id in revoked else member.state).value,
             held=report.held,
             version_lag_versions=lag_versions,
             lag_s=lag_s,
             last_seen_s=max(0.0, now - member.last_seen_s),
             clock_offset_s=report.clock_offset_s,
             waits_for=report.waits_for,
-            verdicts={verdict.value: n for verdict, n in verdicts.items()},
-            staleness_mean_versions=self._accounts.staleness_mean(peer.node_id) if is_sampler else 0.0,
+            verdicts={},
+            staleness_mean_versions=0.0,
             joins=member.joins,
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
-            grader_digest=self._graders.get(peer.node_id, b"") if is_sampler else b"",
+        )
+        return self._as_sampler(row, oldest, now) if peer.role is Role.SAMPLER else row
+
+    def _as_sampler(self, row: PeerStatus, oldest: Mapping[str, float], now: float) -> PeerStatus:
+        name, accounts = row.node_id, self._accounts
+        held, oldest_s = accounts.held(name), max(0.0, now - oldest.get(name, now))
+        verdicts = accounts.verdicts_of(name)
+        standing, detail = accounts.standings.word(
+            name,
+            delivered=verdicts.get(Verdict.SPOOLED, 0),
+            held=held,
+            oldest_s=oldest_s,
+            max_age_s=accounts.max_age_s(name),
+            now=now,
+        )
+        return replace(
+            row,
+            verdicts={verdict.value: n for verdict, n in verdicts.items()},
+            staleness_mean_versions=accounts.staleness_mean(name),
+            grader_digest=self._graders.get(name, b""),
+            leases=held,
+            lease_allowance=accounts.standings.of(name).allowance,
+            oldest_lease_s=oldest_s,
+            standing=standing.value,
+            standing_detail=detail,
         )
 
     def _longest_lag(self) -> int:
