@@ -89,49 +89,61 @@ def submission(
     learner = _joined_learner(accounts)
     if accounts.gap:
         raise RefusedError(Reason.BUSY, f"the ledger is behind: {accounts.gap}", fix="send it again later")
-    said, has_dissent = None, False
     if isinstance(header, RefusedError):
-        problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(header))
-    else:
-        problem = objection(header, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
-        if problem is None:
-            said = PromptSaid(header.prompt_index, sampler_id, header.prompt_digest)
-            dissent = accounts.prompt_agreement.dissent(said)
-            has_dissent = bool(dissent.others)
-            problem = _outvoted(said, dissent) if dissent.is_outvoted else None
+        refused = Submitted(Verdict.MALFORMED, str(header))
+        return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
+    said, has_dissent = None, False
+    problem = objection(header, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
+    if problem is None:
+        said = PromptSaid(header.prompt_index, sampler_id, header.prompt_digest)
+        dissent = accounts.prompt_agreement.dissent(said)
+        has_dissent = bool(dissent.others)
+        problem = _outvoted(said, dissent) if dissent.is_outvoted else None
     if problem is not None:
-        verdict, detail = problem
+        refused = Submitted(*problem, has_dissent)
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
         is_outdated = (
-            isinstance(header, GroupHeader)
-            and bool(other_options(header, work.task_digest))
+            bool(other_options(header, work.task_digest))
             and group_id(*parsed) in accounts.leased_before_change
-            and verdict is Verdict.FOREIGN
+            and refused.verdict is Verdict.FOREIGN
         )
-        struck = () if is_outdated else (accounts.standings.of(sampler_id).after_refusal(now=now),)
-        spent = Transaction(
-            slots=(accounts.slots.spent(*parsed),),
-            verdicts=((sampler_id, verdict),),
-            prompt_said=said,
-            standings=struck,
+        spent = _spent(accounts, parsed, sampler_id, refused, now=now)
+        return Decision(
+            refused, replace(spent, prompt_said=said, standings=() if is_outdated else spent.standings)
         )
-        return Decision(Submitted(verdict, detail, has_dissent), spent)
+    stored = StoredGroup(*parsed, sampler_id, now, encoded)
+    return Decision(
+        Submitted(Verdict.SPOOLED, has_dissent=has_dissent), _spooled(accounts, stored, said, now=now)
+    )
+
+
+def _spooled(accounts: Accounts, stored: StoredGroup, said: PromptSaid | None, *, now: float) -> Transaction:
     load = accounts.load()
-    if is_full(accounts.terms.bounds, load, group_bytes=encoded.size_bytes):
+    if is_full(accounts.terms.bounds, load, group_bytes=stored.group.size_bytes):
         raise RefusedError(
             Reason.BUSY,
             f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
             fix="send it again later",
         )
-    slot = accounts.slots.submitted(*parsed)
+    slot = accounts.slots.submitted(stored.slot, stored.attempt)
     transaction = Transaction(
         slots=(slot,),
-        stored=StoredGroup(*parsed, sampler_id, now, encoded),
-        verdicts=((sampler_id, Verdict.SPOOLED),),
+        stored=stored,
+        verdicts=((stored.sampler_id, Verdict.SPOOLED),),
         prompt_said=said,
     )
-    answered = _answered(accounts, transaction, slot.prompt_index, sampler_id, now=now)
-    return Decision(Submitted(Verdict.SPOOLED, has_dissent=has_dissent), answered)
+    return _answered(accounts, transaction, slot.prompt_index, stored.sampler_id, now=now)
+
+
+def _spent(
+    accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: str, refused: Submitted, *, now: float
+) -> Transaction:
+    """Return what a group that nobody can use makes of its slot and its sampler."""
+    return Transaction(
+        slots=(accounts.slots.spent(*slot_and_attempt),),
+        verdicts=((sampler_id, refused.verdict),),
+        standings=(accounts.standings.of(sampler_id).after_refusal(now=now),),
+    )
 
 
 def _answer(verdict: Verdict, detail: str) -> Decision[Submitted]:
