@@ -26,11 +26,7 @@ class DrainStream:
         self._wake = asyncio.Event()
 
     def add_credits(self, groups: int) -> None:
-        """Note room for more groups.
-
-        Raises:
-            RefusedError: MALFORMED; no learner has so much room.
-        """
+        """Note room for more groups. Raises RefusedError: MALFORMED; no learner has so much room."""
         if not 0 < groups <= _CREDITS - self.credits:
             raise RefusedError(
                 Reason.MALFORMED,

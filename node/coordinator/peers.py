@@ -144,11 +144,7 @@ class Peers:
         return self._accounts.grader.objection(self._graders.get(peer.node_id, b""))
 
     def check_present(self, peer: Peer) -> None:
-        """Check that a peer has joined.
-
-        Raises:
-            RefusedError: NOT_JOINED.
-        """
+        """Check that a peer has joined. Raises RefusedError: NOT_JOINED."""
         self._membership.present(peer)
 
     def shows_metrics_of(self, peer: Peer) -> bool:
@@ -156,11 +152,7 @@ class Peers:
         return self._fleet.shows(peer)
 
     def heartbeat(self, peer: Peer, heartbeat: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
-        """Note a heartbeat and return its answer.
-
-        Raises:
-            RefusedError: NOT_JOINED; NAME_IN_USE.
-        """
+        """Note a heartbeat and return its answer. Raises RefusedError: NOT_JOINED; NAME_IN_USE."""
         with self._twins_counted():
             self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         self._reports[peer] = replace(

@@ -121,11 +121,7 @@ class Membership:
             self._put(replace(self._members[peer], state=PeerState.LEFT))
 
     def present(self, peer: Peer) -> KnownPeer:
-        """Return a peer that has joined and not left.
-
-        Raises:
-            RefusedError: NOT_JOINED.
-        """
+        """Return a peer that has joined and not left. Raises RefusedError: NOT_JOINED."""
         member = self._members.get(peer)
         if member is None or member.state is PeerState.LEFT:
             raise _not_joined(peer)

@@ -79,11 +79,7 @@ def next_slot_of(path: Path) -> int:
 
 
 def examine(path: Path) -> Findings:
-    """Read a ledger from end to end.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Read a ledger from end to end. Raises FileNotFoundError: there is none."""
     try:
         with reading(path) as connection:
             # A snapshot: a coordinator may go on writing.

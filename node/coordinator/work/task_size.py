@@ -112,11 +112,7 @@ def agreed_size(
     held_out: int = 0,
     sampler_id: str,
 ) -> SizeAnswer:
-    """Decide what the word of a sampler is worth.
-
-    Raises:
-        RefusedError: TASK_MISMATCH.
-    """
+    """Decide what the word of a sampler is worth. Raises RefusedError: TASK_MISMATCH."""
     if configured is not None and configured != prompts:
         raise RefusedError(
             Reason.TASK_MISMATCH,
