@@ -70,8 +70,7 @@ class CoordinatorService:
                     tasks.create_task(self._keep_up(stopping))
                     await _start(self._servers, tasks, stopping)
                     logger.info(
-                        "serving",
-                        extra={"listen": self.address, "enrolment_listen": self.enrolment_address},
+                        "serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address}
                     )
                     ready()
         finally:

@@ -102,10 +102,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         elif peer.role is Role.SAMPLER:
             if learner is not None:
                 check_model(
-                    request.layout_digest,
-                    request.tokenizer_digest,
-                    learner,
-                    layout_summary=_summary(request),
+                    request.layout_digest, request.tokenizer_digest, learner, layout_summary=_summary(request)
                 )
                 check_chat_template(request.chat_template_digest, learner)
                 if (base := base_model_from_wire(request)).root:
@@ -139,9 +136,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         return response
 
     async def Heartbeat(  # noqa: N802 - the rpc's name
-        self,
-        request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest], context: Context
     ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
         """Answer each heartbeat; a peer that ends its stream in good order leaves the run."""
         peer = peer_of(context)

@@ -21,11 +21,7 @@ _TRANSACTION_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05
 
 
 _PEER_GAUGES: Final[tuple[tuple[str, str, Callable[[PeerStatus], float]], ...]] = (
-    (
-        "version_lag_versions",
-        "Head minus the version a peer holds.",
-        lambda row: row.version_lag_versions,
-    ),
+    ("version_lag_versions", "Head minus the version a peer holds.", lambda row: row.version_lag_versions),
     ("lag_seconds", "Time since a version newer than a peer's was announced.", lambda row: row.lag_s),
     ("silence_seconds", "Time since the last heartbeat of a peer.", lambda row: row.last_seen_s),
     (

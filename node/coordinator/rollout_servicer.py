@@ -123,9 +123,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         )
 
     async def DrainRollouts(  # noqa: N802 - the rpc's name
-        self,
-        request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: Context
     ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
         """Send groups and acknowledgements while a second task listens to the learner."""
         drain = await self._open(peer_of(context).node_id, await _hello(request_iterator))

@@ -358,8 +358,7 @@ class Spool:
             spooled_bytes=load.untrained_bytes,
         )
         self._metrics.show_ledger(
-            is_confirmed=self._accounts.is_confirmed,
-            is_behind=bool(self._accounts.gap),
+            is_confirmed=self._accounts.is_confirmed, is_behind=bool(self._accounts.gap)
         )
         self._metrics.show_evaluations(self._accounts.evaluations.status)
 

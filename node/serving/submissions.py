@@ -50,8 +50,7 @@ class SubmissionDoor:
         size_bytes = group.size_bytes
         if size_bytes > group_bytes:
             raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}",
+                Reason.OVER_LIMIT, f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}"
             )
         submission = Submission(submitter(caller, request.sampler_id), request.group_id, group)
         if self._in_flight_bytes + size_bytes > max(IN_FLIGHT_BYTES, group_bytes):

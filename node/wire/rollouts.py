@@ -135,8 +135,7 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
         )
     if len(message.row) > limits.ROW_BYTES:
         raise RefusedError(
-            Reason.OVER_LIMIT,
-            f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed",
+            Reason.OVER_LIMIT, f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed"
         )
     return from_wire(
         PromptLease,

@@ -159,11 +159,7 @@ class Run:
         self.ledger.close()
         self.ledger = Ledger.open(self.path, run_id="run")
         after = make_accounts(
-            self.ledger.balance(),
-            prompts=PROMPTS,
-            now=self.desk.now,
-            bounds=BOUNDS,
-            evaluation=SETTINGS,
+            self.ledger.balance(), prompts=PROMPTS, now=self.desk.now, bounds=BOUNDS, evaluation=SETTINGS
         )
         after.confirm()
         assert after.evaluations.status == before.evaluations.status

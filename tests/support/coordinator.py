@@ -96,11 +96,7 @@ class Desk:
             self.settle(decisions.evaluation_begins(self.accounts, PolicyVersion(held), now=self.now))
         grant: LeaseGrant = self.settle(
             decisions.lease(
-                self.accounts,
-                sampler_id=sampler_id,
-                wanted=wanted,
-                held=PolicyVersion(held),
-                now=self.now,
+                self.accounts, sampler_id=sampler_id, wanted=wanted, held=PolicyVersion(held), now=self.now
             )
         )
         self.granted |= {lease.lease_id: lease for lease in grant.leases}

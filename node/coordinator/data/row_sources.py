@@ -23,11 +23,7 @@ _SAVED_BY_DATASETS: Final = ("dataset_dict.json", "state.json")
 
 
 def open_rows(
-    data: DataConfig,
-    *,
-    scratch: Path,
-    columns: Mapping[str, str] | None = None,
-    known: DataSeen = NO_DATA,
+    data: DataConfig, *, scratch: Path, columns: Mapping[str, str] | None = None, known: DataSeen = NO_DATA
 ) -> Rows:
     """Open a data set and check every row; blocking.
 

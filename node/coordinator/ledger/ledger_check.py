@@ -103,8 +103,7 @@ def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
         raise StartupError(f"there is no ledger at {ledger}", fix="Check the path.") from error
     except sqlite3.Error as error:
         raise StartupError(
-            f"the ledger {ledger} cannot be read: {error}",
-            fix=f"See `heterorl-node ledger verify {ledger}`.",
+            f"the ledger {ledger} cannot be read: {error}", fix=f"See `heterorl-node ledger verify {ledger}`."
         ) from error
 
 

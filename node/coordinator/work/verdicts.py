@@ -127,10 +127,7 @@ def _spooled(accounts: Accounts, stored: StoredGroup, said: PromptSaid | None, *
         )
     slot = accounts.slots.submitted(stored.slot, stored.attempt)
     transaction = Transaction(
-        slots=(slot,),
-        stored=stored,
-        verdicts=((stored.sampler_id, Verdict.SPOOLED),),
-        prompt_said=said,
+        slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),), prompt_said=said
     )
     return _answered(accounts, transaction, slot.prompt_index, stored.sampler_id, now=now)
 

@@ -310,9 +310,7 @@ def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: 
     assert desk.lease("s2", wanted=8) == ["6.1", "7.1"]
 
 
-def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_leased_again(
-    desk: Desk,
-) -> None:
+def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_leased_again(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.DUPLICATE)

@@ -397,8 +397,7 @@ def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
     under_way = status(desk).under_way
     assert under_way is not None
     balance = Balance(
-        learner=LEARNER,
-        evaluations=EvaluationBalance((under_way,), tuple(evaluations._slots.values())),
+        learner=LEARNER, evaluations=EvaluationBalance((under_way,), tuple(evaluations._slots.values()))
     )
     again = make_desk(settings, balance)
     again.granted = desk.granted

@@ -270,10 +270,7 @@ def restored() -> Desk:
         generations=(Generation(1, FIRST_SLOT, 7, NOW_S),),
     )
     balance = Balance(
-        slots,
-        learner=replace(LEARNER, version=5),
-        last_step=StepRecord(5, ("4.1",), (0,)),
-        accepts_loss=True,
+        slots, learner=replace(LEARNER, version=5), last_step=StepRecord(5, ("4.1",), (0,)), accepts_loss=True
     )
     return Desk(make_accounts(balance))
 

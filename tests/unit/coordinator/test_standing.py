@@ -7,13 +7,7 @@ import pytest
 from node.coordinator.work import trust, verdicts
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.slots import SlotState
-from node.coordinator.work.standing import (
-    AGE_FACTOR,
-    NEWCOMER_LEASES,
-    STRIKES_OUT,
-    Standing,
-    Standings,
-)
+from node.coordinator.work.standing import AGE_FACTOR, NEWCOMER_LEASES, STRIKES_OUT, Standing, Standings
 from node.failure import Failure
 from node.limits import PROBE_S
 from node.rollout import GroupVerdict, Verdict

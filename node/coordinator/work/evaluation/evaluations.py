@@ -124,12 +124,7 @@ class Evaluations:
     """Those of a run."""
 
     def __init__(
-        self,
-        settings: EvaluationSettings,
-        balance: EvaluationBalance,
-        *,
-        lease_ttl_s: float,
-        now: float,
+        self, settings: EvaluationSettings, balance: EvaluationBalance, *, lease_ttl_s: float, now: float
     ) -> None:
         """Restore; leases get a full term from ``now``, and so do samplers to ask for more."""
         self._settings = settings
@@ -335,10 +330,7 @@ class Evaluations:
         if not (recomputed or current):
             return None
         return EvaluationChange(
-            current,
-            tuple(slots.values()),
-            removed_samplers=gone,
-            recomputed=tuple(recomputed),
+            current, tuple(slots.values()), removed_samplers=gone, recomputed=tuple(recomputed)
         )
 
     def apply(self, change: EvaluationChange, *, now: float) -> None:
@@ -431,11 +423,7 @@ class Evaluations:
         return tuple(dict.fromkeys((REWARD, self._settings.best_by)))
 
     def _finish(
-        self,
-        evaluation: Evaluation,
-        scores: Mapping[int, PromptScore],
-        *,
-        now: float,
+        self, evaluation: Evaluation, scores: Mapping[int, PromptScore], *, now: float
     ) -> EvaluationChange:
         """Return an evaluation as it ends; prompts without enough answers are dropped."""
         attempts = (attempt for slot in self._slots.values() for attempt in slot.attempts)
