@@ -129,7 +129,8 @@ async def _bare(run_directory: Path, log: Path, learner: Identity, size_bytes: i
         dial(address, learner, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
     ):
         submit: Any = channel.unary_unary("/bare/submit")
-        drain: Any = channel.unary_stream("/bare/drain")(b"")
+        deliver: Any = channel.unary_stream("/bare/drain")
+        drain = deliver(b"")
         started_s = 0.0
         for n in range(groups + 1):
             await submit(data)
@@ -151,7 +152,7 @@ async def _serve_bare(run_directory: Path) -> None:
         while True:
             yield await waiting.get()
 
-    handlers = {
+    handlers: dict[str, Any] = {
         "submit": grpc.unary_unary_rpc_method_handler(submit),
         "drain": grpc.unary_stream_rpc_method_handler(drain),
     }
