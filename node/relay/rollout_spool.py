@@ -85,8 +85,7 @@ class RolloutSpool:
     def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
         """Put a group on disk; False if it is there already.
 
-        Raises:
-            RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
+        Raises RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
         """
         if self._size >= self._capacity_groups or self._bytes + len(data) > self._capacity_bytes:
             raise RefusedError(
