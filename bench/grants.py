@@ -27,12 +27,12 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions
-from node.coordinator.work.accounts import Accounts, Balance, Transaction
+from node.coordinator.work.accounts import Accounts, Balance, RunTerms, Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import Decision
+from node.coordinator.work.decisions import Decision, Released, release
 from node.coordinator.work.group_check import Work
-from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, SamplingParameters
@@ -97,30 +97,24 @@ def _slot(number: int) -> Slot:
 
 
 def _accounts(slots: tuple[Slot, ...]) -> Accounts:
-    accounts = Accounts(
-        Balance(slots=slots, learner=_LEARNER, next_slot=len(slots)),
-        task=_WORK.task,
+    terms = RunTerms(
+        _WORK,
+        _WIDE,
         prompts=1 << 20,
-        seed=0,
+        prompt_seed=0,
         lease_ttl_s=600.0,
         lease_max_s=3600.0,
         prompt_retry_s=600.0,
-        now=time.time(),
     )
+    balance = Balance(SlotBalance(open_ones=slots, next_slot=len(slots)), learner=_LEARNER)
+    accounts = Accounts(balance, terms, now=time.time())
     accounts.confirm()
     return accounts
 
 
 def _lease(accounts: Accounts, sampler_id: str) -> Callable[[float], Decision[LeaseGrant]]:
     return lambda now: decisions.lease(
-        accounts,
-        _WORK,
-        _WIDE,
-        sampler_id=sampler_id,
-        wanted=1,
-        held=PolicyVersion(0),
-        ttl_s=600.0,
-        now=now,
+        accounts, sampler_id=sampler_id, wanted=1, held=PolicyVersion(0), now=now
     )
 
 

@@ -7,8 +7,9 @@ A coordinator runs as a process of its own, with TLS, a ledger and fsync. This p
 drains the groups, as a sampler and as a learner would; its own time is not counted.
 
 cpu_s      user and system time of the coordinator's process, for 1 MiB submitted and delivered
+bare_s     the same of a bare hub: gRPC and TLS alone, which hands the bytes on and keeps nothing
 copy_s     the same for a plain copy: write the bytes to a file, fsync, and read them back
-ratio      cpu_s / copy_s
+ratio      (cpu_s - bare_s) / copy_s: what taking care of a group costs, in plain copies
 """
 
 import argparse
@@ -19,11 +20,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
+import grpc.aio
 import numpy as np
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
@@ -33,6 +36,7 @@ from node.enrolment.init_run import init_run, issue_identity
 from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
+from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.policy import PolicyVersion
 from node.rollout import Completion, Finish, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import Purpose, dial
@@ -56,23 +60,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--mib", type=float, default=1.0, help="size of a group")
     parser.add_argument("--groups", type=int, default=100)
+    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.bare is not None:
+        asyncio.run(_serve_bare(arguments.bare))
+        return
     with tempfile.TemporaryDirectory(prefix="ingest-") as directory:
-        mib, cpu_s = asyncio.run(measured(Path(directory), mib=arguments.mib, groups=arguments.groups))
+        mib, cpu_s, bare_s = asyncio.run(
+            measured(Path(directory), mib=arguments.mib, groups=arguments.groups)
+        )
         copy_s = statistics.median(
             _copied_s(Path(directory) / "copy", os.urandom(int(mib * 2**20))) / mib for _ in range(20)
         )
-    line = {"groups": arguments.groups, "mib": mib, "cpu_s": cpu_s, "copy_s": copy_s}
-    print(json.dumps({**line, "ratio": cpu_s / copy_s}))
+    ratio = (cpu_s - bare_s) / copy_s
+    line = {"groups": arguments.groups, "mib": mib, "cpu_s": cpu_s, "bare_s": bare_s, "copy_s": copy_s}
+    print(json.dumps({**line, "ratio": ratio}))
     print(
-        f"{1000 * cpu_s:.2f} ms of CPU for 1 MiB taken in and delivered: "
-        f"{cpu_s / copy_s:.1f} times a plain copy to disk and back, {1000 * copy_s:.2f} ms",
+        f"{1000 * cpu_s:.2f} ms of CPU for 1 MiB taken in and delivered, {1000 * bare_s:.2f} of them gRPC's; "
+        f"the rest is {ratio:.1f} times a plain copy to disk and back, {1000 * copy_s:.2f} ms",
         file=sys.stderr,
     )
 
 
-async def measured(directory: Path, *, mib: float, groups: int) -> tuple[float, float]:
-    """Return the size of a group in MiB, and the coordinator's CPU seconds for 1 MiB."""
+async def measured(directory: Path, *, mib: float, groups: int) -> tuple[float, float, float]:
+    """Return the size of a group in MiB, and CPU seconds for 1 MiB: the coordinator's, a bare hub's."""
     run_directory = directory / "run"
     tokens = int(mib * 2**20 / TOKEN_BYTES / COMPLETIONS)
     init_run(run_directory, run_id=RUN_ID, hosts=("127.0.0.1",), now=time.time())
@@ -106,7 +117,54 @@ async def measured(directory: Path, *, mib: float, groups: int) -> tuple[float, 
             cpu_s = _cpu_s(pid) - started_s
             drain.cancel()
     size_mib = size_bytes / 2**20
-    return size_mib, cpu_s / groups / size_mib
+    bare_s = await _bare(run_directory, directory / "bare.log", learner, size_bytes, groups=groups)
+    return size_mib, cpu_s / groups / size_mib, bare_s / groups / size_mib
+
+
+async def _bare(run_directory: Path, log: Path, learner: Identity, size_bytes: int, *, groups: int) -> float:
+    """Return the CPU seconds of a hub that hands bytes on."""
+    data, arguments = os.urandom(size_bytes), ("-m", "bench.ingest", "--bare", str(run_directory))
+    async with (
+        _process(arguments, log) as (pid, address),
+        dial(address, learner, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
+    ):
+        submit: Any = channel.unary_unary("/bare/submit")
+        deliver: Any = channel.unary_stream("/bare/drain")
+        drain = deliver(b"")
+        started_s = 0.0
+        for n in range(groups + 1):
+            await submit(data)
+            assert len(await drain.read()) == size_bytes
+            started_s = started_s if n else _cpu_s(pid)
+        return _cpu_s(pid) - started_s
+
+
+async def _serve_bare(run_directory: Path) -> None:
+    identity = load_identity(run_directory / "coordinator" / "identity")
+    assert identity is not None
+    waiting: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def submit(request: bytes, _: object) -> bytes:
+        waiting.put_nowait(request)
+        return b""
+
+    async def drain(request: bytes, _: object) -> AsyncIterator[bytes]:
+        while True:
+            yield await waiting.get()
+
+    handlers: dict[str, Any] = {
+        "submit": grpc.unary_unary_rpc_method_handler(submit),
+        "drain": grpc.unary_stream_rpc_method_handler(drain),
+    }
+    sizes = [(f"grpc.max_{way}_message_length", ROLLOUT_MESSAGE_BYTES) for way in ("receive", "send")]
+    server = grpc.aio.server(options=sizes)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
+    certificates = [(identity.key_pem, identity.certificate_pem)]
+    credentials = grpc.ssl_server_credentials(certificates, identity.ca_pem, require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    print(json.dumps({"listen": f"127.0.0.1:{port}", "enrolment_listen": ""}), flush=True)
+    await server.wait_for_termination()
 
 
 async def _leased(client: SamplerRolloutClient) -> tuple[PromptLease, ...]:
@@ -179,13 +237,16 @@ async def _coordinator(run_directory: Path, log: Path, *, tokens: int) -> AsyncI
         "batch_groups": 1024,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"coordinator.{key}={value}")]
+    arguments = ("-m", "node", "--role", "coordinator", "--state-dir", str(run_directory), *words)
+    async with _process(arguments, log) as process:
+        yield process
+
+
+@asynccontextmanager
+async def _process(arguments: Sequence[str], log: Path) -> AsyncIterator[tuple[int, str]]:
+    """Run Python until the body ends; yield its process id, and the address that it says it serves."""
     with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "node", "--role", "coordinator", "--state-dir", str(run_directory)),
-            *words,
-            stdout=file,
-            stderr=file,
-        )
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=file, stderr=file)
     try:
         yield process.pid, await asyncio.to_thread(_address, log)
     finally:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from node import limits
 from node.errors import Reason, RefusedError
 
-Entry = TypeVar("Entry", bound=np.generic)
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Verdict(enum.StrEnum):
@@ -154,7 +154,7 @@ class Completion:
         """[n], whether the policy drew each token."""
         return np.ones(len(self.token_ids), np.bool_) if self.is_drawn is None else self.is_drawn
 
-    def of_drawn(self, column: NDArray[Entry]) -> NDArray[Entry]:
+    def of_drawn(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
         """Return the entries of a column, [n], that are of tokens the policy drew."""
         return column if self.is_drawn is None else column[self.is_drawn]
 
@@ -341,8 +341,7 @@ def check_header(header: GroupHeader) -> None:
             raise RefusedError(Reason.NON_FINITE, f"the group has reward {reward}")
         if abs(reward) > limits.REWARD:
             raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"the group has reward {reward:g}, beyond {limits.REWARD:g} in magnitude",
+                Reason.OVER_LIMIT, f"the group has reward {reward:g}, beyond {limits.REWARD:g} in magnitude"
             )
     stamps = (header.sampling_started_at_s, header.sampling_finished_at_s, header.graded_at_s)
     if not all(math.isfinite(stamp) for stamp in stamps):
@@ -378,8 +377,7 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
         _check_completion(completion, vocabulary_size, where=f"completion {number}")
         if completion.finish is Finish.STOP and not group.sampling.stop:
             raise RefusedError(
-                Reason.MALFORMED,
-                f"completion {number} ended at a stop string, and the run has none",
+                Reason.MALFORMED, f"completion {number} ended at a stop string, and the run has none"
             )
 
 

@@ -27,7 +27,7 @@ from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
-from node.coordinator.work.prompt_order import prompt_of_slot
+from node.coordinator.work.slots import prompt_of_slot
 from node.exit_code import ExitCode
 from node.process.preflight import check_before_torch
 from node.rollout import PromptLease

@@ -22,7 +22,7 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
 from deploy.runs.run_session import RunSession
 from learner.training.checkpoint import best_in
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.coordinator.ledger.ledger_check import read_evaluations
 from node.run import Evaluation
 
 POLL_S: Final = 1.0

@@ -107,8 +107,8 @@ def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
         }
         signed = connection.execute("SELECT number, root FROM versions")
         roots = {number: root.hex() for number, root in signed}
-    slots = {state.value: n for state, n in balance.settled.items()}
-    for slot in balance.slots:
+    slots = {state.value: n for state, n in balance.slots.settled.items()}
+    for slot in balance.slots.open_ones:
         slots[slot.state.value] = slots.get(slot.state.value, 0) + 1
     verdicts: dict[str, dict[str, int]] = {}
     for sampler_id, verdict, n in balance.verdicts:

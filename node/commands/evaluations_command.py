@@ -11,7 +11,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from node.commands.terminal import console, table
-from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.coordinator.ledger.ledger_check import read_evaluations
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.exit_code import ExitCode
 from node.run import Evaluation, Role

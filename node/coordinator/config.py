@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 from node import limits
 from node.config.settings import Address
 from node.coordinator.data.data_config import DataConfig
-from node.coordinator.data.overlong_rows import overlong
-from node.coordinator.data.row_sources import open_rows
+from node.coordinator.data.row_sources import open_rows, overlong
+from node.coordinator.work.accounts import RunTerms
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.group_check import Work
 from node.extras import NeededPackage
 from node.rollout import SamplingParameters
 from node.run import REWARD
@@ -307,12 +308,30 @@ class CoordinatorConfig(BaseModel):
         stated = options.max_prompt_tokens if isinstance(options, PromptOptions) else None
         return limits.PROMPT_TOKENS if stated is None else stated
 
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds(
+    def terms(self, run_id: str, *, prompts: int | None) -> RunTerms:
+        """Return what the run asks of samplers; ``prompts`` is None where only they can count them."""
+        work = Work(
+            run_id,
+            self.task,
+            self.group_size,
+            self.sampling,
+            prompt_tokens=self.prompt_tokens,
+            task_digest=self.task_digest,
+        )
+        bounds = Bounds(
             concurrency_groups=self.concurrency_groups,
             buffer_groups=self.buffer_groups,
             batch_groups=self.batch_groups,
             max_staleness_versions=self.max_staleness_versions,
             buffer_bytes=self.buffer_bytes,
+        )
+        return RunTerms(
+            work,
+            bounds,
+            prompts,
+            prompt_seed=self.prompt_seed,
+            lease_ttl_s=self.lease_ttl_s,
+            lease_max_s=self.lease_max_s,
+            prompt_retry_s=self.prompt_retry_s,
+            evaluation=self.evaluation_settings,
         )

@@ -19,11 +19,11 @@ from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
+from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
-from node.coordinator.work import decisions
 from node.coordinator.work.accounts import Accounts, Transaction
-from node.coordinator.work.group_check import Work
 from node.coordinator.work.task_size import NO_DATA, agreed_data
+from node.coordinator.work.trust import task_is
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger
@@ -40,6 +40,7 @@ from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
+from node.weights.store.artifact_store import ArtifactStore
 from node.wire.rollouts import largest_group_bytes
 
 logger = logging.getLogger(__name__)
@@ -53,33 +54,87 @@ async def build(context: RoleContext) -> list[Service]:
         ConfigError: a row is bad, or the data is not the run's.
     """
     config = context.config.section(CoordinatorConfig)
-    run_id, clock = context.run.run_id, context.clock
-    group_bytes = _group_bytes(config)
     metrics = CoordinatorMetrics(context.registry)
     metrics.max_staleness_versions.set(config.max_staleness_versions)
+    store = open_store(context, retained_keyframes=config.retained_keyframes)
+    ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id)
+    try:
+        rows = await _checked_rows(config, ledger, context.state_dir)
+        try:
+            accounts = _accounts(context, config, ledger, rows, metrics)
+            published = Published(store, accounts.versions)
+            _check_not_lost(accounts, published)
+        except BaseException:
+            if rows is not None:
+                rows.close()
+            raise
+    except BaseException:
+        ledger.close()
+        raise
+    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
+    peers = _peers(context, config, accounts, published, revocations, metrics)
+    spool = Spool(
+        Transactions(ledger, accounts, metrics=metrics, clock=context.clock),
+        rows=rows,
+        is_published=published.has,
+        notify=peers.notify,
+        metrics=metrics,
+        clock=context.clock,
+    )
+    servers = [
+        _members_server(context, config, store, spool, peers, revocations),
+        *_enrolment_servers(context, config, revocations),
+    ]
+    trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
+    return [
+        CoordinatorService(
+            spool=spool,
+            peers=peers,
+            store=store,
+            published=published,
+            trust=trust,
+            servers=servers,
+            metrics=metrics,
+            clock=context.clock,
+        )
+    ]
+
+
+def _accounts(
+    context: RoleContext,
+    config: CoordinatorConfig,
+    ledger: Ledger,
+    rows: Rows | None,
+    metrics: CoordinatorMetrics,
+) -> Accounts:
+    """Restore the accounts; refuse groups in the spool that were graded by other options than the run's."""
+    balance, now = ledger.balance(), context.clock.now()
+    terms = config.terms(context.run.run_id, prompts=config.known_prompts if rows is None else rows.prompts)
+    accounts = Accounts(balance, terms, now=now)
+    _check_prompts_left(accounts)
+    decision = task_is(accounts, before=balance.task_digest)
+    ledger.record(decision.transaction)
+    accounts.apply(decision.transaction, now=now)
+    if decision.answer:
+        metrics.misgraded_groups.labels("task options").inc(decision.answer)
+        logger.warning(
+            "task options changed; groups graded by the old ones are refused",
+            extra={"groups": decision.answer, "task_digest": config.task_digest.hex()},
+        )
+    return accounts
+
+
+def _peers(
+    context: RoleContext,
+    config: CoordinatorConfig,
+    accounts: Accounts,
+    published: Published,
+    revocations: RevocationList,
+    metrics: CoordinatorMetrics,
+) -> Peers:
     fleet = FleetCollector()
     context.registry.register(fleet)
-    store = open_store(context, retained_keyframes=config.retained_keyframes)
-    ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=run_id)
-    rows = await _checked_rows(config, ledger, context.state_dir)
-    prompts = config.known_prompts if rows is None else rows.prompts
-    accounts = Accounts(
-        ledger.balance(),
-        task=config.task,
-        prompts=prompts,
-        seed=config.prompt_seed,
-        lease_ttl_s=config.lease_ttl_s,
-        lease_max_s=config.lease_max_s,
-        prompt_retry_s=config.prompt_retry_s,
-        now=clock.now(),
-        evaluation=config.evaluation_settings,
-    )
-    _check_prompts_left(ledger, accounts)
-    published = Published(store, accounts.versions)
-    _check_not_lost(ledger, accounts, published)
-    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
-    _note_task(ledger, accounts, config, metrics, now=clock.now())
-    peers = Peers(
+    return Peers(
         accounts,
         silent_after_s=config.silent_after_s,
         head=published.head,
@@ -88,26 +143,17 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         grader_digest=bytes.fromhex(config.grader_digest),
     )
-    spool = Spool(
-        ledger,
-        accounts,
-        work=Work(
-            run_id,
-            config.task,
-            config.group_size,
-            config.sampling,
-            prompt_tokens=config.prompt_tokens,
-            task_digest=config.task_digest,
-        ),
-        rows=rows,
-        bounds=config.bounds,
-        lease_ttl_s=config.lease_ttl_s,
-        is_published=published.has,
-        grader=lambda: peers.grader,
-        notify=peers.notify,
-        metrics=metrics,
-        clock=clock,
-    )
+
+
+def _members_server(
+    context: RoleContext,
+    config: CoordinatorConfig,
+    store: ArtifactStore,
+    spool: Spool,
+    peers: Peers,
+    revocations: RevocationList,
+) -> RpcServer:
+    group_bytes = _group_bytes(config)
     policy = PolicyServicer(store, metrics=context.transfer_metrics)
     rollouts = RolloutServicer(
         spool,
@@ -116,18 +162,17 @@ async def build(context: RoleContext) -> list[Service]:
         group_bytes=group_bytes,
         revocations=revocations,
         metrics=context.transfer_metrics,
-        clock=clock,
+        clock=context.clock,
     )
     membership = MembershipServicer(
         peers,
         spool,
-        run_id=run_id,
-        settings=_settings(config, rows, group_bytes=group_bytes),
-        configured_prompts=prompts,
+        run_id=context.run.run_id,
+        settings=_settings(config, spool.rows, group_bytes=group_bytes),
         revocations=revocations,
-        clock=clock,
+        clock=context.clock,
     )
-    members = make_server(
+    return make_server(
         context,
         "members",
         limits=ServerLimits(RpcLimits(submission_bytes=group_bytes + limits.SUBMISSION_HEADER_BYTES)),
@@ -139,36 +184,21 @@ async def build(context: RoleContext) -> list[Service]:
             partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
         ),
     )
-    return [
-        CoordinatorService(
-            spool=spool,
-            peers=peers,
-            store=store,
-            published=published,
-            trust=TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS),
-            members=members,
-            enrolment=_enrolment_server(context, config, revocations),
-            metrics=metrics,
-            clock=clock,
-        )
-    ]
 
 
-def _check_not_lost(ledger: Ledger, accounts: Accounts, published: Published) -> None:
+def _check_not_lost(accounts: Accounts, published: Published) -> None:
     """A new ledger would number slots from the start again: groups of two prompts would share their ids."""
     head = published.head()
     if accounts.learner is None and accounts.open_loss is None and head is not None:
-        ledger.close()
         raise StartupError(
             f"the ledger knows of no learner, but version {head.number} was published",
             fix=f"Restore {LEDGER_FILE} from a backup: `heterorl-node ledger restore FILE --state-dir DIR`.",
         )
 
 
-def _check_prompts_left(ledger: Ledger, accounts: Accounts) -> None:
+def _check_prompts_left(accounts: Accounts) -> None:
     held_out = accounts.evaluations.held_out_prompts
     if accounts.prompts is not None and accounts.prompts <= held_out:
-        ledger.close()
         raise ConfigError(
             key="coordinator.evaluation.prompts",
             value=held_out,
@@ -180,51 +210,30 @@ def _check_prompts_left(ledger: Ledger, accounts: Accounts) -> None:
 
 async def _checked_rows(config: CoordinatorConfig, ledger: Ledger, state_dir: Path) -> Rows | None:
     """Open the run's rows and note them in the ledger; refuse others once something was leased."""
-    balance = ledger.balance()
-    known = balance.data if balance.next_slot else NO_DATA
+    slots = ledger.balance().slots
     rows = None
+    if config.data is not None:
+        known = slots.data if slots.next_slot else NO_DATA
+        rows = await asyncio.to_thread(
+            open_rows, config.data, scratch=state_dir, columns=config.columns, known=known
+        )
     try:
-        if config.data is not None:
-            rows = await asyncio.to_thread(
-                open_rows, config.data, scratch=state_dir, columns=config.columns, known=known
-            )
         noted = agreed_data(
-            balance.data,
+            slots.data,
             NO_DATA if rows is None else rows.seen,
             known_part=b"" if rows is None else rows.known_part,
-            next_slot=balance.next_slot,
+            next_slot=slots.next_slot,
         )
     except BaseException:
-        ledger.close()
         if rows is not None:
             rows.close()
         raise
     if noted is not None:
         ledger.record(Transaction(data=noted))
         if noted.first_slot:
-            grown = {"rows": noted.rows, "rows_before": balance.data.rows, "first_slot": noted.first_slot}
+            grown = {"rows": noted.rows, "rows_before": slots.data.rows, "first_slot": noted.first_slot}
             logger.info("rows were added to the data", extra=grown)
     return rows
-
-
-def _note_task(
-    ledger: Ledger,
-    accounts: Accounts,
-    config: CoordinatorConfig,
-    metrics: CoordinatorMetrics,
-    *,
-    now: float,
-) -> None:
-    """Refuse the groups in the spool where they were graded by other options than the run's now."""
-    decision = decisions.task_is(accounts, ledger.balance().task_digest, config.task_digest)
-    ledger.record(decision.transaction)
-    accounts.apply(decision.transaction, now=now)
-    if decision.answer:
-        metrics.misgraded_groups.labels("task options").inc(decision.answer)
-        logger.warning(
-            "task options changed; groups graded by the old ones are refused",
-            extra={"groups": decision.answer, "task_digest": config.task_digest.hex()},
-        )
 
 
 def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int) -> RunSettings:
@@ -257,19 +266,19 @@ def _group_bytes(config: CoordinatorConfig) -> int:
     )
 
 
-def _enrolment_server(
+def _enrolment_servers(
     context: RoleContext, config: CoordinatorConfig, revocations: RevocationList
-) -> RpcServer | None:
-    """Return the server that lets new peers in; None where TLS is off."""
+) -> list[RpcServer]:
+    """Return the server that lets new peers in; none where TLS is off."""
     if context.identity is None:
-        return None
+        return []
     servicer = EnrolmentServicer(
         authority=Authority.load(context.state_dir / AUTHORITY_DIRECTORY),
         ledger=EnrolmentLedger(context.state_dir / ENROLMENT_FILE),
         revocations=revocations,
         clock=context.clock,
     )
-    return make_server(
+    server = make_server(
         context,
         "enrolment",
         listen=config.enrolment_listen,
@@ -277,3 +286,4 @@ def _enrolment_server(
         servicers=(partial(membership_pb2_grpc.add_EnrolmentServiceServicer_to_server, servicer),),
         audience=Audience.STRANGERS,
     )
+    return [server]

@@ -35,19 +35,17 @@ class CoordinatorService:
         store: ArtifactStore,
         published: Published,
         trust: TrustUpkeep,
-        members: RpcServer,
-        enrolment: RpcServer | None,
+        servers: Sequence[RpcServer],
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        """Own all of it; ``enrolment`` is None where TLS is off."""
+        """Own all of it; ``servers`` are the members' and, unless TLS is off, the enrolment's."""
         self._spool = spool
         self._peers = peers
         self._store = store
         self._published = published
         self._trust = trust
-        self._members = members
-        self._enrolment = enrolment
+        self._servers = servers
         self._metrics = metrics
         self._clock = clock
         self._wake = asyncio.Event()
@@ -55,26 +53,24 @@ class CoordinatorService:
     @property
     def address(self) -> str:
         """Where members connect, host:port; the real port once ready."""
-        return self._members.address
+        return self._servers[0].address
 
     @property
     def enrolment_address(self) -> str | None:
         """Where new peers enrol, host:port; None where TLS is off."""
-        return None if self._enrolment is None else self._enrolment.address
+        return self._servers[1].address if len(self._servers) > 1 else None
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``; see ``node.process.service``."""
         loop = asyncio.get_running_loop()
-        servers = [server for server in (self._members, self._enrolment) if server is not None]
         try:
             await self._take_stock()
             with self._store.listening(lambda: loop.call_soon_threadsafe(self._wake.set)):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._keep_up(stopping))
-                    await _start(servers, tasks, stopping)
+                    await _start(self._servers, tasks, stopping)
                     logger.info(
-                        "serving",
-                        extra={"listen": self.address, "enrolment_listen": self.enrolment_address},
+                        "serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address}
                     )
                     ready()
         finally:

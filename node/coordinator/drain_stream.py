@@ -14,46 +14,31 @@ class DrainStream:
 
     def __init__(self, *, learner_epoch: int) -> None:
         self.learner_epoch = learner_epoch
-        self._credits = 0
-        self._acknowledgement: int | None = None
-        self._refusal: RefusedError | None = None
-        self._pardons = False
-        self._wake = asyncio.Event()
+        self.credits = 0
+        """Groups that the learner has room for."""
+        self.acknowledgement: int | None = None
+        """The newest version to acknowledge: its records are on disk."""
+        self.has_pardons = False
+        """Whether the learner is to be told who is quarantined, now that an operator has pardoned others."""
         self.is_ended = False
+        self.refusal: RefusedError | None = None
+        """Why it was ended, for the learner."""
+        self._wake = asyncio.Event()
 
     def add_credits(self, groups: int) -> None:
-        """Note room for more groups.
-
-        Raises:
-            RefusedError: MALFORMED; no learner has so much room.
-        """
-        if not 0 < groups <= _CREDITS - self._credits:
+        """Note room for more groups. Raises RefusedError: MALFORMED; no learner has so much room."""
+        if not 0 < groups <= _CREDITS - self.credits:
             raise RefusedError(
                 Reason.MALFORMED,
-                f"a credit of {groups} groups on top of {self._credits}, at most {_CREDITS} are allowed",
+                f"a credit of {groups} groups on top of {self.credits}, at most {_CREDITS} are allowed",
             )
-        self._credits += groups
+        self.credits += groups
         self.wake()
-
-    def acknowledge(self, version: int) -> None:
-        """Acknowledge the records up to ``version``, which are on disk."""
-        self._acknowledgement = version
-        self.wake()
-
-    def pardon(self) -> None:
-        """Tell the learner who is quarantined, now that an operator has pardoned others."""
-        self._pardons = True
-        self.wake()
-
-    def take_pardons(self) -> bool:
-        """Return whether somebody was pardoned since the last time."""
-        pardons, self._pardons = self._pardons, False
-        return pardons
 
     def end(self, refusal: RefusedError | None = None) -> None:
         """End the stream, with a ``refusal`` for the learner if there is one."""
         if not self.is_ended:
-            self.is_ended, self._refusal = True, refusal
+            self.is_ended, self.refusal = True, refusal
             self.wake()
 
     def wake(self) -> None:
@@ -64,26 +49,3 @@ class DrainStream:
         """Wait until there may be something to send."""
         await self._wake.wait()
         self._wake.clear()
-
-    def take_refusal(self) -> RefusedError | None:
-        """Return why the stream was ended, once."""
-        refusal, self._refusal = self._refusal, None
-        return refusal
-
-    def take_acknowledgement(self) -> int | None:
-        """Return the newest version to acknowledge, once; None: none."""
-        version, self._acknowledgement = self._acknowledgement, None
-        return version
-
-    @property
-    def has_credit(self) -> bool:
-        """Whether the learner has room for a group."""
-        return self._credits > 0
-
-    def take_credit(self) -> None:
-        """Count a group as sent."""
-        self._credits -= 1
-
-    def put_back_credit(self) -> None:
-        """Return the credit of a group that could not be sent after all."""
-        self._credits += 1

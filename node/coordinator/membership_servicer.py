@@ -66,17 +66,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         *,
         run_id: str,
         settings: RunSettings,
-        configured_prompts: int | None,
         revocations: RevocationList,
         clock: Clock,
     ) -> None:
-        """Serve.
-
-        Args:
-            settings: The run's; the head is filled in for each answer.
-            configured_prompts: ``coordinator.prompts``; None: unset.
-        """
-        self._configured_prompts = configured_prompts
+        """Serve; the head of the run's ``settings`` is filled in for each answer."""
         self._peers = peers
         self._spool = spool
         self._run_id = run_id
@@ -109,17 +102,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         elif peer.role is Role.SAMPLER:
             if learner is not None:
                 check_model(
-                    request.layout_digest,
-                    request.tokenizer_digest,
-                    learner,
-                    layout_summary=_summary(request),
+                    request.layout_digest, request.tokenizer_digest, learner, layout_summary=_summary(request)
                 )
                 check_chat_template(request.chat_template_digest, learner)
                 if (base := base_model_from_wire(request)).root:
                     check_base(base, learner)
-            await self._spool.admit_sampler(
-                peer.node_id, configured=self._configured_prompts, prompts=self._prompts(request)
-            )
+            await self._spool.admit_sampler(peer.node_id, prompts=self._prompts(request))
         with _twins_logged(peer, context):
             member = self._peers.join(
                 peer,
@@ -141,16 +129,14 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         )
         response = membership_pb2.JoinResponse()
         response.CopyFrom(self._settings)
-        grader = self._peers.grader
+        grader = self._spool.accounts.grader
         response.grader_digest, response.grader_said_by = grader.digest, grader.said_by
         if (head := self._peers.head) is not None:
             response.head.CopyFrom(policy_version_to_wire(head))
         return response
 
     async def Heartbeat(  # noqa: N802 - the rpc's name
-        self,
-        request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest], context: Context
     ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
         """Answer each heartbeat; a peer that ends its stream in good order leaves the run."""
         peer = peer_of(context)
@@ -206,8 +192,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             evaluation=accounts.evaluations.status,
             bad_prompt_reasons=accounts.bad_prompts.reasons(),
             max_staleness_versions=self._settings.max_staleness_versions,
-            grader_digest=self._peers.grader.digest,
-            grader_said_by=self._peers.grader.said_by,
+            grader_digest=accounts.grader.digest,
+            grader_said_by=accounts.grader.said_by,
             task_dispute=dispute(accounts.task, accounts.size_words),
             exportable_best=self._peers.exportable_best,
         )

@@ -21,15 +21,9 @@ _TRANSACTION_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05
 
 
 _PEER_GAUGES: Final[tuple[tuple[str, str, Callable[[PeerStatus], float]], ...]] = (
-    (
-        "version_lag_versions",
-        "Head minus the version a peer holds.",
-        lambda row: row.version_lag_versions,
-    ),
+    ("version_lag_versions", "Head minus the version a peer holds.", lambda row: row.version_lag_versions),
     ("lag_seconds", "Time since a version newer than a peer's was announced.", lambda row: row.lag_s),
     ("silence_seconds", "Time since the last heartbeat of a peer.", lambda row: row.last_seen_s),
-    ("leases", "Leases that a sampler holds.", lambda row: row.leases),
-    ("oldest_lease_seconds", "Time since its oldest lease was granted.", lambda row: row.oldest_lease_s),
     (
         "clock_offset_seconds",
         "The coordinator's clock minus a peer's, by the peer's own estimate.",
@@ -98,21 +92,12 @@ class CoordinatorMetrics:
         self.abandoned_prompts = counter(
             "abandoned_prompts", "Slots given up, by the reason of their last attempt.", "reason"
         )
-        self.bad_prompts = gauge(
-            "bad_prompts", "Prompts kept from a sampler, or from all, until they are tried again."
-        )
         self.lease_expiries = counter("lease_expiries", "Leases that ended without a group.")
-        self.contradicted_faults = counter(
-            "contradicted_faults", "Prompts that a sampler answered which another one had failed of late."
-        )
         self.double_trainings = counter(
             "double_trainings", "Groups a step named although their slot was settled before."
         )
         self.unknown_trainings = counter(
             "unknown_trainings", "Groups the learner named that were never submitted here."
-        )
-        self.lost_trainings = counter(
-            "lost_trainings", "Groups a step named whose slots were lost with an older ledger."
         )
         self.doubled_deliveries = counter(
             "doubled_deliveries", "Groups delivered that the learner had trained on before."
@@ -123,7 +108,6 @@ class CoordinatorMetrics:
         self._ledger_behind = gauge(
             "ledger_behind", "1 while the learner knows of steps or groups that the ledger lacks."
         )
-        self._lost_steps = gauge("lost_steps", "Steps whose records were lost, as an operator accepted.")
         self.dropped_verdicts = counter(
             "dropped_verdicts",
             "Verdicts their samplers were never told, because they had stopped sending heartbeats.",
@@ -133,9 +117,6 @@ class CoordinatorMetrics:
         )
         self.evaluation_groups = counter(
             "evaluation_groups", "Groups of held-out prompts submitted; spooled ones count.", "verdict"
-        )
-        self.evaluation_dropped_prompts = counter(
-            "evaluation_dropped_prompts", "Held-out prompts without enough answers when an evaluation ended."
         )
         self.evaluation_odd_samplers = counter(
             "evaluation_odd_samplers",
@@ -150,9 +131,6 @@ class CoordinatorMetrics:
         registry.register(self._evaluations)
         self.prompt_disagreements = counter(
             "prompt_disagreements", "Groups whose prompt has other tokens at other samplers."
-        )
-        self.doubted_timestamps = counter(
-            "doubted_timestamps", "Groups whose timestamps are too far from this clock for a lag to be shown."
         )
         self.damaged_groups = counter(
             "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
@@ -187,11 +165,10 @@ class CoordinatorMetrics:
         self._learner_version.set(learner_version)
         self._spooled_bytes.set(spooled_bytes)
 
-    def show_ledger(self, *, is_confirmed: bool, is_behind: bool, lost_steps: int) -> None:
+    def show_ledger(self, *, is_confirmed: bool, is_behind: bool) -> None:
         """Show whether the ledger is known to be whole."""
         self._ledger_confirmed.set(is_confirmed)
         self._ledger_behind.set(is_behind)
-        self._lost_steps.set(lost_steps)
 
     def show_evaluations(self, status: EvaluationStatus) -> None:
         """Show how versions do on held-out prompts."""
@@ -213,7 +190,6 @@ _EVALUATION_GAUGES: Final[tuple[tuple[str, str, Callable[[Evaluation], float]], 
     ),
     ("cut_ratio", "Share of its completions cut at the length limit.", lambda one: one.cut_ratio),
     ("completion_tokens", "Mean length of its completions.", lambda one: one.tokens_mean),
-    ("answers", "Groups that count in it.", lambda one: one.answers),
     ("samplers", "Samplers whose groups count in it.", lambda one: one.samplers),
 )
 

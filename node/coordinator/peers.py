@@ -1,14 +1,14 @@
 """The peers of a run: who is here, what each holds and waits for, and which verdicts it has not heard.
 
-Brings together membership, lag and the fleet's metrics. Nothing here outlives the process, because peers
+Nothing here outlives the process, because peers
 report it all again when they join. What is dropped when a peer
 
     falls silent    its metrics, and its place among those shown
     leaves          the same at once; silence for GONE_AFTER_S counts as leaving
     is forgotten    its row, lag and pending verdicts: past PEERS_REMEMBERED, those that left first
 
-A heartbeat costs the same however many peers there are; ``expire`` and ``rows`` look at all of them, once a
-second.
+A sampler's heartbeat costs the same however many peers there are; ``expire``, ``rows`` and the learner's look
+at all of them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.fleet.lag_table import LagTable
-from node.coordinator.fleet.membership import Member, Membership, PeerState
+from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
 from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
@@ -95,7 +94,6 @@ class Peers:
         """
         self._accounts = accounts
         self._membership = Membership(silent_after_s=silent_after_s)
-        self._lag_table = LagTable(accounts.versions)
         self._head = head
         self._revoked = revoked
         self._fleet = fleet
@@ -105,8 +103,7 @@ class Peers:
         self._configured_grader = grader_digest
         self._graders: dict[str, bytes] = {}
         """Node id of a sampler -> digest of its grader code."""
-        self.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest)
-        """The code that the run's groups are graded by."""
+        accounts.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest)
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
         """The newest gradient step."""
@@ -127,17 +124,14 @@ class Peers:
         instance: str = "",
         completes: bool = False,
         grader_digest: bytes = b"",
-    ) -> Member:
+    ) -> KnownPeer:
         """Admit a peer, or admit it again; ``completes`` as in ``Membership.join``.
 
-        Args:
-            grader_digest: Of a sampler's grader code; empty: not told.
         Raises:
             RefusedError: NAME_IN_USE.
         """
         with self._twins_counted():
             member = self._membership.join(peer, now, instance=instance, completes=completes)
-        self._lag_table.holds(peer, held)
         self._reports[peer] = HeartbeatReport(held)
         self._fleet.admit(peer)
         if grader_digest:
@@ -147,14 +141,10 @@ class Peers:
 
     def objection_to_grader(self, peer: Peer) -> str:
         """Return how a sampler's grader code differs from the run's; empty where it does not."""
-        return self.grader.objection(self._graders.get(peer.node_id, b""))
+        return self._accounts.grader.objection(self._graders.get(peer.node_id, b""))
 
     def check_present(self, peer: Peer) -> None:
-        """Check that a peer has joined.
-
-        Raises:
-            RefusedError: NOT_JOINED.
-        """
+        """Check that a peer has joined. Raises RefusedError: NOT_JOINED."""
         self._membership.present(peer)
 
     def shows_metrics_of(self, peer: Peer) -> bool:
@@ -162,14 +152,9 @@ class Peers:
         return self._fleet.shows(peer)
 
     def heartbeat(self, peer: Peer, heartbeat: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
-        """Note a heartbeat and return its answer.
-
-        Raises:
-            RefusedError: NOT_JOINED; NAME_IN_USE.
-        """
+        """Note a heartbeat and return its answer. Raises RefusedError: NOT_JOINED; NAME_IN_USE."""
         with self._twins_counted():
             self._membership.heartbeat(peer, now, instance=heartbeat.instance)
-        self._lag_table.holds(peer, heartbeat.held)
         self._reports[peer] = replace(
             heartbeat, metrics=(), waits_for=heartbeat.waits_for[:_WAITS_FOR_CHARACTERS]
         )
@@ -191,7 +176,7 @@ class Peers:
         head = 0 if self.head is None else self.head.number
         return replace(
             answer,
-            longest_lag_versions=self._lag_table.longest(head=self.head),
+            longest_lag_versions=self._longest_lag(),
             best_version=None if best is None else best.version,
             evaluating_version=self._accounts.evaluations.awaited_version(head),
             is_evaluated=self._accounts.evaluations.is_configured,
@@ -206,7 +191,6 @@ class Peers:
     def leave(self, peer: Peer) -> None:
         """Note that a peer has gone in good order."""
         self._membership.leave(peer)
-        self._lag_table.leave(peer)
         self._fleet.drop(peer)
 
     def disconnected(self, peer: Peer) -> None:
@@ -218,17 +202,14 @@ class Peers:
         pending = self._pending.setdefault(sampler_id, PendingVerdicts(capacity=PENDING_VERDICTS))
         self._metrics.dropped_verdicts.inc(pending.put(verdict))
 
-    def expire(self, now: float) -> tuple[Member, ...]:
+    def expire(self, now: float) -> tuple[KnownPeer, ...]:
         """Note who has fallen silent, drop what was kept for those that left; return who changed."""
         changed = self._membership.expire(now)
         for member in changed:
             self._fleet.drop(member.peer)
-            if member.state is PeerState.LEFT:
-                self._lag_table.leave(member.peer)
         known = {member.peer for member in self._membership.members}
         for peer in self._reports.keys() - known:
             del self._reports[peer]
-            self._lag_table.forget(peer)
         samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
         for sampler_id in self._graders.keys() - samplers:
             del self._graders[sampler_id]
@@ -240,66 +221,78 @@ class Peers:
     def rows(self, now: float) -> tuple[PeerStatus, ...]:
         """Return the lag table, in the order of first joining."""
         head, revoked, oldest = self.head, frozenset(self._revoked()), self._accounts.slots.oldest_leases()
-        rows = (
-            self._row(
-                member,
-                PeerState.REVOKED if member.peer.node_id in revoked else member.state,
-                head=head,
-                now=now,
-            )
-            for member in self._membership.members
-        )
-        return tuple(self._with_standing(row, oldest, now) for row in rows)
+        return tuple(self._row(each, head, revoked, oldest, now=now) for each in self._membership.members)
 
-    def _with_standing(self, row: PeerStatus, oldest: Mapping[str, float], now: float) -> PeerStatus:
-        if row.role is not Role.SAMPLER:
-            return row
-        name, standings = row.node_id, self._accounts.standings
-        held, oldest_s = self._accounts.held(name), max(0.0, now - oldest.get(name, now))
-        standing, detail = standings.word(
+    def _row(
+        self,
+        member: KnownPeer,
+        head: PolicyVersion | None,
+        revoked: Collection[str],
+        oldest: Mapping[str, float],
+        *,
+        now: float,
+    ) -> PeerStatus:
+        peer, report = member.peer, self._reports[member.peer]
+        lag_versions, lag_s = self._accounts.versions.lag(report.held, head, now=now)
+        row = PeerStatus(
+            node_id=peer.node_id,
+            role=peer.role,
+            state=(PeerState.REVOKED if peer.node_id in revoked else member.state).value,
+            held=report.held,
+            version_lag_versions=lag_versions,
+            lag_s=lag_s,
+            last_seen_s=max(0.0, now - member.last_seen_s),
+            clock_offset_s=report.clock_offset_s,
+            waits_for=report.waits_for,
+            verdicts={},
+            staleness_mean_versions=0.0,
+            joins=member.joins,
+            refused_twins=member.refused_twins,
+            refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
+        )
+        return self._as_sampler(row, oldest, now) if peer.role is Role.SAMPLER else row
+
+    def _as_sampler(self, row: PeerStatus, oldest: Mapping[str, float], now: float) -> PeerStatus:
+        name, accounts = row.node_id, self._accounts
+        held, oldest_s = accounts.held(name), max(0.0, now - oldest.get(name, now))
+        verdicts = accounts.verdicts_of(name)
+        standing, detail = accounts.standings.word(
             name,
-            delivered=row.verdicts.get(Verdict.SPOOLED, 0),
+            delivered=verdicts.get(Verdict.SPOOLED, 0),
             held=held,
             oldest_s=oldest_s,
-            max_age_s=self._accounts.max_age_s(name),
+            max_age_s=accounts.max_age_s(name),
             now=now,
         )
         return replace(
             row,
+            verdicts={verdict.value: n for verdict, n in verdicts.items()},
+            staleness_mean_versions=accounts.staleness_mean(name),
+            grader_digest=self._graders.get(name, b""),
             leases=held,
-            lease_allowance=standings.of(name).allowance,
+            lease_allowance=accounts.standings.of(name).allowance,
             oldest_lease_s=oldest_s,
             standing=standing.value,
             standing_detail=detail,
         )
 
-    def _row(self, member: Member, state: PeerState, *, head: PolicyVersion | None, now: float) -> PeerStatus:
-        peer = member.peer
-        lag = self._lag_table.lag(peer, head=head, now=now)
-        report = self._reports[peer]
-        is_sampler = peer.role is Role.SAMPLER
-        verdicts = self._accounts.verdicts_of(peer.node_id) if is_sampler else {}
-        return PeerStatus(
-            node_id=peer.node_id,
-            role=peer.role,
-            state=state.value,
-            held=self._lag_table.held(peer),
-            version_lag_versions=lag.versions,
-            lag_s=lag.seconds,
-            last_seen_s=max(0.0, now - member.last_seen_s),
-            clock_offset_s=report.clock_offset_s,
-            waits_for=report.waits_for,
-            verdicts={verdict.value: n for verdict, n in verdicts.items()},
-            staleness_mean_versions=self._accounts.staleness_mean(peer.node_id) if is_sampler else 0.0,
-            joins=member.joins,
-            refused_twins=member.refused_twins,
-            refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
-            grader_digest=self._graders.get(peer.node_id, b"") if is_sampler else b"",
+    def _longest_lag(self) -> int:
+        """Return the versions to the head of the sampler furthest behind that holds more than the base."""
+        head = 0 if self.head is None else self.head.number
+        held = (
+            self._reports[member.peer].held
+            for member in self._membership.members
+            if member.peer.role is Role.SAMPLER and member.state is not PeerState.LEFT
+        )
+        return max(
+            (head - one.number for one in held if one is not None and 0 < one.number < head), default=0
         )
 
     def _agree_on_grader(self) -> None:
         present = self._graders_present()
-        self.grader = agreed_grader(self.grader, present, configured=self._configured_grader)
+        self._accounts.grader = agreed_grader(
+            self._accounts.grader, present, configured=self._configured_grader
+        )
         self._metrics.grader_digests.set(len(set(present.values())))
 
     def _graders_present(self) -> dict[str, bytes]:

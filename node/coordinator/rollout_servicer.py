@@ -11,10 +11,11 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
 from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.work.accounts import StoredGroup
-from node.coordinator.work.decisions import EMPTY_PAUSE_S, Submitted
+from node.coordinator.work.decisions import EMPTY_PAUSE_S
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
+from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import detail_of
 from node.identity.peer import is_name
@@ -122,9 +123,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         )
 
     async def DrainRollouts(  # noqa: N802 - the rpc's name
-        self,
-        request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest],
-        context: Context,
+        self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: Context
     ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
         """Send groups and acknowledgements while a second task listens to the learner."""
         drain = await self._open(peer_of(context).node_id, await _hello(request_iterator))

@@ -13,20 +13,18 @@ from typing import TypeAlias
 from node.clock import Clock, moment
 from node.coordinator.data.rows import Rows
 from node.coordinator.drain_stream import DrainStream
-from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Transactions
-from node.coordinator.work import decisions, history, lease_returns, trust
+from node.coordinator.work import decisions, history, trust, verdicts
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.capacity import Bounds, Capacity, capacities
-from node.coordinator.work.decisions import Decision, Judged, Submitted
+from node.coordinator.work.capacity import Capacity, capacities
+from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
-from node.coordinator.work.grader_agreement import NOT_AGREED, AgreedGrader
-from node.coordinator.work.group_check import Work
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.standing import Standing
 from node.coordinator.work.trust import NOTHING_UNDONE
+from node.coordinator.work.verdicts import Judged, Submitted
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
@@ -66,38 +64,25 @@ class Spool:
 
     def __init__(
         self,
-        ledger: Ledger,
-        accounts: Accounts,
+        transactions: Transactions,
         *,
-        work: Work,
         rows: Rows | None = None,
-        bounds: Bounds,
-        lease_ttl_s: float,
         is_published: Callable[[int], bool],
-        grader: Callable[[], AgreedGrader] = lambda: NOT_AGREED,
         notify: Notify,
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        """Serve a run from ``ledger``, ``accounts`` made from its balance, and ``rows``, if it has data.
-
-        Args:
-            grader: Returns the grader code that groups are graded by.
-        """
-        self._transactions = Transactions(ledger, accounts, metrics=metrics, clock=clock)
-        self._settle = self._transactions.settle
-        self._accounts = accounts
-        self._work = work
-        self._rows = rows
-        self._bounds = bounds
-        self._lease_ttl_s = lease_ttl_s
+        """Serve a run from its ledger and ``rows``, if it has data."""
+        self._transactions = transactions
+        self._settle = transactions.settle
+        self._accounts = transactions.accounts
+        self.rows = rows
         self._is_published = is_published
-        self._grader = grader
         self._notify = notify
         self._metrics = metrics
         self._clock = clock
         self._drain: DrainStream | None = None
-        for verdict, n in accounts.verdicts().items():
+        for verdict, n in self._accounts.verdicts().items():
             metrics.groups.labels(verdict).inc(n)
 
     @property
@@ -108,13 +93,13 @@ class Spool:
     @property
     def capacity(self) -> Capacity:
         """How many groups could be leased now."""
-        return decisions.room(self._accounts, self._bounds)
+        return decisions.room(self._accounts)
 
     async def close(self) -> None:
         """Finish what was begun and close the ledger and the data."""
         await self._transactions.close()
-        if self._rows is not None:
-            self._rows.close()
+        if self.rows is not None:
+            self.rows.close()
 
     async def lease(self, sampler_id: str, wanted: int, held: PolicyVersion | None) -> LeaseGrant:
         """Lease prompts to a sampler that will sample them with ``held`` or newer.
@@ -122,29 +107,22 @@ class Spool:
         Raises:
             RefusedError: DISK; a row cannot be read. Nothing was leased.
         """
-        if self._rows is not None:
-            wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self._rows.longest_bytes))
+        if self.rows is not None:
+            wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self.rows.longest_bytes))
         if held is not None and self._accounts.evaluations.is_due(held.number):
             await self._settle(
                 lambda now: decisions.evaluation_begins(self._accounts, held, now=now), caller=sampler_id
             )
         grant = await self._settle(
             lambda now: decisions.lease(
-                self._accounts,
-                self._work,
-                self._bounds,
-                sampler_id=sampler_id,
-                wanted=wanted,
-                held=held,
-                ttl_s=self._lease_ttl_s,
-                now=now,
+                self._accounts, sampler_id=sampler_id, wanted=wanted, held=held, now=now
             ),
             caller=sampler_id,
         )
-        if self._rows is None or not grant.leases:
+        if self.rows is None or not grant.leases:
             return grant
         try:
-            leases = await asyncio.to_thread(_with_rows, grant.leases, self._rows)
+            leases = await asyncio.to_thread(_with_rows, grant.leases, self.rows)
         except RefusedError as error:
             logger.error("row not read", extra={"detail": str(error)})
             await self.release(sampler_id, tuple(lease.lease_id for lease in grant.leases))
@@ -156,7 +134,7 @@ class Spool:
     ) -> int:
         """Release leases, unbegun or ``failed``; return how many of them the sampler held."""
         released = await self._settle(
-            lambda now: lease_returns.release(
+            lambda now: decisions.release(
                 self._accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=failed, now=now
             ),
             caller=sampler_id,
@@ -165,20 +143,14 @@ class Spool:
             self._metrics.prompt_faults.labels(fault).inc()
         return released.leases
 
-    async def admit_sampler(self, sampler_id: str, *, configured: int | None, prompts: int) -> None:
+    async def admit_sampler(self, sampler_id: str, *, prompts: int) -> None:
         """Admit a sampler that found ``prompts`` prompts in the run's task; 0: it does not know yet.
 
         Raises:
-            RefusedError: See ``decisions.sampler_joins``.
+            RefusedError: See ``trust.sampler_joins``.
         """
         refusal = await self._settle(
-            lambda _: decisions.sampler_joins(
-                self._accounts,
-                sampler_id=sampler_id,
-                task=self._work.task,
-                configured=configured,
-                prompts=prompts,
-            ),
+            lambda _: trust.sampler_joins(self._accounts, sampler_id=sampler_id, prompts=prompts),
             caller=sampler_id,
         )
         if refusal is not None:
@@ -206,7 +178,8 @@ class Spool:
         """Hold nothing against samplers any more, and ask again what they failed; None: all samplers."""
         undone = await self._settle(lambda _: trust.pardon(self._accounts, node_ids))
         if self._drain is not None:
-            self._drain.pardon()
+            self._drain.has_pardons = True
+            self._drain.wake()
         nodes = "all" if node_ids is None else sorted(node_ids)
         logger.info("samplers pardoned", extra={"nodes": nodes, "prompts": undone.prompts})
 
@@ -223,9 +196,6 @@ class Spool:
     ) -> Submitted:
         """Accept a group, or return why not; what is SPOOLED is on disk.
 
-        Args:
-            group: What was read of it, see ``decisions.submission``.
-
         Raises:
             RefusedError: BUSY where the spool is full, DISK where it cannot be written.
         """
@@ -234,15 +204,13 @@ class Spool:
             self._count_misgraded(group)
 
         def decide(now: float) -> Decision[Submitted]:
-            return decisions.submission(
+            return verdicts.submission(
                 self._accounts,
-                replace(self._work, grader=self._grader()),
                 sampler_id=sampler_id,
                 name=name,
                 group=group,
                 encoded=encoded,
                 is_published=self._is_published,
-                bounds=self._bounds,
                 now=now,
             )
 
@@ -263,9 +231,9 @@ class Spool:
         return submitted
 
     def _count_misgraded(self, group: GroupTerms) -> None:
-        if other_options(group, self._work.task_digest):
+        if other_options(group, self._accounts.work.task_digest):
             self._metrics.misgraded_groups.labels("task options").inc()
-        elif self._grader().objection(group.grader_digest):
+        elif self._accounts.grader.objection(group.grader_digest):
             self._metrics.misgraded_groups.labels("grader code").inc()
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
@@ -315,7 +283,7 @@ class Spool:
         self._accounts.slots.deliver_anew(frozenset(hello.held_group_ids))
         drain = self._drain = DrainStream(learner_epoch=hello.epoch)
         if hello.records:
-            drain.acknowledge(hello.version)
+            drain.acknowledgement = hello.version
         return drain
 
     async def deliver(self, drain: DrainStream) -> AsyncIterator[StoredGroup | int | Quarantines]:
@@ -323,26 +291,23 @@ class Spool:
         if known := self._accounts.standings.quarantined():
             yield Quarantines(known, releases_others=False)
         while not drain.is_ended:
-            if drain.take_pardons():
+            if drain.has_pardons:
+                drain.has_pardons = False
                 yield Quarantines(self._accounts.standings.quarantined(), releases_others=True)
-                continue
-            version = drain.take_acknowledgement()
-            if version is not None:
+            elif drain.acknowledgement is not None:
+                version, drain.acknowledgement = drain.acknowledgement, None
                 yield version
-                continue
-            slot = self._accounts.slots.next_undelivered() if drain.has_credit else None
-            if slot is None:
-                await drain.wait()
-                continue
-            drain.take_credit()
-            stored = await self._transactions.read(slot)
-            if stored is None:
-                drain.put_back_credit()
+            elif drain.credits and (slot := self._accounts.slots.next_undelivered()) is not None:
+                drain.credits -= 1
+                stored = await self._transactions.read(slot)
+                if stored is None:
+                    drain.credits += 1
+                else:
+                    yield stored
             else:
-                yield stored
-        refusal = drain.take_refusal()
-        if refusal is not None:
-            raise refusal
+                await drain.wait()
+        if drain.refusal is not None:
+            raise drain.refusal
 
     async def judge(self, drain: DrainStream, judged: GroupVerdict) -> None:
         """Apply the learner's verdict on a group, unless a newer stream may have delivered it again.
@@ -352,7 +317,7 @@ class Spool:
         """
 
         def decide(now: float) -> Decision[Judged | None]:
-            return Decision(None) if drain.is_ended else decisions.judgement(self._accounts, judged, now=now)
+            return Decision(None) if drain.is_ended else verdicts.judgement(self._accounts, judged, now=now)
 
         answer = await self._settle(decide)
         if answer is None:
@@ -379,30 +344,27 @@ class Spool:
             return history.step(self._accounts, record)
 
         self._show(await self._settle(decide))
-        drain.acknowledge(record.version)
+        drain.acknowledgement = record.version
+        drain.wake()
 
     def show_load(self) -> None:
         """Show in the metrics what is in flight."""
         load = self._accounts.load()
         self._metrics.show_load(
             self._accounts.slots.counts(),
-            capacities(self._bounds, load),
+            capacities(self._accounts.terms.bounds, load),
             learner_version=load.version,
             spooled_bytes=load.untrained_bytes,
         )
         self._metrics.show_ledger(
-            is_confirmed=self._accounts.is_confirmed,
-            is_behind=bool(self._accounts.gap),
-            lost_steps=self._accounts.lost_steps,
+            is_confirmed=self._accounts.is_confirmed, is_behind=bool(self._accounts.gap)
         )
-        self._metrics.bad_prompts.set(self._accounts.bad_prompts.count_aside(self._clock.now()))
         self._metrics.show_evaluations(self._accounts.evaluations.status)
 
     def _observe_lags(self, sampler_id: str, group: GroupTerms) -> None:
         now = self._clock.now()
         lags = submission_lags(group, spooled_at_s=now)
         if not lags:
-            self._metrics.doubted_timestamps.inc()
             logger.warning(
                 "timestamps of a group are far from this clock",
                 extra={
@@ -421,7 +383,6 @@ class Spool:
         """Count and log what step records did; raise where they were refused."""
         self._metrics.double_trainings.inc(len(outcome.doubled))
         self._metrics.unknown_trainings.inc(len(outcome.unknown))
-        self._metrics.lost_trainings.inc(len(outcome.lost))
         refusal = outcome.refusal
         if refusal is not None:
             named = (*outcome.doubled, *outcome.unknown)

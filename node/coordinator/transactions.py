@@ -9,15 +9,15 @@ different stories.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from node.clock import Clock
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.turns import Turns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.decisions import NOTHING, Answer, Decision
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
@@ -26,6 +26,8 @@ from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
 
 logger = logging.getLogger(__name__)
+
+Waiting = TypeVar("Waiting")
 
 WAITING_REQUESTS: Final = 4096
 """Requests that may wait for the ledger; more are told to come back."""
@@ -36,9 +38,60 @@ WAITING_PER_CALLER: Final = 64
 WAIT_S: Final = 5.0
 """Longest a sampler waits for its turn: a third of its deadline, so that it hears why it has no answer."""
 
+FRESH_BYTES: Final = 32 << 20
+"""Groups kept in memory after they were written: a learner that keeps up gets them without a read."""
+
 CLOSE_S: Final = 5.0
 """Longest the last write and the closing of the ledger may take. A process that ends without them loses
 nothing that was answered."""
+
+
+class Turns(Generic[Waiting]):
+    """The requests that wait, callers in turn and each one's in order; every step costs O(1).
+
+        caller a   a1 a2 a3        taken: a1 b1 c1 a2 a3
+        caller b   b1
+        caller c   c1
+
+    A caller that asks a thousand times at once waits for a thousand turns; the others wait for one of its.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, OrderedDict[Waiting, None]] = OrderedDict()
+        self._requests = 0
+
+    def __len__(self) -> int:
+        return self._requests
+
+    def of(self, caller: str) -> int:
+        """Count the requests of a caller."""
+        return len(self._waiting.get(caller, ()))
+
+    def add(self, caller: str, request: Waiting) -> None:
+        self._waiting.setdefault(caller, OrderedDict())[request] = None
+        self._requests += 1
+
+    def remove(self, caller: str, request: Waiting) -> bool:
+        """Remove a request that waits; return whether it did."""
+        own = self._waiting.get(caller)
+        if own is None or request not in own:
+            return False
+        del own[request]
+        self._requests -= 1
+        if not own:
+            del self._waiting[caller]
+        return True
+
+    def take(self) -> Waiting:
+        """Remove the request whose turn it is, and return it; there must be one."""
+        caller, own = next(iter(self._waiting.items()))
+        request, _ = own.popitem(last=False)
+        self._requests -= 1
+        if own:
+            self._waiting.move_to_end(caller)
+        else:
+            del self._waiting[caller]
+        return request
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +120,9 @@ class Transactions:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._urgent: Turns[_Request] = Turns()
         self._waiting: Turns[_Request] = Turns()
+        self._fresh: OrderedDict[int, StoredGroup] = OrderedDict()
+        """By slot, the oldest first."""
+        self._fresh_bytes = 0
         self._worker: asyncio.Task[None] | None = None
         self._is_closing = False
         metrics.waiting_requests.set_function(lambda: len(self._urgent) + len(self._waiting))
@@ -107,6 +163,9 @@ class Transactions:
 
     async def read(self, slot: Slot) -> StoredGroup | None:
         """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again."""
+        fresh = self._drop_fresh(slot.number)
+        if fresh is not None and fresh.attempt == slot.winner:
+            return fresh
         loop = asyncio.get_running_loop()
         try:
             stored = await loop.run_in_executor(self._thread, self._ledger.group, slot.number)
@@ -167,16 +226,26 @@ class Transactions:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
             self._metrics.transaction.observe(self._clock.monotonic() - started_s)
-            contradictions = sum(
-                one.contradicted - self.accounts.standings.of(one.sampler_id).contradicted
-                for one in decision.transaction.standings
-            )
             self.accounts.apply(decision.transaction, now=now)
+            self._keep_fresh(decision.transaction)
             self._note_abandoned(decision.transaction)
-            self._metrics.contradicted_faults.inc(contradictions)
             if decision.transaction.evaluation is not None:
                 self._note_evaluation(decision.transaction.evaluation)
         return decision.answer
+
+    def _keep_fresh(self, transaction: Transaction) -> None:
+        for slot in transaction.slots:
+            self._drop_fresh(slot.number)
+        if (stored := transaction.stored) is not None:
+            self._fresh[stored.slot] = stored
+            self._fresh_bytes += stored.group.size_bytes
+            while self._fresh_bytes > FRESH_BYTES:
+                self._drop_fresh(next(iter(self._fresh)))
+
+    def _drop_fresh(self, number: int) -> StoredGroup | None:
+        stored = self._fresh.pop(number, None)
+        self._fresh_bytes -= 0 if stored is None else stored.group.size_bytes
+        return stored
 
     def _give_up(self, caller: str, request: _Request) -> None:
         if self._waiting.remove(caller, request):
@@ -197,22 +266,13 @@ class Transactions:
     def _note_abandoned(self, transaction: Transaction) -> None:
         bad = {entry.slot: entry for entry in transaction.bad_prompts}
         for slot in transaction.slots:
-            if slot.state is not SlotState.ABANDONED or (reason := slot.last_failure) is None:
-                continue
-            self._metrics.abandoned_prompts.labels(reason).inc()
-            entry = bad.get(slot.number)
-            logger.warning(
-                "prompt abandoned",
-                extra={
-                    "prompt_index": slot.prompt_index,
-                    "slot": slot.number,
-                    "attempts": slot.granted,
-                    "reason": reason,
-                    "detail": "" if entry is None else entry.detail,
-                    "times": 0 if entry is None else entry.times,
-                    "retry_in_s": 0.0 if entry is None else entry.retry_at_s - entry.at_s,
-                },
-            )
+            if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is not None:
+                self._metrics.abandoned_prompts.labels(reason).inc()
+                about = asdict(bad[slot.number]) if slot.number in bad else {}
+                logger.warning(
+                    "prompt abandoned",
+                    extra={"prompt_index": slot.prompt_index, "slot": slot.number, "reason": reason, **about},
+                )
 
     def _note_evaluation(self, change: EvaluationChange) -> None:
         evaluation = change.evaluation
@@ -223,33 +283,24 @@ class Transactions:
             )
         if evaluation is None:
             return
+        version = {"version": evaluation.version}
         for slot in change.slots:
             if slot.state is SlotState.ABANDONED:
-                logger.warning(
-                    "held-out prompt not answered",
-                    extra={
-                        "prompt_index": slot.prompt_index,
-                        "version": evaluation.version,
-                        "attempts": slot.granted,
-                        "reason": slot.last_failure,
-                    },
-                )
+                about = {"prompt_index": slot.prompt_index, "reason": slot.last_failure, **version}
+                logger.warning("held-out prompt not answered", extra=about)
         if evaluation.finished_at_s:
-            self._metrics.evaluation_dropped_prompts.inc(evaluation.dropped_prompts)
             logger.info("version evaluated", extra=asdict(evaluation))
             for sampler in change.odd_samplers:
                 self._metrics.evaluation_odd_samplers.inc()
                 logger.warning(
                     "answers left out: they differ from the other samplers' one way",
-                    extra={"sampler": sampler, "version": evaluation.version},
+                    extra={"sampler": sampler, **version},
                 )
             if evaluation.disputed_by:
                 self._metrics.evaluation_disputes.inc()
                 logger.warning(
                     "samplers disagree on a version, and no third can say which is right",
-                    extra={"samplers": evaluation.disputed_by, "version": evaluation.version},
+                    extra={"samplers": evaluation.disputed_by, **version},
                 )
         elif not evaluation.answers and all(not slot.granted for slot in change.slots):
-            logger.info(
-                "evaluation begun", extra={"version": evaluation.version, "prompts": evaluation.prompts}
-            )
+            logger.info("evaluation begun", extra={"prompts": evaluation.prompts, **version})

@@ -41,10 +41,6 @@ class SubmissionDoor:
     ) -> Iterator[Submission]:
         """Yield a submission with the sampler that it counts for; it is in flight during the body.
 
-        Args:
-            group_bytes: Of the largest group of the run.
-            now: Unix seconds.
-
         Raises:
             RefusedError: OVER_LIMIT; WRONG_ROLE or MALFORMED, as ``submitter``; BAD_SIGNATURE; BUSY, where
                 too much is in flight.
@@ -54,8 +50,7 @@ class SubmissionDoor:
         size_bytes = group.size_bytes
         if size_bytes > group_bytes:
             raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}",
+                Reason.OVER_LIMIT, f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}"
             )
         submission = Submission(submitter(caller, request.sampler_id), request.group_id, group)
         if self._in_flight_bytes + size_bytes > max(IN_FLIGHT_BYTES, group_bytes):
@@ -77,9 +72,6 @@ class SubmissionDoor:
 def submitter(caller: Peer, named: str) -> str:
     """Return the node id of the sampler a submission is said to be from; the proof says whether it is.
 
-    Args:
-        caller: From its certificate.
-        named: ``SubmitRolloutsRequest.sampler_id``.
     Raises:
         RefusedError: WRONG_ROLE, if anyone but a relay names somebody; MALFORMED, if a relay names nobody.
     """

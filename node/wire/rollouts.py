@@ -19,7 +19,6 @@ from node.rollout import (
     Completion,
     DeliveredGroup,
     EncodedGroup,
-    Entry,
     Finish,
     GroupHeader,
     GroupTerms,
@@ -29,6 +28,7 @@ from node.rollout import (
     PromptLease,
     RolloutGroup,
     SamplingParameters,
+    Scalar,
     Verdict,
 )
 from node.run import StepRecord
@@ -135,8 +135,7 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
         )
     if len(message.row) > limits.ROW_BYTES:
         raise RefusedError(
-            Reason.OVER_LIMIT,
-            f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed",
+            Reason.OVER_LIMIT, f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed"
         )
     return from_wire(
         PromptLease,
@@ -308,13 +307,13 @@ def _is_drawn(bits: bytes, tokens: int) -> NDArray[np.bool_]:
     return is_drawn[:tokens]
 
 
-def _spread(column: NDArray[Entry], is_drawn: NDArray[np.bool_], fill: Entry) -> NDArray[Entry]:
+def _spread(column: NDArray[Scalar], is_drawn: NDArray[np.bool_], fill: Scalar) -> NDArray[Scalar]:
     whole = np.full(len(is_drawn), fill)
     whole[is_drawn] = column
     return whole
 
 
-def _column(data: bytes, dtype: np.dtype[Entry], name: str, length: int | None = None) -> NDArray[Entry]:
+def _column(data: bytes, dtype: np.dtype[Scalar], name: str, length: int | None = None) -> NDArray[Scalar]:
     if len(data) % dtype.itemsize:
         raise RefusedError(
             Reason.MALFORMED, f"column {name} has {len(data)} bytes, not a multiple of {dtype.itemsize}"

@@ -14,7 +14,7 @@ from heterorl.v1 import common_pb2, rollout_pb2
 from node.exit_code import ExitCode
 from node.wire.rollouts import delivered_group_from_wire
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import running_hub
+from support.hub import joined, running_hub
 from support.identity import MadeRun
 from support.learning import trained
 from support.sampler import learning, sampling
@@ -46,9 +46,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 async def test_groups_graded_by_other_options_are_refused_by_name_and_what_waited_is_leased_again(
     made: MadeRun, settings: dict[str, Any]
 ) -> None:
-    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with joined(made, **settings) as (hub, learner, sampler):
         await learner.drain()
         spooled, late = (await sampler.lease(2)).leases
         assert (await sampler.submit(spooled)).verdict == common_pb2.VERDICT_SPOOLED
@@ -99,9 +97,7 @@ async def test_a_sampler_with_another_grader_leases_nothing_and_its_group_is_ref
 async def test_rows_are_added_while_the_run_goes_on_and_the_old_ones_keep_their_numbers(
     made: MadeRun, settings: dict[str, Any]
 ) -> None:
-    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with joined(made, **settings) as (hub, learner, sampler):
         await learner.drain()
         before = {lease.lease_id: lease for lease in (await sampler.lease(3)).leases}
     write(settings["data"]["file"], 30, first=10)

@@ -13,7 +13,17 @@ from node.errors import StartupError
 from node.rollout import EncodedGroup
 from node.wire.rollouts import group_to_wire
 from support.groups import make_completion
-from support.hub import RunningHub, answer_to, first_answer, reason, running_hub, signed, step_record
+from support.hub import (
+    RunningHub,
+    answer_to,
+    first_answer,
+    joined,
+    members,
+    reason,
+    running_hub,
+    signed,
+    step_record,
+)
 from support.identity import MadeRun, make_run
 from support.waiting import eventually
 from support.weights import Learner
@@ -54,9 +64,7 @@ async def test_a_group_goes_from_lease_to_gradient_step_and_its_sampler_hears_of
 
 
 async def test_a_group_is_delivered_as_far_as_credits_go_and_once_on_a_stream(hub: RunningHub) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (learner, sampler):
         for lease in (await sampler.lease(4)).leases:
             await sampler.submit(lease)
         drain = await learner.drain(credits=2)
@@ -69,9 +77,7 @@ async def test_a_group_is_delivered_as_far_as_credits_go_and_once_on_a_stream(hu
 async def test_what_was_not_trained_on_is_delivered_again_unless_the_learner_holds_it(
     hub: RunningHub,
 ) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (learner, sampler):
         for lease in (await sampler.lease(4)).leases:
             await sampler.submit(lease)
         drain = await learner.drain(credits=4)
@@ -89,9 +95,7 @@ async def test_what_was_not_trained_on_is_delivered_again_unless_the_learner_hol
 
 
 async def test_a_verdict_said_twice_is_counted_and_told_once(hub: RunningHub) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (learner, sampler):
         for lease in (await sampler.lease(2)).leases:
             await sampler.submit(lease)
         drain = await learner.drain(credits=2)
@@ -168,9 +172,7 @@ async def test_a_newer_learner_fences_the_older_everywhere(hub: RunningHub) -> N
 
 
 async def test_training_twice_on_a_group_ends_the_stream_and_is_counted(hub: RunningHub) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (learner, sampler):
         await sampler.submit((await sampler.lease()).leases[0])
         drain = await learner.drain()
         await drain.step(1, "0.1")
@@ -236,9 +238,7 @@ async def test_a_request_for_an_impossible_number_of_leases_is_refused(
 
 
 async def test_a_group_that_cannot_be_read_has_a_verdict_and_its_prompt_goes_on(hub: RunningHub) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (_learner, sampler):
         (lease,) = (await sampler.lease()).leases
         header = rollout_pb2.GroupHeader(run_id=hub.made.run_id, group_id=lease.lease_id)
         group = EncodedGroup(header.SerializeToString(), b"")
@@ -254,9 +254,7 @@ async def test_bytes_that_no_field_holds_are_neither_stored_nor_read_beyond_the_
     hub: RunningHub,
 ) -> None:
     ledger = hub.made.directory / "coordinator" / "ledger.sqlite"
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (_learner, sampler):
         leases = (await sampler.lease(3)).leases
 
         def padded(lease: rollout_pb2.PromptLease, mebibytes: int) -> rollout_pb2.SubmitRolloutsRequest:
@@ -289,9 +287,7 @@ def encoded_length(size: int) -> bytes:
 async def test_an_uploaded_version_is_announced_and_its_groups_are_no_longer_foreign(hub: RunningHub) -> None:
     made = hub.made
     weights = Learner(run_id=made.run_id, key=made.signing_key)
-    async with hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (learner, sampler):
         first, second = (await sampler.lease(2)).leases
         completions = (make_completion(version=1),) * 2
         refused = await sampler.submit(first, completions=completions)
@@ -314,9 +310,7 @@ async def test_an_uploaded_version_is_announced_and_its_groups_are_no_longer_for
 
 
 async def test_leases_given_back_are_leased_at_once(hub: RunningHub) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (_learner, sampler):
         leases = [lease.lease_id for lease in (await sampler.lease(2)).leases]
         request = rollout_pb2.ReleaseLeasesRequest(lease_ids=[*leases, "99.1", "junk"])
         assert (await sampler.rollout.ReleaseLeases(request)).released == 2
@@ -324,9 +318,7 @@ async def test_leases_given_back_are_leased_at_once(hub: RunningHub) -> None:
 
 
 async def test_everything_told_before_a_restart_is_true_after_it(made: MadeRun) -> None:
-    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with joined(made) as (hub, learner, sampler):
         trained, spooled, running, lost = (await sampler.lease(4)).leases
         for lease in (trained, spooled, lost):
             await sampler.submit(lease)

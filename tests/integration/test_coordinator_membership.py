@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 
 from heterorl.v1 import common_pb2, membership_pb2
 from node.coordinator.work.standing import NEWCOMER_LEASES
-from support.hub import LEASE_TTL_S, RunningHub, first_answer, reason
+from support.hub import LEASE_TTL_S, RunningHub, first_answer, members, reason
 from support.waiting import eventually
 
 
@@ -44,14 +44,7 @@ async def test_a_sampler_may_come_before_the_learner_and_waits_for_it(hub: Runni
 async def test_a_dead_samplers_lease_goes_to_another_and_it_is_told_when_it_comes_back(
     hub: RunningHub,
 ) -> None:
-    async with (
-        hub.peer() as learner,
-        hub.peer(hub.made.sampler) as dead,
-        hub.peer(hub.made.other_sampler) as other,
-    ):
-        await learner.join()
-        await dead.join()
-        await other.join()
+    async with members(hub, hub.made.sampler, hub.made.other_sampler) as (learner, dead, other):
         (lease,) = (await dead.lease()).leases
         hub.clock.advance(LEASE_TTL_S - 1)
         assert list((await dead.heartbeat(lease.lease_id)).lost_lease_ids) == []
@@ -167,9 +160,7 @@ async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub
 
 
 async def test_only_the_learner_reports_steps_and_its_newest_report_is_shown(hub: RunningHub) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (learner, sampler):
         report = membership_pb2.StepReport(version=1 << 39)
         assert (
             await reason(first_answer(sampler.membership.Heartbeat, _heartbeat(step=report))) == "wrong_role"
@@ -199,9 +190,7 @@ async def test_a_heartbeat_with_numbers_that_cannot_be_is_malformed(
 
 
 async def test_a_revoked_node_is_shown_as_revoked(hub: RunningHub) -> None:
-    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (learner, _sampler):
         (hub.made.directory / "coordinator" / "revoked").write_text("sampler-1\n")
         rows = {row.node_id: row.state for row in (await learner.status()).peers}
         assert rows == {"learner": "joined", "sampler-1": "revoked"}

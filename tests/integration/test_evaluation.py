@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.commands.cli import main
-from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import ConfigError
 from node.run import Evaluation
 from node.wire.members import run_status_from_wire
@@ -139,11 +139,7 @@ async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_le
     made: MadeRun,
 ) -> None:
     settings = {"evaluation": EVALUATION, "max_staleness_versions": 100}
-    async with (
-        running_hub(made, **settings) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
-    ):
+    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
         await begun(hub, learner, sampler)
         leases = await lease_all(sampler)
         for one in leases[:3]:
@@ -151,11 +147,7 @@ async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_le
         before = run_status_from_wire(await learner.status()).evaluation.under_way
     assert before is not None
     assert before.counted_prompts == 3
-    async with (
-        running_hub(made, **settings) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
-    ):
+    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
         await begun(hub, learner, sampler)
         status = run_status_from_wire(await learner.status())
         assert status.evaluation.under_way == before

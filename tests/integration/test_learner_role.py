@@ -75,7 +75,7 @@ async def coordinator(made: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[
     try:
         async with asyncio.timeout(10):
             await is_ready.wait()
-        yield hub._members.address
+        yield hub.address
     finally:
         stopping.set()
         await asyncio.wait_for(serving, timeout=20)

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from node.commands.cli import main
-from node.coordinator.ledger.evaluation_record import read_evaluations
-from node.coordinator.ledger.ledger_check import examine
+from node.coordinator.ledger.ledger_check import examine, read_evaluations
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
-from node.coordinator.work.evaluation.prompt_score import PromptScore
+from node.coordinator.work.evaluation.scores import PromptScore
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, StartupError

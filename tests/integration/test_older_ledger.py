@@ -130,35 +130,3 @@ async def test_a_learner_waits_by_name_for_the_newest_ledger_and_goes_on_when_it
         running.cancel()
         await asyncio.wait({running})
         await channel.close()
-
-
-async def test_a_learner_whose_records_reach_back_to_the_ledger_goes_on(made: MadeRun) -> None:
-    """The ledger is older, but nothing is missing: the learner repeats every step since."""
-    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await join(learner, epoch=1, version=0)
-        await sampler.join()
-        drain = await learner.drain()
-        trained = await train(sampler, drain, first=1, last=2)
-        leases = (await sampler.lease(2)).leases
-        for lease in leases:
-            await sampler.submit(lease)
-        names = [lease.lease_id for lease in leases]
-        steps = [step_record(2, trained[2]), step_record(3, names[0]), step_record(4, names[1])]
-        again = await learner.drain(version=4, steps=steps)
-        assert await again.acknowledgement() == 4
-
-
-async def test_a_stale_twin_of_the_learner_is_refused_before_it_fences_the_live_one(made: MadeRun) -> None:
-    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await join(learner, epoch=1, version=0)
-        await sampler.join()
-        drain = await learner.drain()
-        await train(sampler, drain, first=1, last=LAST)
-        async with hub.peer() as twin:
-            # A copy of the state directory from COPIED_AT, started elsewhere: its epoch is higher.
-            joining = twin.join(learner_epoch=2, held=common_pb2.PolicyVersion(number=COPIED_AT))
-            reason, message = await refusal(joining)
-            assert (reason, "version 3" in message) == ("rollback", True)
-        assert (await learner.status()).learner_epoch == 1
-        # The live learner has not noticed: its stream is open and takes its next step.
-        await train(sampler, drain, first=LAST + 1, last=LAST + 1)

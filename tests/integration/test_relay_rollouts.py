@@ -13,7 +13,7 @@ from node.rollout import EncodedGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.rollouts import group_to_wire
-from support.hub import HandPeer, answer_to, running_hub, signed
+from support.hub import HandPeer, answer_to, joined, running_hub, signed
 from support.identity import MadeRun
 from support.relay import RunningRelay, running_relay
 from support.waiting import until
@@ -57,9 +57,7 @@ async def test_a_group_handed_in_at_a_relay_reaches_the_learner_under_its_sample
 async def test_a_relay_keeps_groups_on_its_disk_while_the_coordinator_is_away_and_through_a_restart(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with joined(made) as (hub, learner, sampler):
         leases = (await sampler.lease(2)).leases
         address = hub.address
     async with running_relay(made, tmp_path / "relay", coordinator=address) as relay:
@@ -134,9 +132,7 @@ async def test_only_a_relay_speaks_for_others_and_it_must_say_for_whom(made: Mad
 
 
 async def test_a_relay_that_is_full_keeps_its_samplers_waiting(made: MadeRun, tmp_path: Path) -> None:
-    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await learner.join()
-        await sampler.join()
+    async with joined(made) as (_hub, _learner, sampler):
         leases = (await sampler.lease(2)).leases
     async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1", spool_groups=1) as relay:
         assert (await at(relay).submit(leases[0])).verdict == SPOOLED

@@ -13,6 +13,7 @@ from node.coordinator import transactions
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
+from node.coordinator.transactions import Transactions
 from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
@@ -21,7 +22,7 @@ from node.rollout import EncodedGroup, GroupVerdict, LeaseGrant, Verdict
 from node.run import StepRecord
 from node.serving.submissions import Submission
 from support.clock import ManualClock
-from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
+from support.coordinator import LEARNER, make_accounts, make_answer
 
 
 class SlowLedger(Ledger):
@@ -47,15 +48,13 @@ async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[
     ledger.loop = asyncio.get_running_loop()
     clock = ManualClock()
     told: list[tuple[str, GroupVerdict]] = []
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    accounts = make_accounts(ledger.balance(), now=clock.now())
     spool = Spool(
-        ledger,
-        make_accounts(ledger.balance(), now=clock.now()),
-        work=WORK,
-        bounds=BOUNDS,
-        lease_ttl_s=TTL_S,
+        Transactions(ledger, accounts, metrics=metrics, clock=clock),
         is_published=lambda version: version == 0,
         notify=lambda sampler_id, judgement: told.append((sampler_id, judgement)),
-        metrics=CoordinatorMetrics(CollectorRegistry()),
+        metrics=metrics,
         clock=clock,
     )
     try:
@@ -286,14 +285,14 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         drain.add_credits(1)
         slot = spool.accounts.slots.next_undelivered()
         assert slot is not None
-        drain.take_credit()
+        drain.credits -= 1
         await spool.judge(drain, GroupVerdict("0.1", Verdict.STALE))
         assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
         assert await spool._transactions.read(slot) is None
         await spool.lease("s1", 1, PolicyVersion(0))
         await submit(spool, "0.2")
         assert await spool._transactions.read(slot) is None
-        drain.put_back_credit()
+        drain.credits += 1
         delivered = await anext(spool.deliver(drain))
         assert isinstance(delivered, StoredGroup)
         assert (delivered.slot, delivered.attempt) == (0, 2)

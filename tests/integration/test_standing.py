@@ -9,7 +9,7 @@ from heterorl.v1 import membership_pb2, rollout_pb2
 from node.commands import pardon_command
 from node.identity.revocation import FILE_NAME as REVOCATIONS
 from node.limits import PROBE_S
-from support.hub import HandDrain, HandPeer, reason, running_hub
+from support.hub import HandDrain, HandPeer, joined, reason, running_hub
 from support.identity import MadeRun
 
 OFF = "0.92 +- .05 nats off"
@@ -46,15 +46,12 @@ async def quarantine(drain: HandDrain, sampler: HandPeer, why: str) -> None:
 
 
 async def test_a_newcomer_gets_a_share_and_status_says_what_it_holds(made: MadeRun) -> None:
-    async with (
-        running_hub(made, max_staleness_versions=50) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as hoarder,
-        hub.peer(made.other_sampler) as other,
+    async with joined(made, made.sampler, made.other_sampler, max_staleness_versions=50) as (
+        hub,
+        learner,
+        hoarder,
+        other,
     ):
-        await learner.join()
-        await hoarder.join()
-        await other.join()
         granted = await hoarder.lease(256)
         assert (len(granted.leases), granted.waits_for) == (12, "share")
         assert len((await other.lease(256)).leases) == 11
@@ -65,13 +62,7 @@ async def test_a_newcomer_gets_a_share_and_status_says_what_it_holds(made: MadeR
 
 
 async def test_leases_end_at_their_maximal_age_although_heartbeats_name_them(made: MadeRun) -> None:
-    async with (
-        running_hub(made, lease_max_s=120.0) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as hoarder,
-    ):
-        await learner.join()
-        await hoarder.join()
+    async with joined(made, lease_max_s=120.0) as (hub, learner, hoarder):
         names = [lease.lease_id for lease in (await hoarder.lease(4)).leases]
         for _ in range(5):
             hub.clock.advance(30)
@@ -83,13 +74,7 @@ async def test_leases_end_at_their_maximal_age_although_heartbeats_name_them(mad
 
 
 async def test_revoke_frees_leases_and_prompts_within_a_second(made: MadeRun) -> None:
-    async with (
-        running_hub(made, max_staleness_versions=50) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
-    ):
-        await learner.join()
-        await sampler.join()
+    async with joined(made, max_staleness_versions=50) as (_hub, learner, sampler):
         leases = (await sampler.lease(9)).leases
         fault = rollout_pb2.LEASE_FAULT_PROMPT_TOO_LONG
         failed = [rollout_pb2.FailedLease(lease_id=leases[0].lease_id, fault=fault)]
@@ -102,26 +87,14 @@ async def test_revoke_frees_leases_and_prompts_within_a_second(made: MadeRun) ->
 
 
 async def test_a_quarantine_survives_restarts_and_leaves_a_probe_now_and_then(made: MadeRun) -> None:
-    async with (
-        running_hub(made, max_staleness_versions=50) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
-    ):
-        await learner.join()
-        await sampler.join()
+    async with joined(made, max_staleness_versions=50) as (hub, learner, sampler):
         drain = await learner.drain()
         await quarantine(drain, sampler, OFF)
         await until_status(learner, lambda s: "quarantined" in {peer.standing for peer in s.peers})
         answer = await sampler.lease(8)
         assert (len(answer.leases), answer.waits_for) == (0, "quarantine")
         assert 290 < answer.retry_after_s <= PROBE_S
-    async with (
-        running_hub(made, max_staleness_versions=50) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
-    ):
-        await learner.join()
-        await sampler.join()
+    async with joined(made, max_staleness_versions=50) as (hub, learner, sampler):
         assert OFF in (await status_of(learner, sampler)).standing_detail
         drain = await learner.drain(credits=10)
         first = await drain.hear()

@@ -10,7 +10,7 @@ from node.exit_code import ExitCode
 from node.rpc.channel import REASON_KEY
 from node.tokenizer import tokenizer_digest
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import HandPeer, running_hub
+from support.hub import HandPeer, joined, running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling
 from support.waiting import until
@@ -86,13 +86,7 @@ async def test_the_number_may_be_changed_by_who_runs_the_coordinator(made: MadeR
 
 
 async def test_a_number_that_is_configured_needs_no_sampler_to_say_it(made: MadeRun) -> None:
-    async with (
-        running_hub(made, prompts=100) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
-    ):
-        await learner.join()
-        await sampler.join()
+    async with joined(made, prompts=100) as (_hub, _learner, sampler):
         assert len((await sampler.lease(2)).leases) == 2
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.coordinator.ledger.evaluation_record import read_evaluations
-from node.coordinator.ledger.ledger_check import examine
+from node.coordinator.ledger.ledger_check import examine, read_evaluations
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.capacity import Bounds
@@ -159,11 +158,13 @@ class Run:
         before = self.desk.accounts
         self.ledger.close()
         self.ledger = Ledger.open(self.path, run_id="run")
-        after = make_accounts(self.ledger.balance(), prompts=PROMPTS, now=self.desk.now, evaluation=SETTINGS)
+        after = make_accounts(
+            self.ledger.balance(), prompts=PROMPTS, now=self.desk.now, bounds=BOUNDS, evaluation=SETTINGS
+        )
         after.confirm()
         assert after.evaluations.status == before.evaluations.status
-        assert after.evaluations._leases.open_slots == before.evaluations._leases.open_slots
-        assert after.evaluations._leases.counts() == before.evaluations._leases.counts()
+        assert after.evaluations._table.open_slots == before.evaluations._table.open_slots
+        assert after.evaluations._table.counts() == before.evaluations._table.counts()
         assert after.evaluations._scores == before.evaluations._scores
         assert after.evaluations._slots == before.evaluations._slots
         assert after.evaluations._finished == before.evaluations._finished

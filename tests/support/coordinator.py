@@ -3,17 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator.work import decisions, history
-from node.coordinator.work.accounts import Accounts, Balance, Transaction
+from node.coordinator.work import decisions, history, verdicts
+from node.coordinator.work.accounts import Accounts, Balance, RunTerms, Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import Decision
+from node.coordinator.work.decisions import Decision, Released, release
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
-from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slots import parse_group_id
 from node.coordinator.work.standing import Standing
+from node.coordinator.work.verdicts import Submitted
 from node.coordinator.work.version_log import Announced
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -37,20 +37,21 @@ def make_accounts(
     *,
     prompts: int | None = 50,
     now: float = NOW_S,
+    bounds: Bounds = BOUNDS,
     evaluation: EvaluationSettings = NO_EVALUATION,
 ) -> Accounts:
     """Return the accounts of a run whose learner has joined."""
-    return Accounts(
-        balance or Balance(learner=LEARNER),
-        task=WORK.task,
-        prompts=prompts,
-        seed=1,
+    terms = RunTerms(
+        WORK,
+        bounds,
+        prompts,
+        prompt_seed=1,
         lease_ttl_s=TTL_S,
         lease_max_s=LEASE_MAX_S,
         prompt_retry_s=RETRY_S,
-        now=now,
         evaluation=evaluation,
     )
+    return Accounts(balance or Balance(learner=LEARNER), terms, now=now)
 
 
 def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGroup:
@@ -64,14 +65,22 @@ def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGro
 class Desk:
     """Takes decisions and applies them, as the spool does, without a disk; keeps the transactions."""
 
-    def __init__(self, accounts: Accounts | None = None, *, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, accounts: Accounts | None = None, *, bounds: Bounds | None = None) -> None:
         self.accounts = accounts or make_accounts()
-        self.bounds = bounds
+        self.bounds = bounds or self.accounts.terms.bounds
         self.now = NOW_S
         self.transactions: list[Transaction] = []
         self.published = {0}
         self.granted: dict[str, PromptLease] = {}
         """Every lease ever granted."""
+
+    @property
+    def bounds(self) -> Bounds:
+        return self.accounts.terms.bounds
+
+    @bounds.setter
+    def bounds(self, bounds: Bounds) -> None:
+        self.accounts.terms = replace(self.accounts.terms, bounds=bounds)
 
     def trust(self, *sampler_ids: str) -> None:
         """Make samplers established: their shares bound nothing in so small a run."""
@@ -87,14 +96,7 @@ class Desk:
             self.settle(decisions.evaluation_begins(self.accounts, PolicyVersion(held), now=self.now))
         grant: LeaseGrant = self.settle(
             decisions.lease(
-                self.accounts,
-                WORK,
-                self.bounds,
-                sampler_id=sampler_id,
-                wanted=wanted,
-                held=PolicyVersion(held),
-                ttl_s=TTL_S,
-                now=self.now,
+                self.accounts, sampler_id=sampler_id, wanted=wanted, held=PolicyVersion(held), now=self.now
             )
         )
         self.granted |= {lease.lease_id: lease for lease in grant.leases}
@@ -115,21 +117,19 @@ class Desk:
 
     def submit(
         self, lease_id: str, sampler_id: str = "s1", *, group: RolloutGroup | None = None
-    ) -> decisions.Submitted:
+    ) -> Submitted:
         if group is None:
             number, _ = parse_group_id(lease_id) or (0, 0)
             slot = self.accounts.slots.open_slots.get(number)
             group = make_group(lease_id, prompt_index=0 if slot is None else slot.prompt_index)
-        submitted: decisions.Submitted = self.settle(
-            decisions.submission(
+        submitted: Submitted = self.settle(
+            verdicts.submission(
                 self.accounts,
-                WORK,
                 sampler_id=sampler_id,
                 name=lease_id,
                 group=group if is_evaluation_lease(lease_id) else group.header,
                 encoded=EncodedGroup(b"group ", lease_id.encode()),
                 is_published=self.published.__contains__,
-                bounds=self.bounds,
                 now=self.now,
             )
         )

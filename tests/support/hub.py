@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -99,6 +99,24 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
             yield RunningHub(made, hub, context.registry, clock, stopping, running)
         finally:
             stopping.set()
+
+
+@asynccontextmanager
+async def members(hub: RunningHub, *samplers: Identity) -> "AsyncIterator[tuple[HandPeer, ...]]":
+    """Have the learner and samplers join, one unless they are named."""
+    async with AsyncExitStack() as stack:
+        identities = (hub.made.learner, *(samplers or (hub.made.sampler,)))
+        peers = [await stack.enter_async_context(hub.peer(identity)) for identity in identities]
+        for peer in peers:
+            await peer.join()
+        yield tuple(peers)
+
+
+@asynccontextmanager
+async def joined(made: MadeRun, *samplers: Identity, **settings: Any) -> AsyncIterator[tuple[Any, ...]]:
+    """Run a coordinator that the learner and samplers have joined."""
+    async with running_hub(made, **settings) as hub, members(hub, *samplers) as peers:
+        yield hub, *peers
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Final
 from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import decisions, history
+from node.coordinator.work import history, verdicts
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
@@ -91,9 +91,7 @@ class Learner:
         self.sent.add(name)
         if self.outstanding.delivered(name):
             self.outstanding.judged(GroupVerdict(name, Verdict.ACCEPTED))
-            desk.settle(
-                decisions.judgement(desk.accounts, GroupVerdict(name, Verdict.ACCEPTED), now=desk.now)
-            )
+            desk.settle(verdicts.judgement(desk.accounts, GroupVerdict(name, Verdict.ACCEPTED), now=desk.now))
             self.buffer.append(name)
 
     def step(self, desk: LedgerDesk | None, draw: random.Random) -> None:

@@ -17,7 +17,7 @@ from deploy.runs.promises import promises_of_any_run
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
 from node.commands.cli import main
-from node.coordinator.ledger.evaluation_record import read_evaluations
+from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import StartupError
 from support.waiting import until
 

@@ -4,6 +4,7 @@ One format on disk means one way to read a row by its number. The copy is a file
 directory, made at every start and gone with the process.
 """
 
+import importlib.util
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,24 +16,17 @@ from node.coordinator.data.data_config import DataConfig, DataSource
 from node.coordinator.data.rows import HeldOut, Rows
 from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import ConfigError, StartupError
+from node.task_options import JsonlOptions, column_of
 
 _SAVED_BY_DATASETS: Final = ("dataset_dict.json", "state.json")
 """Files in a directory that ``save_to_disk`` wrote."""
 
 
 def open_rows(
-    data: DataConfig,
-    *,
-    scratch: Path,
-    columns: Mapping[str, str] | None = None,
-    known: DataSeen = NO_DATA,
+    data: DataConfig, *, scratch: Path, columns: Mapping[str, str] | None = None, known: DataSeen = NO_DATA
 ) -> Rows:
     """Open a data set and check every row; blocking.
 
-    Args:
-        scratch: Directory with room for a copy of what is not JSONL.
-        columns: Option of the task -> column that the first row must have.
-        known: The rows that the run has leased before.
     Raises:
         ConfigError: a row is bad, there are too few, a column or a package is missing.
         StartupError: it cannot be read.
@@ -134,3 +128,36 @@ def _as_jsonl(rows: Iterable[Mapping[str, Any]], scratch: Path) -> BinaryIO:
         file.close()
         raise
     return file
+
+
+def overlong(rows: Rows, options: JsonlOptions, *, tokenizer_file: Path, most: int) -> str:
+    """Return a warning of the prompts of more than ``most`` tokens; empty where there are none.
+
+    For dry runs. What a chat template adds is not counted; without the package ``tokenizers`` nothing is.
+    """
+    if importlib.util.find_spec("tokenizers") is None:
+        return ""
+    from tokenizers import Tokenizer  # samplers and learners have it
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    lengths = [
+        len(tokenizer.encode(_text(json.loads(rows.row(index)), options), add_special_tokens=False).ids)
+        for index in range(len(rows))
+    ]
+    long = [index for index, tokens in enumerate(lengths) if tokens > most]
+    if not long:
+        return ""
+    return (
+        f"{len(long)} of {len(rows)} prompts have more than {most} tokens, which is what model, "
+        f"max_new_tokens and max_prompt_tokens leave; the first is row {long[0]} with {lengths[long[0]]}. "
+        "They are set aside one by one during the run: shorten or remove these rows, or lower "
+        "coordinator.max_new_tokens"
+    )
+
+
+def _text(row: object, options: JsonlOptions) -> str:
+    assert isinstance(row, dict), "every row was checked"
+    question = column_of(row, options.messages or options.prompt)
+    if isinstance(question, list):
+        question = "\n".join(str(message.get("content")) for message in question)
+    return f"{options.system}\n{question}" if options.system else str(question)

@@ -52,10 +52,6 @@ class Rows:
     ) -> None:
         """Index the files, which stay open from then on; blocking, about a second per 100 MB.
 
-        Args:
-            name: Of the data set, for messages.
-            evaluation_rows: How many rows are never trained on: the first of ``held_out``, or else the last.
-            known: The rows that the run has leased before; none: everything may be another.
         Raises:
             ConfigError: a line is no JSON object or is too long, or there are too few rows.
         """

@@ -40,7 +40,7 @@ class PeerState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class KnownPeer:
     """A peer as the run knows it."""
 
     peer: Peer
@@ -48,7 +48,7 @@ class Member:
     last_seen_s: float
     joins: int
     instance: str = ""
-    """Of the process that holds the name; empty: older software, not told apart."""
+    """Of the process that holds the name; empty: not told apart."""
     is_connected: bool = True
     """Whether its heartbeat stream may still be open."""
     refused_twins: int = 0
@@ -63,25 +63,25 @@ class Membership:
 
     def __init__(self, *, silent_after_s: float) -> None:
         self._silent_after_s = silent_after_s
-        self._members: dict[Peer, Member] = {}
+        self._members: dict[Peer, KnownPeer] = {}
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[KnownPeer, ...]:
         """Every peer known, in the order of their first join."""
         return tuple(self._members.values())
 
-    def join(self, peer: Peer, now: float, *, instance: str = "", completes: bool = False) -> Member:
+    def join(self, peer: Peer, now: float, *, instance: str = "", completes: bool = False) -> KnownPeer:
         """Admit a peer, or admit it again.
 
         Args:
-            instance: Of the process; empty: older software.
+            instance: Of the process.
             completes: Whether it reports what it could not before it knew the run's settings. Where the join
                 before was without that, this is the same join.
 
         Raises:
             RefusedError: NAME_IN_USE; another process of this name is here.
         """
-        member = self._members.get(peer, Member(peer, PeerState.LEFT, now, joins=0))
+        member = self._members.get(peer, KnownPeer(peer, PeerState.LEFT, now, joins=0))
         self._check_no_twin(member, instance, now)
         is_begun = member.state is not PeerState.LEFT and member.instance == instance
         if completes and is_begun and not member.is_complete:
@@ -97,7 +97,7 @@ class Membership:
         )
         return self._put(joined)
 
-    def heartbeat(self, peer: Peer, now: float, *, instance: str = "") -> Member:
+    def heartbeat(self, peer: Peer, now: float, *, instance: str = "") -> KnownPeer:
         """Note a sign of life.
 
         Raises:
@@ -120,18 +120,14 @@ class Membership:
         if peer in self._members:
             self._put(replace(self._members[peer], state=PeerState.LEFT))
 
-    def present(self, peer: Peer) -> Member:
-        """Return a peer that has joined and not left.
-
-        Raises:
-            RefusedError: NOT_JOINED.
-        """
+    def present(self, peer: Peer) -> KnownPeer:
+        """Return a peer that has joined and not left. Raises RefusedError: NOT_JOINED."""
         member = self._members.get(peer)
         if member is None or member.state is PeerState.LEFT:
             raise _not_joined(peer)
         return member
 
-    def expire(self, now: float) -> tuple[Member, ...]:
+    def expire(self, now: float) -> tuple[KnownPeer, ...]:
         """Note who has fallen silent and who has been silent too long; return those that changed."""
         changed = tuple(self._changed(now))
         for member in changed:
@@ -142,7 +138,7 @@ class Membership:
             del self._members[member.peer]
         return changed
 
-    def _changed(self, now: float) -> Iterable[Member]:
+    def _changed(self, now: float) -> Iterable[KnownPeer]:
         for member in self._members.values():
             silence_s = now - member.last_seen_s
             if member.state is PeerState.LEFT:
@@ -152,7 +148,7 @@ class Membership:
             elif silence_s > self._silent_after_s and member.state is not PeerState.SILENT:
                 yield replace(member, state=PeerState.SILENT)
 
-    def _check_no_twin(self, member: Member, instance: str, now: float) -> None:
+    def _check_no_twin(self, member: KnownPeer, instance: str, now: float) -> None:
         silence_s = now - member.last_seen_s
         is_here = member.is_connected and member.state in (PeerState.JOINED, PeerState.LIVE)
         if not _are_twins(member, instance) or not is_here or silence_s > self._silent_after_s:
@@ -166,12 +162,12 @@ class Membership:
             "a new directory and a new token",
         )
 
-    def _put(self, member: Member) -> Member:
+    def _put(self, member: KnownPeer) -> KnownPeer:
         self._members[member.peer] = member
         return member
 
 
-def _are_twins(member: Member, instance: str) -> bool:
+def _are_twins(member: KnownPeer, instance: str) -> bool:
     is_known = bool(member.instance and instance) and member.peer.role in (Role.SAMPLER, Role.RELAY)
     return is_known and member.instance != instance
 

@@ -30,12 +30,7 @@ class PendingVerdicts:
         return dropped
 
     def take(self, limit: int, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
-        """Return up to ``limit`` verdicts to tell, oldest first.
-
-        Args:
-            limit: Of one answer.
-            has_heard: Whether the sampler has the answer before this one.
-        """
+        """Return up to ``limit`` verdicts to tell, oldest first."""
         if has_heard:
             for _ in range(self._told):
                 self._waiting.popleft()

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.coordinator.ledger.ledger_schema import SCHEMA_VERSION, digest_of
+from node.errors import StartupError
+from node.run import Evaluation
 
 _SHOWN: Final = 5
 """Problems reported of each kind; the rest are alike."""
@@ -77,11 +79,7 @@ def next_slot_of(path: Path) -> int:
 
 
 def examine(path: Path) -> Findings:
-    """Read a ledger from end to end.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Read a ledger from end to end. Raises FileNotFoundError: there is none."""
     try:
         with reading(path) as connection:
             # A snapshot: a coordinator may go on writing.
@@ -89,6 +87,24 @@ def examine(path: Path) -> Findings:
             return _findings(connection, path)
     except sqlite3.Error as error:
         return Findings(str(path), problems=(f"it cannot be read: {error}",))
+
+
+def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
+    """Return every evaluation, oldest version first; the one under way is the last.
+
+    Raises:
+        StartupError: the ledger is not there or cannot be read.
+    """
+    try:
+        with reading(ledger) as connection:
+            rows = connection.execute("SELECT * FROM evaluations ORDER BY version")
+            return tuple(Evaluation(*row) for row in rows)
+    except FileNotFoundError as error:
+        raise StartupError(f"there is no ledger at {ledger}", fix="Check the path.") from error
+    except sqlite3.Error as error:
+        raise StartupError(
+            f"the ledger {ledger} cannot be read: {error}", fix=f"See `heterorl-node ledger verify {ledger}`."
+        ) from error
 
 
 def _findings(connection: sqlite3.Connection, path: Path) -> Findings:

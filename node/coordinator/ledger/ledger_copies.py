@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from node import durable
-from node.coordinator.ledger import accepted_loss
 from node.coordinator.ledger.ledger_check import Findings, examine, next_slot_of, reading
-from node.coordinator.ledger.ledger_file import lock_ledger
+from node.coordinator.ledger.ledger_file import accept_loss, lock_ledger
 from node.coordinator.ledger.ledger_schema import begin_generation
 from node.coordinator.work.generations import Generation
 from node.errors import StartupError
@@ -91,7 +90,7 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
         durable.sync(staged)
         aside = _set_aside(ledger, now=now) if ledger.exists() else None
         if first_slot is not None:
-            accepted_loss.give(ledger, first_slot=first_slot)
+            accept_loss(ledger, first_slot=first_slot)
         durable.rename(staged, ledger)
     except (OSError, sqlite3.Error) as error:
         raise StartupError(

@@ -7,21 +7,22 @@ it stores, so each group in the spool carries its own. A row has the fields of i
 Blocking: one thread calls this, never the event loop's.
 """
 
+import contextlib
 import json
 import sqlite3
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Final, Self
 
 from node import durable
-from node.coordinator.ledger import accepted_loss
 from node.coordinator.ledger.ledger_schema import digest_of, prepare
 from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
-from node.coordinator.work.evaluation.prompt_score import PromptScore
+from node.coordinator.work.evaluation.scores import PromptScore
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState
 from node.coordinator.work.standing import Standing
 from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
@@ -29,6 +30,7 @@ from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
 from node.file_lock import FileLock
+from node.identity.files import write_secret
 from node.rollout import EncodedGroup, Verdict
 from node.run import Evaluation, StepRecord
 
@@ -49,6 +51,31 @@ def lock_ledger(ledger: Path) -> FileLock:
         of=f"The ledger {ledger}",
         fix="Stop the coordinator of this run.",
     )
+
+
+def accept_loss(ledger: Path, *, first_slot: int) -> None:
+    """Accept whatever was lost before the generation that begins with a slot; durable on return.
+
+    The mark is a file beside the ledger, gone from the disk before the ledger records what was lost: one in
+    the ledger would be put back with it, and slots be leased again.
+    """
+    write_secret(_acceptance(ledger), f"{first_slot}\n".encode())
+
+
+def is_loss_accepted(ledger: Path, first_slot: int) -> bool:
+    """Whether the loss before this generation was accepted, and has not been claimed since."""
+    with contextlib.suppress(OSError):
+        return _acceptance(ledger).read_bytes() == f"{first_slot}\n".encode()
+    return False
+
+
+def _spend_acceptance(ledger: Path) -> None:
+    _acceptance(ledger).unlink(missing_ok=True)
+    durable.sync(ledger.parent)
+
+
+def _acceptance(ledger: Path) -> Path:
+    return ledger.with_name(f"{ledger.name}.accepts-loss")
 
 
 class Ledger:
@@ -98,12 +125,29 @@ class Ledger:
         open_states = sorted(set(SlotState) - SETTLED)
         marks = ", ".join("?" * len(open_states))
         generations = tuple(map(_generation, rows("SELECT * FROM generations ORDER BY number")))
-        return Balance(
-            slots=tuple(
+        slots = SlotBalance(
+            open_ones=tuple(
                 _slot(row)
                 for row in rows(f"SELECT * FROM slots WHERE state IN ({marks}) ORDER BY number", open_states)
             ),
             settled={state: n for state, n in settled.items() if state not in open_states},
+            next_slot=rows(
+                "SELECT max(coalesce((SELECT max(number) + 1 FROM slots), 0), "
+                "coalesce((SELECT max(first_slot) FROM generations), 0))"
+            ).fetchone()[0],
+            lost=tuple(n for (n,) in rows("SELECT number FROM slots WHERE state = ?", [SlotState.LOST])),
+            found=tuple(
+                number
+                for (number,) in rows(
+                    "SELECT DISTINCT slots.number FROM slots JOIN generations "
+                    "ON slots.number >= lost_from_slot AND slots.number < first_slot"
+                )
+            ),
+            generations=generations,
+            data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
+        )
+        return Balance(
+            slots=slots,
             spooled_at_s=dict(rows("SELECT slot, spooled_at_s FROM groups").fetchall()),
             spooled_bytes=dict(rows("SELECT slot, length(header) + length(columns) FROM groups").fetchall()),
             verdicts=tuple(
@@ -116,23 +160,7 @@ class Ledger:
                 Announced(*row)
                 for row in rows("SELECT * FROM versions ORDER BY number DESC LIMIT ?", [VERSIONS_REMEMBERED])
             ),
-            next_slot=rows(
-                "SELECT max(coalesce((SELECT max(number) + 1 FROM slots), 0), "
-                "coalesce((SELECT max(first_slot) FROM generations), 0))"
-            ).fetchone()[0],
-            generations=generations,
-            accepts_loss=bool(generations)
-            and accepted_loss.is_given(self._path, first_slot=generations[-1].first_slot),
-            lost_slots=tuple(
-                number for (number,) in rows("SELECT number FROM slots WHERE state = ?", [SlotState.LOST])
-            ),
-            found_slots=tuple(
-                number
-                for (number,) in rows(
-                    "SELECT DISTINCT slots.number FROM slots JOIN generations "
-                    "ON slots.number >= lost_from_slot AND slots.number < first_slot"
-                )
-            ),
+            accepts_loss=bool(generations) and is_loss_accepted(self._path, generations[-1].first_slot),
             bad_prompts=tuple(
                 _bad_prompt(row)
                 for row in rows("SELECT * FROM bad_prompts ORDER BY at_s DESC LIMIT ?", [BAD_PROMPTS])
@@ -148,7 +176,6 @@ class Ledger:
                     for version, *row in rows("SELECT * FROM evaluation_scores ORDER BY version, slot")
                 ),
             ),
-            data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
             task_digest=next((digest for _, digest in rows("SELECT * FROM task_options")), b""),
         )
 
@@ -160,7 +187,7 @@ class Ledger:
         """
         try:
             if transaction.generation is not None:
-                accepted_loss.spend(self._path)
+                _spend_acceptance(self._path)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 self._write(transaction)
@@ -201,14 +228,13 @@ class Ledger:
         return StoredGroup(slot, attempt, sampler_id, spooled_at_s, group)
 
     def _write(self, transaction: Transaction) -> None:
-        write, write_each = self._connection.execute, self._connection.executemany
-        write_each("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, transaction.slots))
+        put, write_each = self._put, self._connection.executemany
+        put("slots", *map(_row, transaction.slots))
         out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
         write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
         if (stored := transaction.stored) is not None:
             whose = (stored.slot, stored.attempt, stored.sampler_id, stored.spooled_at_s)
-            row = (*whose, digest_of(stored.group), *stored.group)
-            write("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            put("groups", (*whose, digest_of(stored.group), *stored.group), how="INSERT")
         write_each(
             "INSERT INTO verdicts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
             ((sampler_id, verdict.value) for sampler_id, verdict in transaction.verdicts),
@@ -218,73 +244,62 @@ class Ledger:
             "ON CONFLICT DO UPDATE SET versions = versions + excluded.versions",
             transaction.staleness,
         )
-        write_each(
-            "INSERT INTO steps VALUES (?, ?, ?)",
-            (
-                (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions))
-                for step in transaction.steps
-            ),
-        )
+        for step in transaction.steps:
+            row = (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions))
+            put("steps", row, how="INSERT")
         if (generation := transaction.generation) is not None:
             *columns, lost = astuple(generation)
             first_and_last = (None, None) if lost is None else (lost.start, lost.stop - 1)
-            write("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)", (*columns, *first_and_last))
-        write_each("INSERT OR IGNORE INTO versions VALUES (?, ?, ?)", map(astuple, transaction.announced))
+            put("generations", (*columns, *first_and_last))
+        put("versions", *map(astuple, transaction.announced), how="INSERT OR IGNORE")
         write_each(
             "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.lifted_prompts)
         )
-        write_each(
-            "INSERT OR REPLACE INTO bad_prompts VALUES (?, ?, ?, ?, ?, ?, ?)",
-            ((*astuple(bad)[:-2], json.dumps(bad.said_by)) for bad in transaction.bad_prompts),
-        )
-        write_each(
-            f"INSERT OR REPLACE INTO standings VALUES ({', '.join('?' * len(fields(Standing)))})",
-            map(astuple, transaction.standings),
-        )
+        for bad in transaction.bad_prompts:
+            put("bad_prompts", (*astuple(bad)[:-2], json.dumps(bad.said_by)))
+        put("standings", *map(astuple, transaction.standings))
         write_each(
             "DELETE FROM size_words WHERE sampler_id = ?", ((w.sampler_id,) for w in transaction.size_words)
         )
-        write_each(
-            "INSERT INTO size_words VALUES (?, ?, ?)",
-            (astuple(w) for w in transaction.size_words if w.prompts),
-        )
-        if (task := transaction.task) is not None:
-            write("INSERT OR REPLACE INTO task VALUES (1, ?, ?, ?)", astuple(task))
+        put("size_words", *(astuple(w) for w in transaction.size_words if w.prompts))
+        for table, only in (
+            ("task", transaction.task),
+            ("data", transaction.data),
+            ("learner", transaction.learner),
+        ):
+            if only is not None:
+                put(table, (1, *astuple(only)))
+        if transaction.task_digest is not None:
+            put("task_options", (1, transaction.task_digest))
         if transaction.evaluation is not None:
             self._write_evaluation(transaction.evaluation)
-        if (data := transaction.data) is not None:
-            write("INSERT OR REPLACE INTO data VALUES (1, ?, ?, ?, ?, ?)", astuple(data))
-        if (digest := transaction.task_digest) is not None:
-            write("INSERT OR REPLACE INTO task_options VALUES (1, ?)", (digest,))
-        if (learner := transaction.learner) is not None:
-            write(
-                "INSERT OR REPLACE INTO learner VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(learner)
-            )
 
     def _write_evaluation(self, change: EvaluationChange) -> None:
-        write, write_each = self._connection.execute, self._connection.executemany
+        put, write_each = self._put, self._connection.executemany
         evaluation = change.evaluation
-        for record in (*change.recomputed, *([] if evaluation is None else [evaluation])):
-            columns = astuple(record)
-            write(f"INSERT OR REPLACE INTO evaluations VALUES ({', '.join('?' * len(columns))})", columns)
+        put("evaluations", *map(astuple, change.recomputed))
         write_each(
             "DELETE FROM evaluation_scores WHERE sampler_id = ?", ((one,) for one in change.removed_samplers)
         )
         write_each("DELETE FROM evaluation_scores WHERE version = ?", ((n,) for n in change.forgotten))
         if evaluation is None:
             return
+        put("evaluations", astuple(evaluation))
         if change.score is not None:
-            values = (evaluation.version, *astuple(change.score))
-            write("INSERT INTO evaluation_scores VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-        write_each(
-            "INSERT OR REPLACE INTO evaluation_slots VALUES (?, ?, ?, ?, ?, ?)", map(_row, change.slots)
-        )
+            put("evaluation_scores", (evaluation.version, *astuple(change.score)), how="INSERT")
+        put("evaluation_slots", *map(_row, change.slots))
         if evaluation.finished_at_s:
-            write("DELETE FROM evaluation_slots")
+            self._connection.execute("DELETE FROM evaluation_slots")
             write_each(
                 "DELETE FROM evaluation_scores WHERE version = ? AND slot = ?",
                 ((evaluation.version, slot) for slot in change.uncounted),
             )
+
+    def _put(self, table: str, *rows: tuple[Any, ...], how: str = "INSERT OR REPLACE") -> None:
+        """Write rows of all columns."""
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            self._connection.executemany(f"{how} INTO {table} VALUES ({marks})", rows)
 
 
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:

@@ -5,10 +5,10 @@ restart reads back. No counter has a second source."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from node.coordinator.work.bad_prompts import BadPrompts
-from node.coordinator.work.capacity import Load
+from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import (
     EvaluationBalance,
@@ -16,13 +16,15 @@ from node.coordinator.work.evaluation.evaluations import (
     Evaluations,
     is_evaluation_lease,
 )
-from node.coordinator.work.generations import Generation, LostSlots, lost_steps, newest_lost_version
-from node.coordinator.work.leases import Leases
+from node.coordinator.work.generations import Generation, lost_steps, newest_lost_version
+from node.coordinator.work.grader_agreement import NOT_AGREED
+from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.prompt_agreement import PromptAgreement, PromptSaid
+from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState, group_id
 from node.coordinator.work.standing import Share, Standing, Standings
-from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
+from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
 from node.rollout import EncodedGroup, Verdict
@@ -76,9 +78,7 @@ class Transaction:
 class Balance:
     """What the ledger holds when the coordinator starts."""
 
-    slots: tuple[Slot, ...] = ()
-    """Open ones only."""
-    settled: Mapping[SlotState, int] = field(default_factory=dict)
+    slots: SlotBalance = field(default_factory=SlotBalance)
     spooled_at_s: Mapping[int, float] = field(default_factory=dict)
     """By slot, of the groups in the spool."""
     spooled_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -90,13 +90,6 @@ class Balance:
     learner: Learner | None = None
     announced: tuple[Announced, ...] = ()
     """The newest ones."""
-    next_slot: int = 0
-    generations: tuple[Generation, ...] = ()
-    """Oldest first."""
-    lost_slots: tuple[int, ...] = ()
-    """In state LOST."""
-    found_slots: tuple[int, ...] = ()
-    """Between two generations, and named by a step record since."""
     accepts_loss: bool = False
     """Whether an operator has accepted the loss before the newest generation, and the learner has not
     reported yet which steps were lost."""
@@ -106,66 +99,59 @@ class Balance:
     """The oldest first."""
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
-    data: DataSeen = NO_DATA
     task_digest: bytes = b""
     """Of the task's name and options at the last start; empty: this is the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """What a run asks of its samplers, as configured."""
+
+    work: Work
+    bounds: Bounds
+    prompts: int | None
+    """Of the task, those held out included; None: as the ledger has it, or samplers report."""
+    prompt_seed: int
+    lease_ttl_s: float
+    lease_max_s: float
+    """Age beyond which no heartbeat keeps a lease."""
+    prompt_retry_s: float
+    """See ``BadPrompts``."""
+    evaluation: EvaluationSettings = NO_EVALUATION
 
 
 class Accounts:
     """The sum of all transactions of a run."""
 
-    def __init__(
-        self,
-        balance: Balance,
-        *,
-        task: str,
-        prompts: int | None,
-        seed: int,
-        lease_ttl_s: float,
-        lease_max_s: float,
-        prompt_retry_s: float,
-        now: float,
-        evaluation: EvaluationSettings = NO_EVALUATION,
-    ) -> None:
-        """Begin with what the ledger holds.
-
-        Args:
-            task: The run's.
-            prompts: Of the task, as configured; None: as the ledger has it, or the first sampler reports.
-            lease_max_s: Age beyond which no heartbeat keeps a lease.
-            prompt_retry_s: See ``BadPrompts``.
-        """
-        is_same_task = balance.task is not None and balance.task.name == task and balance.task.prompts > 0
-        self.task = balance.task if is_same_task else None
+    def __init__(self, balance: Balance, terms: RunTerms, *, now: float) -> None:
+        """Begin with what the ledger holds."""
+        self.terms = terms
+        task = balance.task
+        is_same_task = task is not None and task.name == terms.work.task and task.prompts > 0
+        self.task = task if is_same_task else None
         """The size of the task as samplers have reported it; None before."""
-        self.size_words = {word.sampler_id: word.prompts for word in balance.size_words if word.task == task}
+        self.size_words = {w.sampler_id: w.prompts for w in balance.size_words if w.task == terms.work.task}
         """What each found."""
-        self.lease_ttl_s = lease_ttl_s
-        self._lease_max_s = lease_max_s
-        self.evaluations = Evaluations(evaluation, balance.evaluations, lease_ttl_s=lease_ttl_s, now=now)
-        self.configured_prompts = prompts
-        """As the coordinator knows them without samplers; None: it does not."""
-        self.prompts = prompts if prompts is not None or self.task is None else self.task.prompts
-        """Of the task, those held out included; None while nobody has said."""
-        self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=prompt_retry_s)
-        self.slots = Leases(
-            prompts=self._training_prompts(),
-            seed=seed,
-            lease_ttl_s=lease_ttl_s,
-            slots=balance.slots,
-            settled=balance.settled,
-            next_slot=balance.next_slot,
-            lost=LostSlots(
-                open_ones=balance.lost_slots, generations=balance.generations, found=balance.found_slots
-            ),
-            now=now,
-            data=balance.data,
+        self.evaluations = Evaluations(
+            terms.evaluation, balance.evaluations, lease_ttl_s=terms.lease_ttl_s, now=now
         )
-        self.data = balance.data
+        self.prompts = terms.prompts if terms.prompts is not None or self.task is None else self.task.prompts
+        """Of the task, those held out included; None while nobody has said."""
+        self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=terms.prompt_retry_s)
+        self.slots = SlotTable(
+            balance.slots,
+            prompts=self._training_prompts(),
+            seed=terms.prompt_seed,
+            lease_ttl_s=terms.lease_ttl_s,
+            now=now,
+        )
+        self.data = balance.slots.data
         self._accepts_loss = balance.accepts_loss
-        self._generations = {generation.number: generation for generation in balance.generations}
+        self._generations = {generation.number: generation for generation in balance.slots.generations}
         self.versions = VersionLog(balance.announced)
         self.prompt_agreement = PromptAgreement()
+        self.grader = NOT_AGREED
+        """The code that the run's groups are graded by, as ``Peers`` finds it."""
         self.learner = balance.learner
         self.newest_record = balance.last_step
         """The newest step record; None before the first."""
@@ -188,6 +174,11 @@ class Accounts:
         self.leased_before_change: frozenset[str] = frozenset()
         """Leases that were out when the task's options changed. In memory only, as after a later restart few
         of their groups still come."""
+
+    @property
+    def work(self) -> Work:
+        """What every lease of the run asks for."""
+        return replace(self.terms.work, grader=self.grader)
 
     @property
     def first_held_out(self) -> int | None:
@@ -254,7 +245,7 @@ class Accounts:
                 self.size_words[word.sampler_id] = word.prompts
         if transaction.task is not None:
             self.task = transaction.task if transaction.task.prompts else None
-            self.prompts = self.configured_prompts or transaction.task.prompts or None
+            self.prompts = self.terms.prompts or transaction.task.prompts or None
             self.slots.prompts = self._training_prompts()
             self.prompt_agreement.clear()
         if transaction.prompt_said is not None:
@@ -279,20 +270,24 @@ class Accounts:
         max_age_s = self.max_age_s(sampler_id)
         standing = self.standings.of(sampler_id)
         is_believed = not (standing.quarantine or standing.is_struck_out)
-        evaluating = [lease_id for lease_id in lease_ids if is_evaluation_lease(lease_id)]
-        training = [lease_id for lease_id in lease_ids if not is_evaluation_lease(lease_id)]
-        return (
-            *self.slots.renew(sampler_id, training, now=now, max_age_s=max_age_s),
-            *self.evaluations.renew(
-                sampler_id, evaluating, now=now, max_age_s=max_age_s if is_believed else 0.0
-            ),
-        )
+        lost = []
+        for lease_id in lease_ids:
+            if is_evaluation_lease(lease_id):
+                age_s = max_age_s if is_believed else 0.0
+                is_lost = self.evaluations.renew(sampler_id, lease_id, now=now, max_age_s=age_s)
+            else:
+                is_lost = self.slots.renew(sampler_id, lease_id, now=now, max_age_s=max_age_s)
+            if is_lost:
+                lost.append(lease_id)
+        return tuple(lost)
 
     def max_age_s(self, sampler_id: str) -> float:
         """Return the age at which a lease of the sampler ends whatever its heartbeats say."""
         if self.gap:  # nothing is taken in meanwhile
-            return self._lease_max_s
-        return self.standings.max_age_s(sampler_id, at_least_s=self.lease_ttl_s, at_most_s=self._lease_max_s)
+            return self.terms.lease_max_s
+        return self.standings.max_age_s(
+            sampler_id, at_least_s=self.terms.lease_ttl_s, at_most_s=self.terms.lease_max_s
+        )
 
     def share(self, sampler_id: str, *, free: int, now: float) -> Share:
         """Return how many leases a sampler may hold, where ``free`` groups may be leased."""

@@ -100,10 +100,6 @@ class BadPrompts:
         entry = self._bad.get(prompt_index)
         return entry is not None and _is_active(entry, now)
 
-    def count_aside(self, now: float) -> int:
-        """Count the prompts that are kept from a sampler, or from all."""
-        return sum(_is_active(entry, now) for entry in self._bad.values())
-
     def newest(self, n: int) -> tuple[BadPrompt, ...]:
         """Return the ``n`` prompts that failed last, newest first."""
         return tuple(heapq.nlargest(n, self._bad.values(), key=lambda entry: (entry.at_s, entry.slot)))

@@ -50,9 +50,6 @@ def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[
     staleness: (S + version + 1) * batch - (accepted + running), where accepted counts every
     group ever submitted and not refused. Source: AReaL, arXiv:2505.24298, where samplers hold the learner's
     version; here version is what the sampler holds.
-
-    Args:
-        behind_versions: How far the version that will be sampled with is behind the learner's.
     """
     untrained, running = load.untrained_groups, load.running_groups
     accepted = untrained + load.trained_groups + load.lost_steps * bounds.batch_groups

@@ -43,12 +43,7 @@ class LostSlots:
         generations: Iterable[Generation] = (),
         found: Iterable[int] = (),
     ) -> None:
-        """Restore.
-
-        Args:
-            open_ones: Slots in state LOST.
-            found: Slots between generations that a record has named since.
-        """
+        """Restore."""
         self._open_ones = set(open_ones)
         self._between = [range(g.lost_from_slot, g.first_slot) for g in generations]
         self._found = set(found)
@@ -71,12 +66,7 @@ class LostSlots:
 
 
 def missing_versions(last_step: int, version: int, records: Collection[StepRecord]) -> range:
-    """Return the versions up to ``version`` that neither the ledger nor a repeated record knows.
-
-    Args:
-        last_step: Newest version whose record the ledger has, of a history without gaps.
-        records: Contiguous; the last one is of ``version``.
-    """
+    """Return the versions up to ``version`` that neither the ledger nor a repeated record knows."""
     first_repeated = min((record.version for record in records), default=version + 1)
     return range(last_step + 1, max(last_step + 1, first_repeated))
 

@@ -41,13 +41,7 @@ NOT_AGREED: Final = AgreedGrader()
 
 
 def agreed_grader(before: AgreedGrader, claims: Mapping[str, bytes], *, configured: bytes) -> AgreedGrader:
-    """Return the run's grader code.
-
-    Args:
-        before: The run's so far.
-        claims: Node id of a sampler that is heard of -> digest of its code.
-        configured: Empty: nothing is.
-    """
+    """Return the run's grader code."""
     if configured:
         return AgreedGrader(configured, "the coordinator's configuration")
     counts = Counter(claims.values())

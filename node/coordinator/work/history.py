@@ -116,10 +116,7 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
             fix="stop one of them; a run has one learner",
         )
     check_model(
-        joining.layout_digest,
-        joining.tokenizer_digest,
-        current,
-        layout_summary=joining.layout_summary,
+        joining.layout_digest, joining.tokenizer_digest, current, layout_summary=joining.layout_summary
     )
     check_chat_template(joining.chat_template_digest, current)
     check_base(BaseModel(joining.base_root), current, of="the learner")

@@ -23,7 +23,7 @@ class Learner:
     version: int
     """Newest version it is known to have reached."""
     chat_template_digest: bytes = b""
-    """Empty: not known, from older software."""
+    """Empty: not known."""
     base_root: bytes = b""
     """Of version 0, where every chain starts; empty: not known."""
     base_parts: bytes = b""
@@ -44,8 +44,6 @@ def check_model(
 ) -> None:
     """Check that a peer or a group has the run's model.
 
-    Args:
-        layout_summary: Like the learner's; empty: not known.
     Raises:
         RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
     """

@@ -2,7 +2,7 @@
 
     available, sound      lowest number first: leased before new ones
     available, suspect    the same, of slots that had a fault: they wait, and fill no grant
-    leased                by holder, and by deadline
+    leased                by holder
     undelivered           lowest number first: the groups that the learner is to be sent
 
 Each change and each look-up costs O(log n) of the open slots. What a decision finds stays where it is until
@@ -122,46 +122,3 @@ class LowestFirst:
             if number != last and number in self._members:
                 last = number
                 yield number
-
-
-class Deadlines:
-    """When each lease ends. Extending one, as every heartbeat does for many, costs O(1)."""
-
-    def __init__(self) -> None:
-        self._at_s: dict[int, float] = {}
-        self._queued_s: dict[int, float] = {}
-        """The time under which a lease stands in the heap: its deadline, or one before it."""
-        self._heap: list[tuple[float, int]] = []
-
-    def set(self, number: int, at_s: float) -> None:
-        """Set the deadline of a slot's lease, also to another one."""
-        self._at_s[number] = at_s
-        if at_s < self._queued_s.get(number, float("inf")):
-            self._queue(number, at_s)
-
-    def discard(self, number: int) -> None:
-        self._at_s.pop(number, None)
-        self._queued_s.pop(number, None)
-        if len(self._heap) > 2 * len(self._at_s) + _SPARE:
-            self._heap = [(at_s, number) for number, at_s in self._queued_s.items()]
-            heapq.heapify(self._heap)
-
-    def due(self, now: float) -> list[int]:
-        """Return the slots whose deadlines have passed, lowest first."""
-        numbers = []
-        while self._heap and self._heap[0][0] <= now:
-            queued_s, number = heapq.heappop(self._heap)
-            if self._queued_s.get(number) != queued_s:
-                continue  # of a lease that has ended
-            del self._queued_s[number]
-            if self._at_s[number] <= now:
-                numbers.append(number)
-            else:
-                self._queue(number, self._at_s[number])
-        for number in numbers:  # until they are discarded: the transaction may fail
-            self._queue(number, self._at_s[number])
-        return sorted(numbers)
-
-    def _queue(self, number: int, at_s: float) -> None:
-        self._queued_s[number] = at_s
-        heapq.heappush(self._heap, (at_s, number))

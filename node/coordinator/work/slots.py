@@ -1,9 +1,13 @@
-"""A slot: one intended use of one prompt, and the attempts made at it; values only.
+"""A slot: one intended use of one prompt, the attempts made at it, and when it is given up; pure.
 
-What may become of a slot, and when, is decided in ``leases``.
+A lease that is given back unbegun leaves no trace. Every other attempt that came to nothing counts. After a
+fault, which a sampler found, the slot waits a moment and goes to another sampler (see ``bad_prompts``); where
+there is none, it is given up, and its prompt is asked again in the next epoch. The rest of a slot's life is
+in ``slot_table``.
 """
 
 import enum
+import hashlib
 import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -11,6 +15,28 @@ from typing import Any, Final
 from node.failure import FAULTS, Failure
 
 _GROUP_ID: Final = re.compile(r"(0|[1-9][0-9]{0,15})\.([1-9][0-9]{0,8})")
+
+
+MAX_ATTEMPTS: Final = 5
+"""Attempts a slot may lose, to whatever: a prompt that kills every sampler, or whose groups nobody accepts,
+must not go round for ever."""
+
+MAX_WITNESSES: Final = 2
+MAX_FAULTS: Final = 3
+"""Faults a slot may have, of two samplers or in all: one may be the sampler's own, two samplers' are the
+prompt's."""
+
+FIRST_RETRY_S: Final = 1.0
+"""Until a slot with a fault is leased again."""
+
+SAME_SAMPLER_S: Final = 10.0
+"""How much longer the sampler waits that had the fault: meanwhile others, where there are any, take it."""
+
+WAIT_FOR_OTHERS_S: Final = 60.0
+"""How long a slot whose prompt is kept from somebody waits for another sampler to ask for work."""
+
+_ROUNDS: Final = 4
+"""Luby-Rackoff: four Feistel rounds of a good function are a strong permutation."""
 
 
 class SlotState(enum.StrEnum):
@@ -27,7 +53,7 @@ class SlotState(enum.StrEnum):
     LOST = "lost"
     SKIPPED = "skipped"
     EVALUATED = "evaluated"
-    """Of a held-out prompt: its group is counted. See ``evaluations``; never a slot of training."""
+    """Of a held-out prompt: its group is counted. Never a slot of training."""
 
 
 SETTLED: Final = frozenset(
@@ -111,3 +137,53 @@ def parse_group_id(text: str) -> tuple[int, int] | None:
 def slot_and_attempt(text: str) -> tuple[int, int]:
     """As ``parse_group_id``; a slot that does not exist where ``text`` is no such id."""
     return parse_group_id(text) or (-1, 0)
+
+
+def retry_after_s(slot: Slot) -> float | None:
+    """Return how long a slot waits before it is leased again; None: it does not wait."""
+    if slot.state is not SlotState.AVAILABLE or slot.last_failure not in FAULTS:
+        return None
+    return FIRST_RETRY_S
+
+
+def reopened(slot: Slot) -> Slot:
+    """Return a slot whose attempt failed as it goes on: available, or abandoned after too many."""
+    witnesses = [attempt.holder for attempt in slot.attempts if attempt.failure in FAULTS]
+    has_failed = len(set(witnesses)) >= MAX_WITNESSES or len(witnesses) >= MAX_FAULTS
+    is_spent = has_failed or len(slot.attempts) >= MAX_ATTEMPTS
+    return replace(slot, state=SlotState.ABANDONED if is_spent else SlotState.AVAILABLE, winner=0)
+
+
+def given_up(slot: Slot) -> Slot:
+    """Return a slot that nobody has taken for too long."""
+    return replace(slot, state=SlotState.ABANDONED if slot.attempts else SlotState.SKIPPED)
+
+
+def prompt_of_slot(
+    slot: int, *, prompts: int, seed: int, first_slot: int = 0, held_out: range = range(0)
+) -> int:
+    """Return the prompt that a slot asks for: a number below ``prompts``, those held out left out.
+
+    Where prompts were added, the slots from ``first_slot`` on begin another epoch, of all of them. Otherwise
+    slots [e * prompts, (e + 1) * prompts) are epoch e: a permutation of all prompts, by a
+    Feistel network over the next even number of bits; results out of range are permuted again
+    (cycle walking, fewer than four turns on average).
+    """
+    epoch, place = divmod(slot - first_slot, prompts)
+    half_bits = max(1, ((prompts - 1).bit_length() + 1) // 2)
+    turn = f"{seed}/{epoch}" if not first_slot else f"{seed}/{first_slot}/{epoch}"
+    key = hashlib.blake2b(turn.encode(), digest_size=32).digest()
+    while True:
+        place = _permuted(place, half_bits, key)
+        if place < prompts:
+            return place if place < held_out.start else place + len(held_out)
+
+
+def _permuted(value: int, half_bits: int, key: bytes) -> int:
+    mask = (1 << half_bits) - 1
+    left, right = value >> half_bits, value & mask
+    for number in range(_ROUNDS):
+        message = number.to_bytes(1) + right.to_bytes(8)
+        digest = hashlib.blake2b(message, key=key, digest_size=8).digest()
+        left, right = right, left ^ (int.from_bytes(digest) & mask)
+    return left << half_bits | right

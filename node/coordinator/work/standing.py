@@ -243,10 +243,7 @@ class Standings:
         """Return how many leases a sampler may hold.
 
         Args:
-            held: Leases that it holds.
-            free: Groups that may be leased now.
-            fleet: Leases that all samplers hold.
-            newcomers: Leases that all samplers hold that have never delivered.
+            fleet: Leases that all samplers hold; ``newcomers``: of those, of samplers that never delivered.
         """
         standing = self.of(sampler_id)
         if standing.quarantine or standing.is_struck_out:
@@ -263,13 +260,7 @@ class Standings:
     def word(
         self, sampler_id: str, *, delivered: int, held: int, oldest_s: float, max_age_s: float, now: float
     ) -> tuple[SamplerStanding, str]:
-        """Return a sampler's standing for people, and what there is to say of it.
-
-        Args:
-            delivered: Groups, ever.
-            held: Leases that it holds; the oldest of them for ``oldest_s``.
-            max_age_s: At which it ends.
-        """
+        """Return a sampler's standing for people, and what there is to say of it."""
         one = self.of(sampler_id)
         if one.quarantine:
             for_s = max(0.0, now - one.quarantined_at_s)

@@ -112,17 +112,7 @@ def agreed_size(
     held_out: int = 0,
     sampler_id: str,
 ) -> SizeAnswer:
-    """Decide what the word of a sampler is worth.
-
-    Args:
-        known: As noted before; None: not yet.
-        configured: As the coordinator knows it without samplers; None: it does not.
-        words: What samplers found in this task before, by sampler.
-        prompts: What the sampler ``sampler_id`` found.
-        held_out: How many of them are for evaluation.
-    Raises:
-        RefusedError: TASK_MISMATCH.
-    """
+    """Decide what the word of a sampler is worth. Raises RefusedError: TASK_MISMATCH."""
     if configured is not None and configured != prompts:
         raise RefusedError(
             Reason.TASK_MISMATCH,

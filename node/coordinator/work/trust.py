@@ -1,5 +1,4 @@
-"""What the coordinator decides about whom it believes: revocations, pardons, quarantines; pure, as
-``decisions``.
+"""Decisions on whom the coordinator believes: joins, revocations, pardons, quarantines; pure.
 
 revoked        its leases are free at once, and whatever rests on its word alone goes with it
 pardoned       by an operator: its word on prompts goes, and nothing is held against it any more
@@ -7,12 +6,14 @@ quarantined    by the learner, which measures it; leased a probe now and then un
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.task_size import size_without
+from node.coordinator.work.task_size import agreed_size, size_without
+from node.errors import RefusedError
+from node.rollout import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ def revocation(accounts: Accounts, node_ids: Collection[str], *, now: float) -> 
     nothing."""
     freed = tuple(slot for node_id in sorted(node_ids) for slot in accounts.slots.freed(node_id))
     bad = accounts.bad_prompts.without(node_ids)
-    known = accounts.task if accounts.configured_prompts is None else None
+    known = accounts.task if accounts.terms.prompts is None else None
     size, words = size_without(known, accounts.size_words, node_ids)
     transaction = Transaction(
         slots=freed,
@@ -66,3 +67,50 @@ def quarantine(accounts: Accounts, sampler_id: str, reason: str, *, now: float) 
         return Decision(None)
     changed = standing.in_quarantine(reason, now=now) if reason else standing.released()
     return Decision(None, Transaction(standings=(changed,)))
+
+
+def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
+    """Note the digest of the task's name and options; the answer is how many groups are refused.
+
+    What waits for training was graded by the options before: its slots are leased again. What the learner
+    holds it refuses by itself, and what it has trained on by now it reports.
+    """
+    now_is = accounts.work.task_digest
+    if now_is == before:
+        return Decision(0)
+    untrained = accounts.slots.untrained() if before else []
+    reopened = [(slot, accounts.slots.refused(slot.number, slot.winner)) for slot in untrained]
+    holders = [attempt.holder for slot in untrained if (attempt := slot.attempt(slot.winner)) is not None]
+    transaction = Transaction(
+        slots=tuple(slot for _, slot in reopened if slot is not None),
+        verdicts=tuple((holder, Verdict.FOREIGN) for holder in holders),
+        lifted_prompts=accounts.bad_prompts.without(None).lifted if before else (),
+        task_digest=now_is,
+    )
+    return Decision(len(transaction.slots), transaction)
+
+
+def sampler_joins(accounts: Accounts, *, sampler_id: str, prompts: int) -> Decision[RefusedError | None]:
+    """Admit a sampler that found ``prompts`` prompts in the run's task; 0: it does not know yet.
+
+    The answer is why it may not work although its word is noted, or None.
+
+    Raises:
+        RefusedError: TASK_MISMATCH.
+    """
+    if not prompts:
+        return Decision(None)
+    said = agreed_size(
+        accounts.task,
+        task=accounts.work.task,
+        configured=accounts.terms.prompts,
+        words=accounts.size_words,
+        prompts=prompts,
+        held_out=accounts.evaluations.held_out_prompts,
+        sampler_id=sampler_id,
+    )
+    transaction = Transaction(task=said.size, size_words=() if said.word is None else (said.word,))
+    if said.size is not None:
+        # Where the task is another one, so are its prompts.
+        transaction = replace(transaction, lifted_prompts=accounts.bad_prompts.without(None).lifted)
+    return Decision(said.refusal, transaction)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from node.policy import NO_BASE, PolicyVersion
+
 VERSIONS_REMEMBERED: Final = 4096
 """The newest of those announced: as far as the largest staleness bound reaches back."""
 
@@ -44,6 +46,14 @@ class VersionLog:
         entry = self._entries.get(number)
         return None if entry is None else entry.root
 
-    def succeeded_at_s(self, number: int) -> float | None:
-        """Return when the first version newer than ``number`` was announced; None if none was."""
-        return min((entry.at_s for entry in self._entries.values() if entry.number > number), default=None)
+    def lag(self, held: PolicyVersion | None, head: PolicyVersion | None, *, now: float) -> tuple[int, float]:
+        """Return the versions from ``held`` to the head, and the seconds since a newer one was announced.
+
+        A peer that holds nothing counts as one below version 0.
+        """
+        number = NO_BASE if held is None else held.number
+        if head is None or head.number <= number:
+            return 0, 0.0
+        newer = (entry.at_s for entry in self._entries.values() if entry.number > number)
+        # Announced this moment: not in the log yet.
+        return head.number - number, max(0.0, now - min(newer, default=now))

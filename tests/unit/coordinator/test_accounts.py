@@ -4,6 +4,7 @@ import pytest
 
 from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.work.generations import Generation
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
 from node.coordinator.work.task_size import TaskSize
 from node.coordinator.work.version_log import Announced
@@ -18,9 +19,9 @@ STEP = StepRecord(1, ("0.1",), (0,))
     ("balance", "is_confirmed"),
     [
         (Balance(), True),
-        (Balance(next_slot=1), False),
+        (Balance(SlotBalance(next_slot=1)), False),
         (Balance(last_step=STEP), False),
-        (Balance(next_slot=1, last_step=STEP), False),
+        (Balance(SlotBalance(next_slot=1), last_step=STEP), False),
     ],
     ids=["new run", "leased", "trained", "leased and trained"],
 )
@@ -79,7 +80,8 @@ def test_a_stored_group_is_in_the_spool_since_it_came() -> None:
 def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:
     known = Generation(1, 100, 7, NOW_S, lost_versions=range(6, 9))
     open_one = Generation(2, 200, 150, NOW_S)
-    balance = Balance(learner=LEARNER, generations=(known, open_one), accepts_loss=True, next_slot=200)
+    slots = SlotBalance(generations=(known, open_one), next_slot=200)
+    balance = Balance(slots, learner=LEARNER, accepts_loss=True)
     accounts = make_accounts(balance)
     assert accounts.open_loss == open_one
     assert (accounts.last_step, accounts.lost_steps) == (8, 3)
@@ -115,7 +117,9 @@ def test_what_was_announced_is_known_by_its_number() -> None:
 
 
 def test_settled_slots_are_counts_alone() -> None:
-    accounts = make_accounts(Balance(settled={SlotState.TRAINED: 5, SlotState.SKIPPED: 2}, next_slot=7))
+    accounts = make_accounts(
+        Balance(SlotBalance(settled={SlotState.TRAINED: 5, SlotState.SKIPPED: 2}, next_slot=7))
+    )
     assert accounts.load().trained_groups == 5
     assert (accounts.slots.open_slots, accounts.slots.next_slot) == ({}, 7)
     assert accounts.slots.counts()[SlotState.SKIPPED] == 2

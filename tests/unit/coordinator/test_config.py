@@ -17,7 +17,7 @@ def config(**values: object) -> CoordinatorConfig:
 
 def test_the_defaults_are_a_coherent_small_run() -> None:
     assert config().sampling == SamplingParameters(1.0, 1.0, 0, 32)
-    assert config().bounds.batch_groups == 8
+    assert config().terms("run", prompts=None).bounds.batch_groups == 8
 
 
 @pytest.mark.parametrize(

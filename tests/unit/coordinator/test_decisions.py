@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import decisions, history, leases, standing
+from node.coordinator.work import decisions, slot_table, trust, verdicts
 from node.coordinator.work.accounts import Accounts, Balance
 from node.coordinator.work.capacity import Capacity
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.coordinator.work.task_size import TaskSize
 from node.errors import Reason, RefusedError
@@ -27,22 +28,13 @@ def desk() -> Desk:
 
 def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> LeaseGrant:
     version = None if held is None else PolicyVersion(held)
-    decision = decisions.lease(
-        desk.accounts,
-        WORK,
-        desk.bounds,
-        sampler_id="s1",
-        wanted=wanted,
-        held=version,
-        ttl_s=TTL_S,
-        now=desk.now,
-    )
+    decision = decisions.lease(desk.accounts, sampler_id="s1", wanted=wanted, held=version, now=desk.now)
     return decision.answer
 
 
-def judge(desk: Desk, group_id: str, verdict: Verdict) -> decisions.Judged | None:
-    judged: decisions.Judged | None = desk.settle(
-        decisions.judgement(desk.accounts, GroupVerdict(group_id, verdict), now=desk.now)
+def judge(desk: Desk, group_id: str, verdict: Verdict) -> verdicts.Judged | None:
+    judged: verdicts.Judged | None = desk.settle(
+        verdicts.judgement(desk.accounts, GroupVerdict(group_id, verdict), now=desk.now)
     )
     return judged
 
@@ -82,20 +74,10 @@ def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part
     assert answer.retry_after_s == decisions.EMPTY_PAUSE_S > decisions.PARTIAL_PAUSE_S
 
 
-def test_a_sampler_holds_no_more_leases_than_a_peer_may_whatever_others_hold(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(standing, "LEASES_PER_PEER", 3)
-    desk.lease("s1", 2)
-    desk.lease("s2", 1)
-    desk.submit("0.1", "s1")
-    assert [len(grant(desk, wanted).leases) for wanted in (1, 2, 3)] == [1, 2, 2]
-
-
 def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leases, "LEFT_TO_OTHERS_PER_GRANT", 1)
+    monkeypatch.setattr(slot_table, "LEFT_TO_OTHERS_PER_GRANT", 1)
     desk = Desk(make_accounts(prompts=2))
     desk.trust("s1")
     desk.lease()
@@ -109,15 +91,6 @@ def test_a_lease_says_everything_the_sampler_needs(desk: Desk) -> None:
     (lease,) = grant(desk).leases
     assert (lease.task, lease.group_size, lease.sampling) == ("addition", 2, WORK.sampling)
     assert (lease.lease_id, lease.ttl_s) == ("0.1", TTL_S)
-
-
-def test_a_resubmitted_group_is_a_duplicate_and_changes_nothing(desk: Desk) -> None:
-    desk.lease()
-    desk.submit("0.1")
-    before = dict(desk.accounts.slots.open_slots)
-    assert desk.submit("0.1").verdict is Verdict.DUPLICATE
-    assert dict(desk.accounts.slots.open_slots) == before
-    assert desk.accounts.verdicts_of("s1") == {Verdict.SPOOLED: 1}
 
 
 def test_what_no_lease_of_its_sender_asked_for_is_answered_without_a_write(desk: Desk) -> None:
@@ -154,14 +127,14 @@ def with_prompt(desk: Desk, lease_id: str, token: int) -> RolloutGroup:
     return make_answer(desk.accounts, lease_id, prompt_token_ids=np.array([token], np.int32))
 
 
-def answered(desk: Desk, sampler_id: str, token: int) -> decisions.Submitted:
+def answered(desk: Desk, sampler_id: str, token: int) -> verdicts.Submitted:
     """Lease the only prompt, and answer it with a prompt of this token."""
     (lease_id,) = desk.lease(sampler_id)
     submitted = desk.submit(lease_id, sampler_id, group=with_prompt(desk, lease_id, token))
     slot = int(lease_id.split(".")[0])
     if submitted.verdict is Verdict.SPOOLED:
         verdict = GroupVerdict(lease_id, Verdict.STALE)
-        desk.settle(decisions.judgement(desk.accounts, verdict, now=desk.now))
+        desk.settle(verdicts.judgement(desk.accounts, verdict, now=desk.now))
     assert desk.accounts.slots.open_slots[slot].state is SlotState.AVAILABLE
     return submitted
 
@@ -172,7 +145,7 @@ def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_again
     desk.trust("s1")
     strikes = []
     (early,) = desk.lease()
-    desk.settle(decisions.task_is(desk.accounts, b"o" * 16, WORK.task_digest))
+    desk.settle(trust.task_is(desk.accounts, before=b"o" * 16))
     (late,) = desk.lease()
     for name in (early, late):
         group = make_group(name, prompt_index=desk.granted[name].prompt_index, task_digest=b"o" * 16)
@@ -183,8 +156,8 @@ def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_again
 
 def test_a_prompt_with_other_tokens_is_refused_once_two_others_agree_and_no_first_word_is_final() -> None:
     desk = Desk(make_accounts(prompts=1))
-    assert answered(desk, "liar", 66) == decisions.Submitted(Verdict.SPOOLED)
-    assert answered(desk, "s1", 1) == decisions.Submitted(Verdict.SPOOLED, has_dissent=True)
+    assert answered(desk, "liar", 66) == verdicts.Submitted(Verdict.SPOOLED)
+    assert answered(desk, "s1", 1) == verdicts.Submitted(Verdict.SPOOLED, has_dissent=True)
     assert answered(desk, "s2", 1).verdict is Verdict.SPOOLED
     refused = answered(desk, "liar", 66)
     assert (refused.verdict, refused.has_dissent) == (Verdict.FOREIGN, True)
@@ -214,7 +187,7 @@ def test_a_group_without_a_group_id_is_malformed_and_leaves_every_lease_alone(de
 
 def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> None:
     leased = Slot(0, 0, SlotState.LEASED, (Attempt(1, "s1"),), granted=1)
-    desk = Desk(make_accounts(Balance(slots=(leased,), next_slot=1)))
+    desk = Desk(make_accounts(Balance(SlotBalance(open_ones=(leased,), next_slot=1))))
     with pytest.raises(RefusedError, match="no learner has joined") as error:
         desk.submit("0.1")
     assert refusal(error) is Reason.BUSY
@@ -223,7 +196,7 @@ def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> Non
 
 def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> None:
     def room(accounts: Accounts) -> Capacity:
-        return decisions.room(accounts, BOUNDS)
+        return decisions.room(accounts)
 
     assert room(desk.accounts) == Capacity(6, "staleness")
     assert room(make_accounts(Balance())) == Capacity(0, "learner")
@@ -236,11 +209,7 @@ def test_the_first_sampler_that_knows_the_task_says_how_many_prompts_there_are()
     desk = Desk(make_accounts(prompts=None))
 
     def joins(name: str, prompts: int) -> None:
-        desk.settle(
-            decisions.sampler_joins(
-                desk.accounts, sampler_id=name, task=WORK.task, configured=None, prompts=prompts
-            )
-        )
+        desk.settle(trust.sampler_joins(desk.accounts, sampler_id=name, prompts=prompts))
 
     joins("s1", 0)
     assert (desk.accounts.task, desk.accounts.slots.prompts) == (None, None)
@@ -253,9 +222,8 @@ def test_a_prompt_that_failed_is_like_any_other_once_the_task_is_another_one(des
     desk.lease()
     desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
     assert len(desk.accounts.bad_prompts) == 1
-    desk.settle(
-        decisions.sampler_joins(desk.accounts, sampler_id="s1", task=WORK.task, configured=40, prompts=40)
-    )
+    desk.accounts.terms = replace(desk.accounts.terms, prompts=40)
+    desk.settle(trust.sampler_joins(desk.accounts, sampler_id="s1", prompts=40))
     assert len(desk.accounts.bad_prompts) == 0
 
 
@@ -317,19 +285,11 @@ def test_the_spool_takes_groups_as_far_as_their_bytes_fit_and_always_a_batch() -
     assert desk.submit("2.1").verdict is Verdict.SPOOLED
 
 
-def test_acceptance_is_counted_once_however_often_it_is_said(desk: Desk) -> None:
-    desk.lease()
-    desk.submit("0.1")
-    assert judge(desk, "0.1", Verdict.ACCEPTED) == decisions.Judged("s1", desk.now)
-    assert judge(desk, "0.1", Verdict.ACCEPTED) is None
-    assert desk.accounts.verdicts()[Verdict.ACCEPTED] == 1
-
-
 def test_a_group_that_grows_stale_after_acceptance_is_sampled_again(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.ACCEPTED)
-    assert judge(desk, "0.1", Verdict.STALE) == decisions.Judged("s1", None)
+    assert judge(desk, "0.1", Verdict.STALE) == verdicts.Judged("s1", None)
     assert desk.lease("s2") == ["0.2"]
 
 
@@ -341,7 +301,7 @@ def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: 
     for name in names[:2]:
         desk.submit(name)
         judge(desk, name, Verdict.ACCEPTED)
-        assert judge(desk, name, Verdict.UNINFORMATIVE) == decisions.Judged("s1", None)
+        assert judge(desk, name, Verdict.UNINFORMATIVE) == verdicts.Judged("s1", None)
     assert desk.accounts.slots.untrained() == []
     assert desk.accounts.slots.counts()[SlotState.UNINFORMATIVE] == 2
     assert desk.accounts.verdicts()[Verdict.UNINFORMATIVE] == 2
@@ -350,9 +310,7 @@ def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: 
     assert desk.lease("s2", wanted=8) == ["6.1", "7.1"]
 
 
-def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_leased_again(
-    desk: Desk,
-) -> None:
+def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_leased_again(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.DUPLICATE)
@@ -383,14 +341,6 @@ def test_a_step_settles_its_groups_and_moves_the_learners_version(desk: Desk) ->
     assert desk.accounts.load().trained_groups == 2
     assert desk.accounts.load().version == 3
     assert desk.accounts.staleness_mean("s1") == 2
-
-
-def test_a_step_said_again_changes_nothing(desk: Desk) -> None:
-    desk.lease()
-    desk.submit("0.1")
-    desk.train(1, "0.1")
-    assert desk.train(1, "0.1") == history.Outcome()
-    assert desk.accounts.verdicts()[Verdict.TRAINED] == 1
 
 
 @pytest.mark.parametrize("groups", [("0.1",), ("1.1", "0.1"), ("1.1", "1.1")])

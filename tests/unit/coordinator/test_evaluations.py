@@ -10,10 +10,11 @@ import pytest
 
 from node.coordinator.work import decisions, standing
 from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.decisions import Released, release
 from node.coordinator.work.evaluation import evaluations
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
-from node.coordinator.work.lease_returns import Released, release
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
 from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
@@ -56,6 +57,21 @@ def status(desk: Desk) -> EvaluationStatus:
     return desk.accounts.evaluations.status
 
 
+def finished(desk: Desk, head: int | None = None) -> Evaluation:
+    """Return the newest record, once the coordinator has looked at the time with this head."""
+    if head is not None:
+        desk.evaluate(head)
+    newest = status(desk).newest
+    assert newest is not None
+    return newest
+
+
+def best_of(desk: Desk) -> Evaluation:
+    best = status(desk).best
+    assert best is not None
+    return best
+
+
 def lease(desk: Desk, sampler_id: str = "s1", *, held: int = 0) -> str:
     """Lease one held-out prompt."""
     (lease_id,) = desk.lease(sampler_id, held=held)
@@ -81,8 +97,7 @@ def evaluate(desk: Desk, version: int, said: Mapping[str, Sequence[float]], **me
     for sampler_id, rewards in said.items():
         answer(desk, *rewards, version=version, sampler_id=sampler_id, **measured)
     desk.evaluate(version)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk)
     assert newest.version == version
     return newest
 
@@ -164,9 +179,7 @@ def test_an_evaluation_is_finished_before_the_next_begins_and_what_fell_due_is_p
         assert not any(lease_id.startswith("e") for lease_id in desk.lease("s2", held=head))
     assert status(desk).under_way is not None
     answer(desk, 0)
-    desk.evaluate(30)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 30)
     assert (newest.version, newest.counted_prompts) == (0, 4)
     desk.lease("s2", held=30)
     under_way = status(desk).under_way
@@ -180,9 +193,7 @@ def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
         lease_id = lease(desk)
         completion = make_completion(tokens, reward=rewards, finish=finish)
         desk.submit(lease_id, group=desk.answer(lease_id, completions=(completion,)))
-    desk.evaluate(0)
-    evaluation = status(desk).newest
-    assert evaluation is not None
+    evaluation = finished(desk, 0)
     assert (evaluation.counted_prompts, evaluation.dropped_prompts) == (4, 0)
     assert (evaluation.answers, evaluation.samplers) == (4, 1)
     assert evaluation.reward_mean == 0.5
@@ -196,9 +207,7 @@ def test_what_graders_measured_is_a_mean_over_prompts_that_have_it(desk: Desk) -
     for words in (1.0, 4.0):
         answer(desk, 0, words=words)
     answer(desk, 0, 0)
-    desk.evaluate(0)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 0)
     assert json.loads(newest.metrics) == {"words": 2.5}
 
 
@@ -212,9 +221,7 @@ def test_a_prompts_completions_are_one_sample() -> None:
             make_completion(8, reward=second, finish=Finish.END),
         )
         desk.submit(lease_id, group=desk.answer(lease_id, completions=completions))
-    desk.evaluate(0)
-    evaluation = status(desk).newest
-    assert evaluation is not None
+    evaluation = finished(desk, 0)
     assert (evaluation.reward_mean, evaluation.cut_ratio, evaluation.tokens_mean) == (0.75, 0.5, 6.0)
     assert evaluation.reward_standard_error == pytest.approx(0.25)
 
@@ -223,21 +230,9 @@ def test_the_best_is_the_highest_mean_and_of_equals_the_older() -> None:
     desk = make_desk()
     for version, reward in ((0, 0.25), (10, 0.75), (20, 0.75), (30, 0.5)):
         evaluate(desk, version, {"s1": [reward] * 4})
-    first, best, newest = status(desk).first, status(desk).best, status(desk).newest
+    first = status(desk).first
     assert first is not None
-    assert best is not None
-    assert newest is not None
-    assert [one.version for one in (first, best, newest)] == [0, 10, 30]
-
-
-def test_groups_reach_neither_spool_nor_learner_and_the_verdicts_of_training_do_not_count_them(
-    desk: Desk,
-) -> None:
-    answer(desk, 0, 0, 0, 0)
-    assert desk.accounts.slots.untrained() == []
-    assert desk.accounts.verdicts() == {}
-    assert sum(desk.accounts.slots.counts().values()) == 0
-    assert all(transaction.stored is None for transaction in desk.transactions)
+    assert [one.version for one in (first, best_of(desk), finished(desk))] == [0, 10, 30]
 
 
 @pytest.mark.parametrize("held", [10, 12])
@@ -281,17 +276,6 @@ def test_held_out_prompts_are_leased_where_the_run_has_no_room_for_training(desk
     desk.trust("s1")
     desk.bounds = replace(desk.bounds, buffer_groups=0)
     assert desk.lease("s1", 8) == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
-
-
-def test_a_group_counts_once_however_often_it_is_sent(desk: Desk) -> None:
-    lease_id = lease(desk)
-    group = desk.answer(lease_id)
-    verdicts = [desk.submit(lease_id, group=group).verdict for _ in range(3)]
-    assert verdicts == [Verdict.SPOOLED, Verdict.DUPLICATE, Verdict.DUPLICATE]
-    answer(desk, 0, 0, 0)
-    desk.evaluate(0)
-    assert status(desk).under_way is None
-    assert desk.submit(lease_id, group=group).verdict is Verdict.DUPLICATE
 
 
 def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk) -> None:
@@ -353,9 +337,7 @@ def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_co
     lease_id = lease(desk)
     assert desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG) == 1
     answer(desk, 1, 1, 1)
-    desk.evaluate(0)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 0)
     assert (newest.counted_prompts, newest.dropped_prompts, newest.reward_mean) == (3, 1, 1.0)
     assert len(desk.accounts.bad_prompts) == 0
     begin(desk, 10)
@@ -366,9 +348,7 @@ def test_one_samplers_fault_does_not_drop_a_prompt_that_others_can_answer(desk: 
     desk.fail(lease(desk, "liar"), "liar", fault=Failure.PROMPT_TOO_LONG)
     for sampler_id in ("s1", "s2"):
         answer(desk, 1, 1, 1, 1, sampler_id=sampler_id)
-    desk.evaluate(0)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 0)
     assert (newest.counted_prompts, newest.dropped_prompts, newest.answers) == (4, 0, 8)
 
 
@@ -376,9 +356,7 @@ def test_two_samplers_faults_drop_a_prompt(desk: Desk) -> None:
     for sampler_id in ("s1", "s2"):
         desk.fail(lease(desk, sampler_id), sampler_id, fault=Failure.PROMPT_TOO_LONG)
         answer(desk, 1, 1, 1, sampler_id=sampler_id)
-    desk.evaluate(0)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 0)
     assert (newest.counted_prompts, newest.dropped_prompts) == (3, 1)
 
 
@@ -391,8 +369,7 @@ def test_only_where_more_than_half_of_the_prompts_count_a_version_may_be_the_bes
     desk.fail(lease(desk, held=10), fault=Failure.PROMPT_TOO_LONG)
     answer(desk, 0.5, 0.5, 0.5, version=10)
     desk.evaluate(10)
-    best = status(desk).best
-    assert best is not None
+    best = best_of(desk)
     assert (best.version, best.counted_prompts) == (10, 3)
 
 
@@ -410,9 +387,7 @@ def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(des
 def test_an_evaluation_without_an_answer_is_finished_and_never_the_best(desk: Desk) -> None:
     for _ in range(4):
         desk.fail(lease(desk), fault=Failure.GRADING_TIMED_OUT)
-    desk.evaluate(0)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 0)
     assert (newest.counted_prompts, newest.dropped_prompts) == (0, 4)
     assert status(desk).best is None
 
@@ -422,8 +397,7 @@ def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
     under_way = status(desk).under_way
     assert under_way is not None
     balance = Balance(
-        learner=LEARNER,
-        evaluations=EvaluationBalance((under_way,), tuple(evaluations._slots.values())),
+        learner=LEARNER, evaluations=EvaluationBalance((under_way,), tuple(evaluations._slots.values()))
     )
     again = make_desk(settings, balance)
     again.granted = desk.granted
@@ -494,7 +468,7 @@ def test_scores_of_other_terms_are_not_compared() -> None:
 
 def test_nothing_begins_before_the_learner_has_confirmed_the_ledger_or_the_task_is_known() -> None:
     for accounts in (
-        make_accounts(Balance(learner=LEARNER, next_slot=3), evaluation=SETTINGS),
+        make_accounts(Balance(SlotBalance(next_slot=3), learner=LEARNER), evaluation=SETTINGS),
         make_accounts(prompts=None, evaluation=SETTINGS),
     ):
         desk = Desk(accounts)
@@ -507,7 +481,7 @@ def test_the_slots_of_held_out_prompts_are_no_slots_of_training(desk: Desk) -> N
     desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
     assert set(desk.accounts.slots.counts().values()) == {0}
     assert desk.accounts.load().running_groups == 0
-    assert desk.accounts.evaluations._leases.counts()[SlotState.EVALUATED] == 2
+    assert desk.accounts.evaluations._table.counts()[SlotState.EVALUATED] == 2
 
 
 def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:
@@ -524,18 +498,6 @@ def test_a_sampler_that_asks_for_many_gets_each_prompt_once(desk: Desk) -> None:
     desk.trust("s1")
     held_out = [lease_id for lease_id in desk.lease("s1", 20) if lease_id.startswith("e")]
     assert held_out == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
-
-
-def test_a_prompt_is_never_leased_twice_to_one_sampler_and_the_pairs_change(desk: Desk) -> None:
-    asked: dict[str, list[int]] = {"s1": [], "s2": [], "s3": []}
-    for _ in range(3):
-        for sampler_id, prompts in asked.items():
-            for lease_id in desk.lease(sampler_id, 1):
-                if lease_id.startswith("e"):
-                    prompts.append(desk.granted[lease_id].prompt_index)
-                    desk.submit(lease_id, sampler_id, group=desk.answer(lease_id))
-    assert all(len(prompts) == len(set(prompts)) for prompts in asked.values())
-    assert sum(map(len, asked.values())) == 8
 
 
 def test_a_run_of_one_sampler_is_evaluated_and_the_record_says_so() -> None:
@@ -555,9 +517,7 @@ def test_the_word_of_one_sampler_does_not_count_while_another_is_there(desk: Des
     desk.now += TTL_S / 2
     desk.lease("s2", 0)
     desk.now += TTL_S / 2
-    desk.evaluate(0)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 0)
     assert (newest.counted_prompts, newest.dropped_prompts, newest.reward_mean) == (0, 4, 0.0)
     assert status(desk).best is None
 
@@ -569,9 +529,7 @@ def test_a_sampler_that_dies_leaves_the_answers_of_the_other_alone(desk: Desk) -
     desk.expire(TTL_S)
     desk.now += TTL_S
     desk.lease("s1", 0)
-    desk.evaluate(0)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 0)
     assert (newest.counted_prompts, newest.answers, newest.reward_mean) == (4, 6, 0.75)
 
 
@@ -584,9 +542,7 @@ def test_a_sampler_that_died_and_is_back_at_another_version_leaves_the_answers_o
     desk.expire(TTL_S)
     desk.publish(3)
     desk.lease("s2", 0, held=3)
-    desk.evaluate(3)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 3)
     assert (newest.counted_prompts, newest.dropped_prompts, newest.answers) == (4, 0, 5)
 
 
@@ -605,13 +561,11 @@ def test_a_sampler_that_is_not_believed_holds_up_no_evaluation(desk: Desk, stand
 def test_what_the_first_sampler_alone_said_holds_only_until_two_are_asked() -> None:
     desk = make_desk()
     evaluate(desk, 0, {"liar": [100.0] * 4})
-    assert (best := status(desk).best) is not None
-    assert best.version == 0
+    assert best_of(desk).version == 0
     evaluate(desk, 10, {"liar": [1, 0, 0, 0], "s1": [1, 0, 0, 0]})
     desk.now += 2 * TTL_S
     evaluate(desk, 20, {"s1": [1, 1, 0, 0]})  # alone, after it was confirmed
-    assert (best := status(desk).best) is not None
-    assert best.version == 20
+    assert best_of(desk).version == 20
 
 
 def test_a_sampler_that_passed_the_version_by_is_not_waited_for(desk: Desk) -> None:
@@ -632,8 +586,7 @@ def test_a_sampler_on_its_way_to_the_version_is_waited_for(desk: Desk) -> None:
     desk.evaluate(11)
     assert status(desk).under_way is not None
     answer(desk, 1, 1, 1, 1, version=11, sampler_id="s2")
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk)
     assert (newest.version, newest.samplers) == (11, 2)
 
 
@@ -649,9 +602,7 @@ def test_a_third_sampler_decides_where_two_differ(desk: Desk) -> None:
     desk.expire(TTL_S)
     answer(desk, 1, sampler_id="s2")
     answer(desk, 1, sampler_id="s3")
-    desk.evaluate(0)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk, 0)
     assert (newest.reward_mean, newest.answers, newest.samplers) == (0.5, 9, 3)
 
 
@@ -672,8 +623,7 @@ def three_answer(desk: Desk, version: int, *, lie: float) -> Evaluation:
                 group = desk.answer(lease_id, completions=(completion,))
                 desk.submit(lease_id, sampler_id, group=group)
         desk.evaluate(version)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk)
     return newest
 
 
@@ -713,13 +663,10 @@ def test_what_a_revoked_sampler_said_goes_from_the_record_and_the_best_follows()
     evaluate(desk, 0, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
     desk.now += 2 * TTL_S  # alone now
     evaluate(desk, 10, {"liar": [100.0] * 4})
-    best = status(desk).best
-    assert best is not None
+    best = best_of(desk)
     assert best.version == 10
     assert revoke(desk, "liar", "s2")
-    best, newest = status(desk).best, status(desk).newest
-    assert best is not None
-    assert newest is not None
+    best, newest = best_of(desk), finished(desk)
     assert (best.version, best.reward_mean, best.answers, best.samplers) == (0, 0.5, 4, 1)
     assert (newest.version, newest.counted_prompts, newest.reward_mean, newest.is_sound) == (
         10,
@@ -746,8 +693,7 @@ def test_a_prompt_that_revoked_samplers_found_faulty_is_asked_again(desk: Desk) 
     assert revoke(desk, "liar", "other")
     for sampler_id in ("s1", "s2"):
         answer(desk, 1, 1, 1, 1, sampler_id=sampler_id)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk)
     assert (newest.counted_prompts, newest.answers) == (4, 8)
 
 
@@ -763,8 +709,7 @@ def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_a
     assert (under_way.counted_prompts, under_way.answers) == (4, 4)
     assert desk.submit(held, "liar", group=desk.answer(held)).verdict is Verdict.FOREIGN
     answer(desk, 0, 0, 0, 0, sampler_id="s2")
-    newest = status(desk).newest
-    assert newest is not None
+    newest = finished(desk)
     assert (newest.answers, newest.samplers, newest.reward_mean) == (8, 2, 0.0)
 
 
@@ -782,8 +727,7 @@ def test_the_best_goes_by_the_metric_that_is_named_and_a_version_without_it_is_n
     desk = make_desk(replace(SETTINGS, best_by="exact"))
     for version, reward, measured in ((0, 0.9, {"exact": 0.1}), (10, 0.1, {"exact": 0.3}), (20, 1.0, {})):
         evaluate(desk, version, {"s1": [reward] * 4}, **measured)
-    best = status(desk).best
-    assert best is not None
+    best = best_of(desk)
     assert (best.version, status(desk).best_by) == (10, "exact")
 
 

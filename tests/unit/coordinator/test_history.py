@@ -5,16 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, history
+from node.coordinator.work import decisions, history, verdicts
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.history import Hello
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeaseGrant, Verdict
 from node.run import StepRecord
-from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
+from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 
 @pytest.fixture
@@ -58,14 +59,7 @@ def refused(outcome: history.Outcome) -> tuple[Reason, str]:
 
 def lease(desk: Desk) -> LeaseGrant:
     return decisions.lease(
-        desk.accounts,
-        WORK,
-        desk.bounds,
-        sampler_id="s1",
-        wanted=1,
-        held=PolicyVersion(99),
-        ttl_s=TTL_S,
-        now=desk.now,
+        desk.accounts, sampler_id="s1", wanted=1, held=PolicyVersion(99), now=desk.now
     ).answer
 
 
@@ -185,7 +179,7 @@ def test_the_wait_of_a_trained_group_is_known_where_the_spool_has_it_and_not_ano
     desk.lease("s1", 2)
     desk.submit("0.1")
     judged = GroupVerdict("0.1", Verdict.SUSPECT)
-    desk.settle(decisions.judgement(desk.accounts, judged, now=desk.now))
+    desk.settle(verdicts.judgement(desk.accounts, judged, now=desk.now))
     assert desk.lease("s2") == ["0.2"]
     desk.submit("0.2", "s2")
     desk.submit("1.1")
@@ -239,7 +233,9 @@ def test_a_step_that_follows_on_one_the_ledger_lacks_is_refused(desk: Desk) -> N
 def test_a_ledger_read_back_leases_nothing_before_the_learner_finds_nothing_missing(desk: Desk) -> None:
     record = StepRecord(1, ("0.1",), (0,))
     balance = Balance(
-        learner=replace(LEARNER, version=1), last_step=record, settled={SlotState.TRAINED: 1}, next_slot=1
+        SlotBalance(settled={SlotState.TRAINED: 1}, next_slot=1),
+        learner=replace(LEARNER, version=1),
+        last_step=record,
     )
     desk = Desk(make_accounts(balance))
     assert (lease(desk).waits_for, lease(desk).retry_after_s) == ("learner", decisions.LEARNER_PAUSE_S)
@@ -267,14 +263,14 @@ def restored() -> Desk:
         Slot(number, number, SlotState.LOST, (Attempt(1, "s1", is_submitted=True),), granted=1)
         for number in (5, 6)
     )
-    balance = Balance(
-        learner=replace(LEARNER, version=5),
-        last_step=StepRecord(5, ("4.1",), (0,)),
+    slots = SlotBalance(
         settled={SlotState.TRAINED: 5, SlotState.LOST: len(lost)},
-        lost_slots=tuple(slot.number for slot in lost),
+        lost=tuple(slot.number for slot in lost),
         next_slot=FIRST_SLOT,
         generations=(Generation(1, FIRST_SLOT, 7, NOW_S),),
-        accepts_loss=True,
+    )
+    balance = Balance(
+        slots, learner=replace(LEARNER, version=5), last_step=StepRecord(5, ("4.1",), (0,)), accepts_loss=True
     )
     return Desk(make_accounts(balance))
 
@@ -295,7 +291,8 @@ def test_an_accepted_loss_is_closed_by_the_learner_once_and_counts_for_the_stale
 
 
 def test_a_loss_that_nobody_accepted_is_not_open() -> None:
-    balance = Balance(learner=LEARNER, next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))
+    slots = SlotBalance(next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))
+    balance = Balance(slots, learner=LEARNER)
     desk = Desk(make_accounts(balance))
     assert desk.accounts.open_loss is None
     assert refused(opened(desk, version=7))[0] is Reason.LEDGER_BEHIND
@@ -316,7 +313,7 @@ def test_a_lost_group_is_passed_over_once_and_doubled_the_second_time() -> None:
 @pytest.mark.parametrize("name", ["5.1", "6.2", "7.1", "999.1"])
 def test_work_leased_in_the_time_that_was_lost_is_told_to_be_in_vain(name: str) -> None:
     desk = restored()
-    assert desk.accounts.slots.renew("s1", [name], now=desk.now) == (name,)
+    assert desk.accounts.slots.renew("s1", name, now=desk.now)
     submitted = desk.submit(name)
     assert (submitted.verdict, "lost" in submitted.detail) == (Verdict.FOREIGN, True)
 
@@ -334,8 +331,7 @@ def test_a_learner_that_knows_no_more_than_the_restored_ledger_has_lost_nothing(
 
 
 def test_a_learner_may_be_the_first_of_a_ledger_from_before_it_came_where_the_loss_was_accepted() -> None:
-    desk = Desk(
-        make_accounts(Balance(next_slot=10, generations=(Generation(1, 10, 0, NOW_S),), accepts_loss=True))
-    )
+    slots = SlotBalance(next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))
+    desk = Desk(make_accounts(Balance(slots, accepts_loss=True)))
     join(desk, version=7)
     assert opened(desk, version=7).accepted_loss == range(1, 8)

@@ -14,8 +14,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_schema import PAGE_BYTES
 from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.generations import Generation
-from node.coordinator.work.retries import FIRST_RETRY_S
-from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.slots import FIRST_RETRY_S, Attempt, Slot, SlotState
 from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
@@ -90,7 +89,7 @@ def test_everything_is_there_after_the_file_is_opened_again(path: Path) -> None:
 def test_a_transaction_that_fails_leaves_nothing_behind(ledger: Ledger) -> None:
     stored = spool_one(ledger)
     before = ledger.balance()
-    again = Transaction(slots=before.slots, verdicts=(("s1", Verdict.SPOOLED),), stored=stored)
+    again = Transaction(slots=before.slots.open_ones, verdicts=(("s1", Verdict.SPOOLED),), stored=stored)
     with pytest.raises(sqlite3.IntegrityError):
         ledger.record(replace(again, announced=(Announced(1, b"", 0.0),)))
     assert ledger.balance() == before
@@ -164,7 +163,7 @@ def test_a_half_made_ledger_is_made_whole(path: Path) -> None:
     path.parent.mkdir()
     path.touch()
     with closing(Ledger.open(path, run_id="run")) as ledger:
-        assert ledger.balance().slots == ()
+        assert ledger.balance().slots.open_ones == ()
 
 
 def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Path) -> None:
@@ -200,17 +199,17 @@ def test_what_is_replaced_lifted_or_said_again_is_read_back_as_it_is_now(path: P
             Transaction(steps=(StepRecord(1, ("0.1",), (4,)), StepRecord(2, (), ()))),
         ):
             ledger.record(transaction)
-        assert ledger.balance().generations == (open_one,)
+        assert ledger.balance().slots.generations == (open_one,)
         ledger.record(Transaction(generation=closed, lifted_prompts=(3, 99), verdicts=verdicts[:1]))
         ledger.record(Transaction(generation=Generation(2, 200, 150, 6.0)))
         balance = ledger.balance()
-    assert balance.generations == (closed, Generation(2, 200, 150, 6.0))
+    assert balance.slots.generations == (closed, Generation(2, 200, 150, 6.0))
     assert [each.prompt_index for each in balance.bad_prompts] == [4]
     assert set(balance.verdicts) == {("s1", Verdict.ACCEPTED, 3), ("s2", Verdict.STALE, 1)}
     assert balance.learner == replace(LEARNER, version=9)
     assert balance.announced == (Announced(2, b"b" * 16, 2.0), Announced(1, b"a" * 16, 1.0))
     assert balance.last_step == StepRecord(2, (), ())
-    assert (balance.next_slot, balance.accepts_loss) == (200, False)
+    assert (balance.slots.next_slot, balance.accepts_loss) == (200, False)
 
 
 def test_lost_and_found_slots_are_told_from_the_others(path: Path) -> None:
@@ -220,22 +219,22 @@ def test_lost_and_found_slots_are_told_from_the_others(path: Path) -> None:
     states = {4: SlotState.TRAINED, 5: SlotState.LOST, 6: SlotState.LEASED, 8: SlotState.TRAINED}
     with closing(Ledger.open(path, run_id="run")) as ledger:
         ledger.record(Transaction(slots=tuple(slot(number, state) for number, state in states.items())))
-        assert ledger.balance().next_slot == 9
+        assert ledger.balance().slots.next_slot == 9
         ledger.record(Transaction(generation=Generation(1, 100, 7, 5.0)))
         balance = ledger.balance()
-    assert (balance.lost_slots, balance.found_slots, balance.next_slot) == ((5,), (8,), 100)
-    assert [each.number for each in balance.slots] == [6]
-    assert balance.settled == {SlotState.TRAINED: 2, SlotState.LOST: 1}
+    assert (balance.slots.lost, balance.slots.found, balance.slots.next_slot) == ((5,), (8,), 100)
+    assert [each.number for each in balance.slots.open_ones] == [6]
+    assert balance.slots.settled == {SlotState.TRAINED: 2, SlotState.LOST: 1}
 
 
 def test_the_data_of_a_run_survives_a_restart(path: Path) -> None:
     seen = DataSeen(b"d" * 16, 100, 10)
     learner = replace(LEARNER, chat_template_digest=b"c" * 16)
     with closing(Ledger.open(path, run_id="run")) as ledger:
-        assert ledger.balance().data == NO_DATA
+        assert ledger.balance().slots.data == NO_DATA
         ledger.record(Transaction(data=seen, learner=learner))
     with closing(Ledger.open(path, run_id="run")) as again:
-        assert (again.balance().data, again.balance().learner) == (seen, learner)
+        assert (again.balance().slots.data, again.balance().learner) == (seen, learner)
 
 
 def test_the_size_of_another_task_does_not_count(path: Path) -> None:

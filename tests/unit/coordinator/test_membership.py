@@ -3,7 +3,7 @@
 import pytest
 
 from node.coordinator.fleet import membership
-from node.coordinator.fleet.membership import GONE_AFTER_S, Member, Membership, PeerState
+from node.coordinator.fleet.membership import GONE_AFTER_S, KnownPeer, Membership, PeerState
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.run import Role
@@ -28,7 +28,7 @@ def test_a_peer_is_live_from_its_first_heartbeat(members: Membership) -> None:
 
 
 def test_a_peer_that_has_just_joined_is_here_and_nothing_was_held_against_it(members: Membership) -> None:
-    assert members.join(PEER, 3, instance="first") == Member(
+    assert members.join(PEER, 3, instance="first") == KnownPeer(
         PEER, PeerState.JOINED, 3, joins=1, instance="first", refused_twins=0, refused_twin_at_s=0.0
     )
 

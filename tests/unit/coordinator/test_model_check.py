@@ -10,7 +10,7 @@ from node.coordinator.work.model_check import check_base, check_chat_template, c
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
-from support.coordinator import BOUNDS, LEARNER, WORK, Desk, make_accounts
+from support.coordinator import LEARNER, Desk, make_accounts
 
 
 def test_a_peer_with_another_chat_template_is_refused_and_told_what_to_copy() -> None:
@@ -48,9 +48,7 @@ def test_nothing_is_leased_for_another_version_0_however_early_its_sampler_joine
     desk.accounts.confirm()
 
     def lease(held: PolicyVersion) -> int:
-        decision = decisions.lease(
-            desk.accounts, WORK, BOUNDS, sampler_id="s1", wanted=1, held=held, ttl_s=1.0, now=desk.now
-        )
+        decision = decisions.lease(desk.accounts, sampler_id="s1", wanted=1, held=held, now=desk.now)
         return len(decision.answer.leases)
 
     for root in (b"r" * 16, b""):

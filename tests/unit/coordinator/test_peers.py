@@ -72,6 +72,22 @@ def test_a_peer_whose_root_is_not_the_signed_one_must_repair(
     assert peers.heartbeat(SAMPLER, heartbeat(held), now=NOW_S).must_repair is must_repair
 
 
+def test_the_learner_hears_how_far_behind_the_last_sampler_is_that_holds_a_version(peers: Peers) -> None:
+    learner, relay = Peer("run", Role.LEARNER, "learner"), Peer("run", Role.RELAY, "r")
+    samplers = [Peer("run", Role.SAMPLER, f"s{n}") for n in (1, 2, 3)]
+    for peer, held in ((learner, 3), (relay, 1), *zip(samplers, (1, 2, 0), strict=True)):
+        peers.join(peer, PolicyVersion(held), now=NOW_S)
+
+    def longest() -> int:
+        return peers.heartbeat(learner, heartbeat(HEAD), now=NOW_S).longest_lag_versions
+
+    assert longest() == 2
+    peers.leave(samplers[0])
+    assert longest() == 1
+    peers.heartbeat(samplers[1], heartbeat(HEAD), now=NOW_S)
+    assert longest() == 0
+
+
 def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_heartbeat_carries(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
+from node.coordinator.transactions import Transactions
 from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.history import Hello
@@ -22,7 +23,7 @@ from node.rollout import EncodedGroup, GroupVerdict, Verdict
 from node.run import StepRecord
 from node.serving.submissions import Submission
 from support.clock import ManualClock
-from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
+from support.coordinator import LEARNER, TTL_S, make_accounts, make_answer
 
 
 @dataclass
@@ -35,15 +36,13 @@ class Open:
     told: list[tuple[str, GroupVerdict]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        metrics = CoordinatorMetrics(self.registry)
+        accounts = make_accounts(self.ledger.balance(), now=self.clock.now())
         self.spool = Spool(
-            self.ledger,
-            make_accounts(self.ledger.balance(), now=self.clock.now()),
-            work=WORK,
-            bounds=BOUNDS,
-            lease_ttl_s=TTL_S,
+            Transactions(self.ledger, accounts, metrics=metrics, clock=self.clock),
             is_published=lambda version: version == 0,
             notify=lambda sampler_id, verdict: self.told.append((sampler_id, verdict)),
-            metrics=CoordinatorMetrics(self.registry),
+            metrics=metrics,
             clock=self.clock,
         )
 
@@ -149,9 +148,6 @@ async def test_what_is_in_flight_is_shown(open_: Open) -> None:
     assert open_.value("capacity_groups", bound="staleness") == 4
     assert open_.value("learner_version") == 0
     assert (open_.value("ledger_confirmed"), open_.value("ledger_behind")) == (1, 0)
-    await open_.spool.release("s1", (), (FailedLease("1.1", Failure.PROMPT_TOO_LONG, ""),))
-    open_.spool.show_load()
-    assert open_.value("bad_prompts") == 1
 
 
 async def test_a_learner_that_had_trained_on_a_delivered_group_is_counted(open_: Open) -> None:
@@ -182,11 +178,11 @@ async def test_a_step_on_settled_or_unknown_groups_is_counted_and_refused(open_:
 
 async def test_a_stream_acknowledges_what_is_on_disk_and_ends_for_a_newer_one(open_: Open) -> None:
     drain = await open_.drain()
-    assert drain.take_acknowledgement() is None
+    assert drain.acknowledgement is None
     await open_.spool.record_step(drain, StepRecord(1, (), ()))
-    assert drain.take_acknowledgement() == 1
+    assert drain.acknowledgement == 1
     newer = await open_.drain(version=2, records=(StepRecord(2, (), ()),))
-    assert newer.take_acknowledgement() == 2
+    assert newer.acknowledgement == 2
     assert drain.is_ended
     with pytest.raises(RefusedError) as error:
         await open_.spool.record_step(drain, StepRecord(3, (), ()))
@@ -224,9 +220,9 @@ async def test_a_group_that_is_submitted_is_delivered_without_another_look(open_
 
 async def test_only_versions_that_are_new_are_logged_as_announced(open_: Open) -> None:
     await open_.spool.announce((PolicyVersion(1, b"a" * 16),))
-    first_at_s = open_.clock.now()
     open_.clock.advance(5.0)
     await open_.spool.announce((PolicyVersion(1, b"b" * 16), PolicyVersion(2, b"c" * 16)))
     versions = open_.spool.accounts.versions
-    assert (versions.root_of(1), versions.succeeded_at_s(0)) == (b"a" * 16, first_at_s)
-    assert (versions.root_of(2), versions.succeeded_at_s(1)) == (b"c" * 16, first_at_s + 5.0)
+    head, now = PolicyVersion(2), open_.clock.now() + 1.0
+    assert (versions.root_of(1), versions.lag(PolicyVersion(0), head, now=now)) == (b"a" * 16, (2, 6.0))
+    assert (versions.root_of(2), versions.lag(PolicyVersion(1), head, now=now)) == (b"c" * 16, (1, 1.0))

@@ -4,16 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, trust
+from node.coordinator.work import trust, verdicts
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.slots import SlotState
-from node.coordinator.work.standing import (
-    AGE_FACTOR,
-    NEWCOMER_LEASES,
-    STRIKES_OUT,
-    Standing,
-    Standings,
-)
+from node.coordinator.work.standing import AGE_FACTOR, NEWCOMER_LEASES, STRIKES_OUT, Standing, Standings
 from node.failure import Failure
 from node.limits import PROBE_S
 from node.rollout import GroupVerdict, Verdict
@@ -167,7 +161,7 @@ def test_a_group_that_the_learner_refuses_takes_back_what_it_had_earned() -> Non
     desk.submit(lease_id, "s1")
     assert desk.accounts.standings.of("s1").allowance > before.allowance
     judged = GroupVerdict(lease_id, Verdict.SUSPECT)
-    desk.settle(decisions.judgement(desk.accounts, judged, now=desk.now))
+    desk.settle(verdicts.judgement(desk.accounts, judged, now=desk.now))
     after = desk.accounts.standings.of("s1")
     assert after.allowance < before.allowance
     assert after.strikes == 2

@@ -13,7 +13,7 @@ An answer counts only if every token was drawn by the version itself. Each promp
 answer counts only where no other sampler could have been asked; one that let a lease expire had its chance.
 When nobody is left that could answer, the rest is dropped.
 
-A slot has attempts and leases like any of training (see ``Leases``), in an account of its own. It ends
+A slot has attempts and leases like any of training (see ``SlotTable``), in an account of its own. It ends
 EVALUATED or ABANDONED. Slots ``prompts`` apart are of the same prompt.
 """
 
@@ -24,20 +24,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
-from node.coordinator.work.evaluation.agreement import is_contested
 from node.coordinator.work.evaluation.evaluation_settings import EvaluationSettings
-from node.coordinator.work.evaluation.prompt_score import (
+from node.coordinator.work.evaluation.scores import (
     PromptScore,
     by_prompt,
     decider,
+    is_contested,
     odd_answers,
     prompt_score,
     said_of,
     scored,
 )
-from node.coordinator.work.generations import LostSlots
 from node.coordinator.work.group_check import Work
-from node.coordinator.work.leases import Claim, Leases
+from node.coordinator.work.slot_table import Claim, SlotTable
 from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, slot_and_attempt
 from node.failure import FAULTS, FailedLease, Failure
 from node.rollout import RolloutGroup
@@ -125,12 +124,7 @@ class Evaluations:
     """Those of a run."""
 
     def __init__(
-        self,
-        settings: EvaluationSettings,
-        balance: EvaluationBalance,
-        *,
-        lease_ttl_s: float,
-        now: float,
+        self, settings: EvaluationSettings, balance: EvaluationBalance, *, lease_ttl_s: float, now: float
     ) -> None:
         """Restore; leases get a full term from ``now``, and so do samplers to ask for more."""
         self._settings = settings
@@ -199,7 +193,7 @@ class Evaluations:
 
     def running(self, holder: str) -> int:
         """Count the leases of a sampler."""
-        return self._leases.running(holder)
+        return self._table.running(holder)
 
     def work(self, work: Work) -> Work:
         """Return what a lease for evaluation asks for, where one for training asks for ``work``."""
@@ -229,13 +223,7 @@ class Evaluations:
     def grant(
         self, holder: str, wanted: int, *, held_version: int, running: int, now: float
     ) -> EvaluationChange | None:
-        """Lease held-out prompts to a sampler, up to their share of its leases, and remember that it asked.
-
-        Args:
-            wanted: Leases it asks for.
-            held_version: Only one that holds the version under evaluation gets any.
-            running: Leases that it has, for training and for evaluation.
-        """
+        """Lease held-out prompts to a sampler, up to their part of its leases; remember that it asked."""
         current = self._under_way
         known = self._askers.get(holder)
         is_able = current is None or held_version <= current.version or (known is not None and known.is_able)
@@ -250,7 +238,7 @@ class Evaluations:
         def has_prompt(slot: Slot) -> bool:
             return own.setdefault(slot.number % current.prompts, slot.number) != slot.number
 
-        slots = self._leases.grant(
+        slots = self._table.grant(
             holder,
             min(wanted, share),
             now=now,
@@ -269,7 +257,7 @@ class Evaluations:
                 score.sampler_id == holder and slot % prompts == number % prompts
                 for slot, score in self._scores.items()
             )
-            claim = self._leases.claim(number, attempt, holder)
+            claim = self._table.claim(number, attempt, holder)
             # A lease that expired may win late, after its holder was leased the prompt again.
             return Claim.DUPLICATE if has_answered and claim is Claim.WANTED else claim
         newest = self._status.newest
@@ -278,49 +266,43 @@ class Evaluations:
 
     def slot(self, lease_id: str) -> Slot:
         """Return the slot of a lease whose claim is WANTED."""
-        return self._leases.open_slots[_parse(lease_id)[1]]
+        return self._table.open_slots[_parse(lease_id)[1]]
 
     def counted(
         self, lease_id: str, holder: str, group: RolloutGroup, *, now: float
     ) -> EvaluationChange | None:
         """Count the group with which ``holder`` answers a WANTED lease."""
         _, number, attempt = _parse(lease_id)
-        slot = replace(self._leases.submitted(number, attempt), state=SlotState.EVALUATED)
+        slot = replace(self._table.submitted(number, attempt), state=SlotState.EVALUATED)
         return self._change((slot,), prompt_score(number, holder, group), now=now)
 
     def spent(self, lease_id: str, *, now: float) -> EvaluationChange | None:
         """Note that a WANTED lease brought a group that does not count."""
-        return self._change((self._leases.spent(*_parse(lease_id)[1:]),), now=now)
+        return self._change((self._table.spent(*_parse(lease_id)[1:]),), now=now)
 
     def given_back(
         self, holder: str, lease_ids: Iterable[str], failed: Iterable[FailedLease], *, now: float
     ) -> tuple[EvaluationChange | None, tuple[Failure, ...]]:
         """Release leases; return with them the faults of those that failed."""
-        slots = {slot.number: slot for slot in self._leases.release(holder, self._own(lease_ids))}
+        slots = {slot.number: slot for slot in self._table.release(holder, self._own(lease_ids))}
         faults = []
         for lease in failed:
             for own in self._own([lease.lease_id]):
-                slot = self._leases.failed(holder, own, lease.fault)
+                slot = self._table.failed(holder, own, lease.fault)
                 if slot is not None and slot.number not in slots:
                     is_over = lease.fault in FINAL_FAULTS
                     slots[slot.number] = replace(slot, state=SlotState.ABANDONED) if is_over else slot
                     faults.append(lease.fault)
         return self._change(tuple(slots.values()), now=now), tuple(faults)
 
-    def renew(
-        self, holder: str, lease_ids: Iterable[str], *, now: float, max_age_s: float
-    ) -> tuple[str, ...]:
-        """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain."""
-        return tuple(
-            lease_id
-            for lease_id in lease_ids
-            if not (own := self._own([lease_id]))
-            or self._leases.renew(holder, own, now=now, max_age_s=max_age_s)
-        )
+    def renew(self, holder: str, lease_id: str, *, now: float, max_age_s: float) -> bool:
+        """Extend a lease to a full term, not beyond its maximal age; return whether its work is in vain."""
+        own = self._own([lease_id])
+        return not own or self._table.renew(holder, own[0], now=now, max_age_s=max_age_s)
 
     def expire(self, now: float) -> EvaluationChange | None:
         """End every lease whose deadline has passed."""
-        return self._change(self._leases.expire(now), now=now)
+        return self._change(self._table.expire(now), now=now)
 
     def revoked(self, node_ids: Iterable[str], *, now: float) -> EvaluationChange | None:
         """Take back what these samplers said, here and in the record; None: nothing."""
@@ -348,10 +330,7 @@ class Evaluations:
         if not (recomputed or current):
             return None
         return EvaluationChange(
-            current,
-            tuple(slots.values()),
-            removed_samplers=gone,
-            recomputed=tuple(recomputed),
+            current, tuple(slots.values()), removed_samplers=gone, recomputed=tuple(recomputed)
         )
 
     def apply(self, change: EvaluationChange, *, now: float) -> None:
@@ -444,11 +423,7 @@ class Evaluations:
         return tuple(dict.fromkeys((REWARD, self._settings.best_by)))
 
     def _finish(
-        self,
-        evaluation: Evaluation,
-        scores: Mapping[int, PromptScore],
-        *,
-        now: float,
+        self, evaluation: Evaluation, scores: Mapping[int, PromptScore], *, now: float
     ) -> EvaluationChange:
         """Return an evaluation as it ends; prompts without enough answers are dropped."""
         attempts = (attempt for slot in self._slots.values() for attempt in slot.attempts)
@@ -541,25 +516,16 @@ class Evaluations:
         self._askers = {name: asker for name, asker in self._askers.items() if name not in gone}
 
     def _open(self) -> Iterable[Slot]:
-        return self._leases.open_slots.values()
+        return self._table.open_slots.values()
 
     def _apply_slots(self, slots: Iterable[Slot], *, now: float) -> None:
         slots = tuple(slots)
-        self._leases.apply(slots, now=now)
+        self._table.apply(slots, now=now)
         self._slots |= {slot.number: slot for slot in slots}
 
     def _clear(self) -> None:
         """Forget the prompts. Only slots that are put in are leased: none is made."""
-        self._leases = Leases(
-            prompts=None,
-            seed=0,
-            lease_ttl_s=self._lease_ttl_s,
-            slots=(),
-            settled={},
-            next_slot=0,
-            lost=LostSlots(),
-            now=0.0,
-        )
+        self._table = SlotTable(lease_ttl_s=self._lease_ttl_s, now=0.0)
         self._slots, self._scores = {}, {}
 
     def _next_version(self, head: int) -> int:

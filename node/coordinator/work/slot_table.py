@@ -1,52 +1,49 @@
-"""The leases of a run: who may sample which prompt, and what became of each slot; pure.
-
-A slot is one intended use of one prompt. It has attempts; the first attempt submitted wins.
+"""The slots of a run: who may sample which prompt, and what became of each; pure.
 
     available --grant--> leased --submit--> spooled --accept--> accepted --train--> trained
         ^                  |                   |                    |
         |--expire/release/fail                 |                    |
         |-----------------refuse---------------'--------------------'
-        '-- once too many attempts have failed (see ``retries``), instead: abandoned
+        '-- once too many attempts have failed (see ``slots``), instead: abandoned
 
     skipped: its turn came while its prompt was aside, or kept from the only sampler there is; never leased
     lost: it may have been trained on without the ledger knowing, because it was open in a backup that was
           restored, or the learner says that it had the group before; never leased again
 
-A lease ends a term after its holder's last heartbeat, and at its maximal age whatever heartbeats say (see
-``standing``). A late attempt, whose lease expired, still wins while the slot is available or leased again.
-What the learner says it has trained on is a fact: it settles the slot, whoever holds it by then.
+The first attempt submitted wins. A lease ends a term after its holder's last heartbeat, and at its maximal
+age whatever heartbeats say (see ``standing``). A late attempt, whose lease expired, still wins while the slot
+is available or leased again. What the learner says it has trained on is a fact: it settles the slot, whoever
+holds it by then.
 
 Decisions return slots as they are to become and change nothing; ``apply`` makes them so once they are on
-disk. The deadlines of leases are kept in memory only: after a restart every lease gets a full term, because
-nobody could renew it meanwhile.
+disk. Deadlines are kept in memory only: after a restart every lease gets a full term, because nobody could
+renew it meanwhile.
 """
 
 import enum
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
-from node.coordinator.work.generations import LostSlots
-from node.coordinator.work.open_slots import Deadlines, OpenSlots
-from node.coordinator.work.prompt_order import prompt_of_slot
-from node.coordinator.work.retries import (
-    SAME_SAMPLER_S,
-    WAIT_FOR_OTHERS_S,
-    given_up,
-    reopened,
-    retry_after_s,
-)
+from node.coordinator.work.generations import Generation, LostSlots
+from node.coordinator.work.open_slots import OpenSlots
 from node.coordinator.work.slots import (
+    SAME_SAMPLER_S,
     SETTLED,
     UNTRAINED,
+    WAIT_FOR_OTHERS_S,
     Attempt,
     Slot,
     SlotState,
+    given_up,
     group_id,
+    prompt_of_slot,
+    reopened,
+    retry_after_s,
     slot_and_attempt,
 )
 from node.coordinator.work.task_size import NO_DATA, DataSeen
@@ -93,46 +90,54 @@ class Training:
     """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
 
 
-class Leases:
+@dataclass(frozen=True, slots=True)
+class SlotBalance:
+    """The slots that the ledger holds; none: a new run."""
+
+    open_ones: tuple[Slot, ...] = ()
+    settled: Mapping[SlotState, int] = field(default_factory=dict)
+    """How many."""
+    next_slot: int = 0
+    """Number of the next slot to be leased for the first time."""
+    lost: tuple[int, ...] = ()
+    """In state LOST."""
+    found: tuple[int, ...] = ()
+    """Between two generations, and named by a step record since."""
+    generations: tuple[Generation, ...] = ()
+    """Oldest first."""
+    data: DataSeen = NO_DATA
+    """The rows that prompts are made from."""
+
+
+class SlotTable:
     """All slots of a run: the open ones one by one, the settled ones as counts."""
 
     def __init__(
         self,
+        balance: SlotBalance = SlotBalance(),
         *,
-        prompts: int | None,
-        seed: int,
+        prompts: int | None = None,
+        seed: int = 0,
         lease_ttl_s: float,
-        slots: Iterable[Slot],
-        settled: Mapping[SlotState, int],
-        next_slot: int,
-        lost: LostSlots,
         now: float,
-        data: DataSeen = NO_DATA,
     ) -> None:
-        """Restore from the open ``slots`` and the count of ``settled`` ones; none: a new run.
-
-        Args:
-            prompts: Of the task; None while nobody has said: nothing new is leased until ``prompts`` is set.
-            next_slot: Number of the next slot to be leased for the first time.
-            lost: Slots that are never leased again although nobody knows what became of them.
-            data: The rows that prompts are made from.
-        """
+        """Restore; ``prompts`` is None while nobody has counted them, and nothing new is leased."""
         self.prompts = prompts
         self._seed = seed
-        self._data = data
+        self._data = balance.data
         self._lease_ttl_s = lease_ttl_s
         self._open = OpenSlots()
-        self._counts = dict.fromkeys(SlotState, 0) | dict(settled)
-        self._deadlines = Deadlines()
+        self._counts = dict.fromkeys(SlotState, 0) | dict(balance.settled)
+        self._deadlines: dict[int, float] = {}
         self._retry_at_s: dict[int, float] = {}
         """Of slots that are available and had a fault; in memory only, as all these times are."""
         self._granted_at_s: dict[int, float] = {}
         """Of the newest lease of each slot that is leased or available again."""
-        self._waiting = Deadlines()
+        self._waiting: dict[int, float] = {}
         """When slots that are available are given up, if their prompts are kept from somebody."""
-        self._lost = lost
-        self._next_slot = next_slot
-        self.apply(slots, now=now)
+        self._lost = LostSlots(open_ones=balance.lost, generations=balance.generations, found=balance.found)
+        self._next_slot = balance.next_slot
+        self.apply(balance.open_ones, now=now)
 
     @property
     def next_slot(self) -> int:
@@ -283,33 +288,28 @@ class Leases:
         held = (self.open_slots[number] for number in sorted(self.held_by(holder)))
         return self.release(holder, (group_id(slot.number, slot.granted) for slot in held))
 
-    def renew(
-        self, holder: str, lease_ids: Iterable[str], *, now: float, max_age_s: float = math.inf
-    ) -> tuple[str, ...]:
-        """Extend leases to a full term from ``now``, none beyond its maximal age; return those in vain.
+    def renew(self, holder: str, lease_id: str, *, now: float, max_age_s: float = math.inf) -> bool:
+        """Extend a lease to a full term, not beyond its maximal age; return whether its work is in vain.
 
         An expired lease is not in vain while nobody else has the prompt.
         """
-        lost = []
-        for lease_id in lease_ids:
-            slot = self._leased(lease_id, holder)
-            if slot is not None:
-                if now < self._granted_at_s[slot.number] + max_age_s:
-                    self._deadlines.set(slot.number, now + self._lease_ttl_s)
-            elif not self._may_still_win(lease_id, holder):
-                lost.append(lease_id)
-        return tuple(lost)
+        slot = self._leased(lease_id, holder)
+        if slot is None:
+            return not self._may_still_win(lease_id, holder)
+        if now < self._granted_at_s[slot.number] + max_age_s:
+            self._deadlines[slot.number] = now + self._lease_ttl_s
+        return False
 
     def expire(self, now: float) -> tuple[Slot, ...]:
         """End every lease whose deadline has passed."""
         return tuple(
             reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
-            for slot in map(self.open_slots.__getitem__, self._deadlines.due(now))
+            for slot in map(self.open_slots.__getitem__, _due(self._deadlines, now))
         )
 
     def given_up(self, now: float, *, is_kept_from_some: Callable[[int], bool]) -> tuple[Slot, ...]:
         """End the slots that have waited too long for a sampler that may have their prompt."""
-        waiting = map(self.open_slots.__getitem__, self._waiting.due(now))
+        waiting = map(self.open_slots.__getitem__, _due(self._waiting, now))
         return tuple(given_up(slot) for slot in waiting if is_kept_from_some(slot.prompt_index))
 
     def submitted(self, slot: int, attempt: int) -> Slot:
@@ -338,7 +338,7 @@ class Leases:
         return None if entry is None else reopened(entry.with_failure(attempt, Failure.REFUSED))
 
     def lost(self, slot: int, attempt: int) -> Slot | None:
-        """Return up a slot whose group was trained on before; None where the group is not in play."""
+        """Give up a slot whose group was trained on before; None where the group is not in play."""
         entry = self._in_play(slot, attempt)
         return None if entry is None else replace(entry, state=SlotState.LOST, winner=0)
 
@@ -397,15 +397,15 @@ class Leases:
             if (pause_s := retry_after_s(slot)) is not None:
                 self._retry_at_s[slot.number] = now + pause_s
             if slot.state is not SlotState.AVAILABLE:
-                self._waiting.discard(slot.number)
+                self._waiting.pop(slot.number, None)
             elif before is None or before.state is not SlotState.AVAILABLE:
-                self._waiting.set(slot.number, now + WAIT_FOR_OTHERS_S)
+                self._waiting[slot.number] = now + WAIT_FOR_OTHERS_S
             if is_settled or slot.state in UNTRAINED:
                 self._granted_at_s.pop(slot.number, None)
             if slot.lease is None:
-                self._deadlines.discard(slot.number)
+                self._deadlines.pop(slot.number, None)
             elif before is None or before.lease != slot.lease:
-                self._deadlines.set(slot.number, now + self._lease_ttl_s)
+                self._deadlines[slot.number] = now + self._lease_ttl_s
                 self._granted_at_s[slot.number] = now
 
     def _up_again(
@@ -473,3 +473,8 @@ class Leases:
         if slot is None or slot.state is not SlotState.AVAILABLE:
             return False
         return self.claim(number, attempt, holder) is Claim.WANTED
+
+
+def _due(deadlines: Mapping[int, float], now: float) -> list[int]:
+    """Return the slots whose time is up, lowest first; looks at all, 65 536 at most, once a second."""
+    return sorted(number for number, at_s in deadlines.items() if at_s <= now)

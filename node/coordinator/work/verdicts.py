@@ -1,0 +1,266 @@
+"""What the coordinator decides about groups: those that are submitted, and those the learner judges; pure.
+
+A verdict is written down where it changes the slot of a lease that the sampler holds. Repeats, and what no
+lease asked for, are answered only: they must not cost a write to disk each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.capacity import is_full
+from node.coordinator.work.decisions import Decision, held_against_odd
+from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
+from node.coordinator.work.group_check import objection
+from node.coordinator.work.model_check import Learner
+from node.coordinator.work.prompt_agreement import Dissent, PromptSaid
+from node.coordinator.work.slot_table import Claim
+from node.coordinator.work.slots import SlotState, group_id, parse_group_id
+from node.errors import Reason, RefusedError
+from node.rollout import (
+    EncodedGroup,
+    GroupHeader,
+    GroupVerdict,
+    RolloutGroup,
+    Verdict,
+    check_group,
+    other_options,
+)
+
+_FAULTY: Final = frozenset({Verdict.SUSPECT, Verdict.FOREIGN, Verdict.MALFORMED})
+"""Verdicts of the learner that are held against a sampler; one that is far away may be stale through no
+fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An answer to a submission."""
+
+    verdict: Verdict
+    detail: str = ""
+    has_dissent: bool = False
+    """Whether other samplers say that the prompt has other tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Whose group a verdict is about."""
+
+    sampler_id: str
+    spooled_at_s: float | None
+    """Unix seconds; None where the group was judged before."""
+
+
+def submission(
+    accounts: Accounts,
+    *,
+    sampler_id: str,
+    name: str,
+    group: GroupHeader | RolloutGroup | RefusedError,
+    encoded: EncodedGroup,
+    is_published: Callable[[int], bool],
+    now: float,
+) -> Decision[Submitted]:
+    """Decide what becomes of a group that a sampler submits under the id ``name``.
+
+    Args:
+        group: Its header, or all of it where the prompt is held out; or why it could not be decoded.
+        encoded: As it came, to be stored.
+        is_published: Whether a policy version was ever announced.
+    Raises:
+        RefusedError: BUSY; the spool is full.
+    """
+    if is_evaluation_lease(name):
+        return _evaluated(accounts, sampler_id, name, group, is_published, now=now)
+    work, parsed = accounts.work, parse_group_id(name)
+    header = group.header if isinstance(group, RolloutGroup) else group
+    if parsed is None:
+        return _answer(Verdict.MALFORMED, f"{name[:100]!r} is not a group id; expected <slot>.<attempt>")
+    if isinstance(header, GroupHeader) and header.run_id != work.run_id:
+        return _answer(Verdict.FOREIGN, f"it is of run {header.run_id[:100]!r}, this is {work.run_id!r}")
+    match accounts.slots.claim(*parsed, sampler_id):
+        case Claim.NEVER_GRANTED:
+            return _answer(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
+        case Claim.DUPLICATE:
+            return _answer(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
+        case Claim.LOST:
+            return _answer(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
+    learner = _joined_learner(accounts)
+    if accounts.gap:
+        raise RefusedError(Reason.BUSY, f"the ledger is behind: {accounts.gap}", fix="send it again later")
+    if isinstance(header, RefusedError):
+        refused = Submitted(Verdict.MALFORMED, str(header))
+        return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
+    said, has_dissent = None, False
+    problem = objection(header, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
+    if problem is None:
+        said = PromptSaid(header.prompt_index, sampler_id, header.prompt_digest)
+        dissent = accounts.prompt_agreement.dissent(said)
+        has_dissent = bool(dissent.others)
+        problem = _outvoted(said, dissent) if dissent.is_outvoted else None
+    if problem is not None:
+        refused = Submitted(*problem, has_dissent)
+        # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
+        is_outdated = (
+            bool(other_options(header, work.task_digest))
+            and group_id(*parsed) in accounts.leased_before_change
+            and refused.verdict is Verdict.FOREIGN
+        )
+        spent = _spent(accounts, parsed, sampler_id, refused, now=now)
+        return Decision(
+            refused, replace(spent, prompt_said=said, standings=() if is_outdated else spent.standings)
+        )
+    stored = StoredGroup(*parsed, sampler_id, now, encoded)
+    return Decision(
+        Submitted(Verdict.SPOOLED, has_dissent=has_dissent), _spooled(accounts, stored, said, now=now)
+    )
+
+
+def _spooled(accounts: Accounts, stored: StoredGroup, said: PromptSaid | None, *, now: float) -> Transaction:
+    load = accounts.load()
+    if is_full(accounts.terms.bounds, load, group_bytes=stored.group.size_bytes):
+        raise RefusedError(
+            Reason.BUSY,
+            f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
+            fix="send it again later",
+        )
+    slot = accounts.slots.submitted(stored.slot, stored.attempt)
+    transaction = Transaction(
+        slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),), prompt_said=said
+    )
+    return _answered(accounts, transaction, slot.prompt_index, stored.sampler_id, now=now)
+
+
+def _spent(
+    accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: str, refused: Submitted, *, now: float
+) -> Transaction:
+    """Return what a group that nobody can use makes of its slot and its sampler."""
+    return Transaction(
+        slots=(accounts.slots.spent(*slot_and_attempt),),
+        verdicts=((sampler_id, refused.verdict),),
+        standings=(accounts.standings.of(sampler_id).after_refusal(now=now),),
+    )
+
+
+def _answer(verdict: Verdict, detail: str) -> Decision[Submitted]:
+    return Decision(Submitted(verdict, detail))
+
+
+def _joined_learner(accounts: Accounts) -> Learner:
+    if accounts.learner is None:
+        raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
+    return accounts.learner
+
+
+def _outvoted(said: PromptSaid, dissent: Dissent) -> tuple[Verdict, str]:
+    return Verdict.FOREIGN, (
+        f"prompt {said.prompt_index} has other tokens at {len(dissent.others)} samplers, "
+        f"{' and '.join(dissent.others[:2])} among them: compare the task's code, the chat template and the "
+        "version of transformers"
+    )
+
+
+def _answered(
+    accounts: Accounts, transaction: Transaction, prompt_index: int, sampler_id: str, *, now: float
+) -> Transaction:
+    """Return the transaction of a group, with what it makes of its sampler and of one that failed its
+    prompt."""
+    standings, bad_prompts = accounts.standings, accounts.bad_prompts
+    before = standings.of(sampler_id)
+    after = before.delivered(held=accounts.held(sampler_id))
+    wrong = bad_prompts.contradicted(prompt_index, sampler_id, now=now)
+    contradicted = (standings.of(name).after_contradiction(now=now) for name in wrong)
+    return replace(
+        transaction,
+        standings=(*(() if after == before else (after,)), *contradicted),
+        lifted_prompts=(prompt_index,) if prompt_index in bad_prompts else (),
+    )
+
+
+def _evaluated(
+    accounts: Accounts,
+    sampler_id: str,
+    name: str,
+    group: GroupHeader | RolloutGroup | RefusedError,
+    is_published: Callable[[int], bool],
+    *,
+    now: float,
+) -> Decision[Submitted]:
+    """Count the group of a held-out prompt; it is not stored, and its verdict is not one of training."""
+    evaluations, work = accounts.evaluations, accounts.work
+    evaluation, claim = evaluations.under_way, evaluations.claim(name, sampler_id)
+    if claim is Claim.DUPLICATE:
+        return _answer(Verdict.DUPLICATE, f"the prompt of lease {name} has its answer already")
+    if claim is not Claim.WANTED or evaluation is None:
+        return _answer(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
+    learner = _joined_learner(accounts)
+    if isinstance(group, RefusedError):
+        problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
+    elif group.run_id != work.run_id:
+        problem = (Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
+    else:
+        assert isinstance(group, RolloutGroup), "the coordinator alone reads what is held out"
+        asked, slot = evaluations.work(work), evaluations.slot(name)
+        problem = objection(group.header, slot, asked, learner, is_published) or _malformed(group, learner)
+        drawn_by = {group.oldest_version, group.newest_version}
+        if problem is None and drawn_by != {evaluation.version}:
+            other = next(iter(drawn_by - {evaluation.version}))
+            detail = f"version {other} drew a token, evaluated is {evaluation.version}"
+            problem = (Verdict.STALE, f"{detail}: stay at it until the prompt is generated")
+    if problem is not None:
+        return Decision(Submitted(*problem), Transaction(evaluation=evaluations.spent(name, now=now)))
+    assert isinstance(group, RolloutGroup)
+    transaction = Transaction(evaluation=evaluations.counted(name, sampler_id, group, now=now))
+    answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
+    return Decision(Submitted(Verdict.SPOOLED), held_against_odd(accounts, answered, now=now))
+
+
+def _malformed(group: RolloutGroup, learner: Learner) -> tuple[Verdict, str] | None:
+    try:
+        check_group(group, vocabulary_size=learner.vocabulary_size)
+    except RefusedError as refused:
+        return Verdict.MALFORMED, refused.what
+    return None
+
+
+def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decision[Judged | None]:
+    """Decide what the learner's verdict on a group changes; None: nothing.
+
+    DUPLICATE means that the learner has trained on the group before and the ledger does not know of it: the
+    slot is lost, and neither delivered nor leased again. UNINFORMATIVE settles the slot without a step. Where
+    that verdict is lost on its way, the group is delivered again and comes into another batch; that doubles
+    no training, since the first batch changed nothing.
+
+    Raises:
+        RefusedError: MALFORMED; the verdict is not the learner's to give.
+    """
+    parsed = parse_group_id(judged.group_id)
+    if parsed is None or judged.verdict in (Verdict.SPOOLED, Verdict.TRAINED):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"the learner cannot give group {judged.group_id[:100]!r} the verdict {judged.verdict}",
+        )
+    before = accounts.slots.open_slots.get(parsed[0])
+    match judged.verdict:
+        case Verdict.ACCEPTED:
+            slot = accounts.slots.accepted(*parsed)
+        case Verdict.DUPLICATE:
+            slot = accounts.slots.lost(*parsed)
+        case Verdict.UNINFORMATIVE:
+            slot = accounts.slots.uninformative(*parsed)
+        case _:
+            slot = accounts.slots.refused(*parsed)
+    attempt = slot.attempt(parsed[1]) if slot is not None else None
+    if before is None or slot is None or attempt is None:
+        return Decision(None)
+    is_first = before.state is SlotState.SPOOLED
+    answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
+    standing = accounts.standings.of(attempt.holder)
+    is_held_against_it = judged.verdict in _FAULTY and not standing.quarantine
+    transaction = Transaction(
+        slots=(slot,),
+        verdicts=((attempt.holder, judged.verdict),),
+        standings=(standing.after_refusal(now=now),) if is_held_against_it else (),
+    )
+    return Decision(answer, transaction)
