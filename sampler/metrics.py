@@ -47,17 +47,10 @@ class SamplerMetrics:
 
         self.tokens = counter("tokens", "Tokens drawn for finished groups.")
         self.decode_steps = counter("decode_steps", "Decode steps, each a token of every running completion.")
-        self.generate_seconds = counter("generate_seconds", "Time spent in decode steps.")
         self.groups = counter("groups", "Verdicts on this sampler's groups; one may get several.", "verdict")
         self.dropped_groups = counter("dropped_groups", "Leased groups that are not submitted.", "reason")
         self._prompt_faults = counter(
             "prompt_faults", "Leases given back because their prompts could not be answered.", "reason"
-        )
-        self.prompt_seconds = histogram(
-            "prompt_seconds", "From a lease to its prompt, including waits for a grader.", _GROUP_BUCKETS_S
-        )
-        self.group_seconds = histogram(
-            "group_seconds", "From the first token of a group to its last.", _GROUP_BUCKETS_S
         )
         self.reply_seconds = histogram(
             "reply_seconds", "From a turn to the reply, including waits for a grader.", _GROUP_BUCKETS_S
@@ -65,7 +58,6 @@ class SamplerMetrics:
         self.completion_turns = histogram(
             "completion_turns", "Turns of a completion, where the task replies.", _TURN_BUCKETS
         )
-        self.grade_seconds = histogram("grade_seconds", "Time to grade one group.", _GROUP_BUCKETS_S)
         self.grader_kills = counter("grader_kills", "Grader processes killed at a limit or found dead.")
         self._grader_outages = counter(
             "grader_outages", "Attempts to grade that failed, through no fault of the prompt.", "reason"
@@ -74,12 +66,10 @@ class SamplerMetrics:
         self.swap_seconds = histogram(
             "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
         )
-        self.held_version = gauge("held_version", "The policy version sampled from; -1: none.")
+        self._held_version = gauge("held_version", "The policy version sampled from; -1: none.")
         self.dropped_fetches = counter(
             "dropped_fetches", "Fetches of a policy version that ended without it.", "reason"
         )
-        self.versions_behind = gauge("versions_behind", "Announced head minus held version.")
-        self.round_trip = gauge("fetch_round_trip_seconds", "To the sources of weights; 0: not measured.")
         self._starving = gauge(
             "starving_seconds", "How long newer versions were available and none was taken."
         )
@@ -116,6 +106,7 @@ class SamplerMetrics:
     def watch(
         self,
         *,
+        held_version: Callable[[], float],
         unbegun: Callable[[], float],
         unsubmitted: Callable[[], float],
         leases: Callable[[], float],
@@ -123,6 +114,7 @@ class SamplerMetrics:
         starving_s: Callable[[], float],
     ) -> None:
         """Read these at every collection."""
+        self._held_version.set_function(held_version)
         self._unbegun.set_function(unbegun)
         self._unsubmitted.set_function(unsubmitted)
         self._leases.set_function(leases)

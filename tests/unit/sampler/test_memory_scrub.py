@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampler.engines.model_words import ArrayWords
-from sampler.versions.memory_scrub import MemoryScrub
+from sampler.versions.held_version import MemoryScrub
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, random_words
 
