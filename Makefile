@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo real test test-vllm kills mutants restores neon check lint types layers proto proto-check deploy-check format wheel-check clean
+.PHONY: help install demo real test test-vllm kills mutants restores neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
 
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
@@ -29,6 +29,9 @@ $(BIN)/.test: $(BIN)/.demo
 	@touch $@
 $(BIN)/.check: $(BIN)/.test
 	$(PIP) --editable '.[$(TESTED),check]'
+	@touch $@
+$(BIN)/.docs: $(BIN)/.demo
+	$(PIP) --editable '.[learner,sampler,docs]'
 	@touch $@
 $(BIN)/.compiled: $(BIN)/.demo
 	$(PIP) --editable '.[learner,sampler,tasks]'
@@ -66,9 +69,11 @@ test-vllm: .venv-vllm/.installed ## What every engine must do, on vLLM's CPU bui
 kills: $(BIN)/.demo ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
 	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
 
-mutants: needs-test $(BIN)/.test ## Plant faults in what decides and see which no test catches (FAULTS=n, SEED=n; up to an hour)
+mutants: needs-test $(BIN)/.test ## Plant faults in what decides (mutmut) and list those that no test catches (ONLY='node.rpc.places*'; all of them: hours)
 	$(COMPILED)
-	$(BIN)/python -m bench.mutants --faults $(or $(FAULTS),1200) --seed $(or $(SEED),0)
+	$(PIP) 'mutmut>=3.8,<4'
+	$(BIN)/mutmut run $(if $(ONLY),'$(ONLY)')
+	$(BIN)/mutmut results
 
 restores: $(BIN)/.demo ## Put older ledgers under a real run and restart it in random orders (MOMENTS=n, SEED=n)
 	$(BIN)/python -m bench.restores --moments $(or $(MOMENTS),50) --seed $(or $(SEED),0)
@@ -76,7 +81,7 @@ restores: $(BIN)/.demo ## Put older ledgers under a real run and restart it in r
 neon: needs-neon $(BIN)/.demo ## Run the C kernel on emulated processors: 64-bit ARM, old x86-64 (takes qemu-user and cross compilers)
 	$(BIN)/python tests/fuzz/emulated_kernel.py
 
-check: needs-check lint types layers proto-check deploy-check ## Style, types, import contracts, protos, deployment files
+check: needs-check lint types layers proto-check proto-breaking deploy-check docs ## Style, types, import contracts, protos, deployment files, documents
 
 lint: $(BIN)/.check ## ruff, without changing anything
 	$(BIN)/ruff check .
@@ -87,6 +92,9 @@ types: $(BIN)/.check ## mypy --strict
 
 layers: $(BIN)/.check ## Who may import whom
 	$(BIN)/lint-imports
+
+docs: $(BIN)/.docs ## Build the site into site/; a link or a name that leads nowhere fails
+	$(BIN)/mkdocs build --strict
 
 $(GEN)/.installed: proto/requirements.txt
 	$(PYTHON) -m venv .venv-proto
@@ -106,6 +114,11 @@ proto-check: $(GEN)/.installed ## buf lint, and fail if the stubs are not what t
 	  --grpc_python_out=.venv-proto/drift --mypy_out=quiet:.venv-proto/drift --mypy_grpc_out=quiet:.venv-proto/drift $(PROTOS)
 	for f in .venv-proto/drift/heterorl/v1/*; do diff -q $$f proto/heterorl/v1/$$(basename $$f) || exit 1; done
 
+proto-breaking: $(GEN)/.installed ## buf breaking against the last release; passes where none is tagged yet
+	@release=$$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null); \
+	if [ -z "$$release" ]; then echo "proto-breaking: no release is tagged yet, so there is nothing to break"; \
+	else $(GEN)/buf breaking proto --against "$$(git rev-parse --git-common-dir)#tag=$$release,subdir=proto"; fi
+
 deploy-check: needs-check $(BIN)/.test ## Validate units, manifests, rules, dashboards and the Dockerfile offline
 	$(BIN)/python -m deploy.check
 
@@ -120,4 +133,4 @@ wheel-check: needs-test $(BIN)/.test ## Run the tests against the built wheel in
 	cd tests && ../.venv-wheel/bin/pytest -q -n 2 --dist worksteal -c ../pyproject.toml --rootdir=.. -o pythonpath=. -m "not gpu" .
 
 clean: ## Remove what the targets above create
-	rm -rf .venv .venv-proto .venv-vllm .venv-wheel dist runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-proto .venv-vllm .venv-wheel dist runs site .mypy_cache .pytest_cache .ruff_cache

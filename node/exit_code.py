@@ -7,7 +7,7 @@ from node.errors import ConfigError, Reason, RefusedError
 
 
 class ExitCode(enum.IntEnum):
-    """How a process ends. README.md has a line on each."""
+    """How a process ends. docs/operating.md has a line on each."""
 
     DRAINED = 0
     FAILED = 1

@@ -29,7 +29,6 @@ from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.process.stop_order import StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
-from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics, snapshot
 from node.tokenizer import chat_template, chat_template_digest
@@ -229,9 +228,7 @@ def _membership(
     policy: ServedPolicy,
     held: HeldVersion,
 ) -> MembershipClient:
-    config = context.config.section(SamplerConfig)
-    target = context.config.node.coordinator
-    assert target is not None
+    model_dir = context.config.section(SamplerConfig).model_dir
     return MembershipClient(
         control,
         Member(
@@ -240,7 +237,7 @@ def _membership(
             layout_digest=engine.layout.digest,
             layout_summary=engine.layout.summary,
             tokenizer_digest=engine.tokenizer.digest,
-            chat_template_digest=chat_template_digest(config.model_dir),
+            chat_template_digest=chat_template_digest(model_dir),
         ),
         reports=PeerReports(
             held=lambda: policy.served,
@@ -258,7 +255,7 @@ def _membership(
         clock=context.clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
-        comparison=comparison_with(target, context.identity, clock=context.clock),
+        identity=context.identity,
     )
 
 

@@ -20,7 +20,7 @@ from node.clock import Clock
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeasePurpose, LogprobMode, PromptLease, RolloutGroup, Verdict
+from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
 from sampler.engines.engine import Engine, FinishedRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics
@@ -261,7 +261,6 @@ class GroupPipeline:
                 for conversation, reward in zip(conversations, grades.rewards, strict=True)
             ),
             sampling=lease.sampling,
-            logprob_mode=LogprobMode.SAMPLED,
             # In order, although the clock may have been set meanwhile.
             sampling_started_at_s=min(job.at_s, finished_at_s, graded_at_s) + offset_s,
             sampling_finished_at_s=min(finished_at_s, graded_at_s) + offset_s,

@@ -150,14 +150,14 @@ class HeldVersion:
         """Serve what was loaded; raises as ``apply``."""
         await self._change(lambda: self.policy.held, during=State.EMPTY)
 
-    async def begin(self, manifest: Manifest, signed: bytes) -> VersionAssembly:
+    async def begin(self, manifest: Manifest) -> VersionAssembly:
         """Begin to assemble a verified manifest's version; its payloads are logged on disk as they arrive.
 
         Raises:
             RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
         """
         self._admitted(manifest)
-        payloads = await asyncio.to_thread(self._saved.begin, manifest, signed)
+        payloads = await asyncio.to_thread(self._saved.begin, manifest, manifest.signed)
         base, base_version = self._weights.live, self.policy.held
         if manifest.base_version == PUBLIC_VERSION != base_version.number:
             base, base_version = self.base.words, self.base.version

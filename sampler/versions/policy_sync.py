@@ -200,8 +200,8 @@ class PolicySync:
                 logger.info("fetch dropped", extra=fields | {"reason": reason.value})
 
     async def _assembled(self, artifact: Artifact) -> VersionAssembly:
-        manifest, signed = await self._fetcher.signed_manifest(artifact.key)
-        assembly = await self._held.begin(manifest, signed)
+        manifest = await self._fetcher.manifest(artifact.key)
+        assembly = await self._held.begin(manifest)
         announced = () if self._announcement is None else self._announcement.artifacts
         await fetch_into(
             assembly,

@@ -82,12 +82,6 @@ def paths_named(document: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("document", [DESIGN, ROOT / "README.md"], ids=lambda path: path.name)
-def test_every_path_named_exists(document: Path) -> None:
-    missing = [name for name in paths_named(document) if not (ROOT / name).exists()]
-    assert not missing
-
-
 def test_design_lists_every_file_of_decisions() -> None:
     assert DECISIONS
     assert {str(path.relative_to(ROOT)) for path in DECISIONS} <= set(paths_named(DESIGN))

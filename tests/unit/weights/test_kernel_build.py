@@ -15,7 +15,7 @@ def project(tmp_path: Path) -> Path:
     """Return a copy of the sources, so that no kernel in use is replaced."""
     copy = tmp_path / "project"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for folder in ("node", "learner", "sampler", "proto", "deploy"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
