@@ -40,7 +40,7 @@ from node.telemetry.logging import configure_logging
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.digests import Words
-from node.weights.store.head_file import StoreMark
+from node.weights.format.manifest import Manifest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from node.wire.policies import artifact_key_to_wire
@@ -59,9 +59,9 @@ class TimedDisk(SavedPolicy):
 
     verified_s = 0.0
 
-    def remember(self, mark: StoreMark, payloads: LoggedArtifact | None) -> None:
+    def remember(self, manifest: Manifest, payloads: LoggedArtifact | None) -> None:
         self.verified_s = time.monotonic()
-        super().remember(mark, payloads)
+        super().remember(manifest, payloads)
 
 
 class LiveArray:

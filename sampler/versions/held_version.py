@@ -23,15 +23,12 @@ from node.weights.format.digests import words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
-from node.weights.store.head_file import Head, StoreMark
-from node.weights.store.high_water import HighWater
 from sampler.engines.engine_thread import Change
 from sampler.engines.model_words import LiveWords, ModelWords, frame_digests
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.served_policy import Event, ServedPolicy, State
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
-from sampler.versions.version_files import PublicBase
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +81,8 @@ class HeldVersion:
 
     Attributes:
         policy: Told what the live words are.
-        base: The public base model.
-        base_model: The same, as the coordinator is told; empty before ``load``.
+        base_model: Version 0, as the coordinator is told; empty before ``load``.
+        saved: What a restart continues from.
     """
 
     def __init__(
@@ -104,27 +101,19 @@ class HeldVersion:
         Args:
             in_place: Write versions over the live one, even if they could be assembled in a spare copy.
             hand_over: ``EngineThread.hand_over``.
-            saved: What a restart continues from.
         """
         self._weights = weights
         self._hand_over = hand_over
-        self._saved = saved
+        self.saved = saved
         self._monotonic = monotonic
         self._in_place = in_place
         self._scrub = MemoryScrub(layout)
         self._is_changing = asyncio.Lock()
         self._spare: ModelWords | None = None
         self._published_at_s: float | None = None
-        self._mark = StoreMark()
-        self.layout = layout
+        self._layout = layout
         self.policy = policy
-        self.base: PublicBase
         self.base_model = BaseModel()
-
-    @property
-    def high_water(self) -> HighWater:
-        """The newest version ever believed."""
-        return self._mark.high_water
 
     def age_s(self, now: float) -> float:
         """Return the seconds since the held version was published; 0 for the base model or a saved copy."""
@@ -137,12 +126,9 @@ class HeldVersion:
             StartupError: the disk cannot be used.
             RefusedError: FENCED or ROLLBACK, if the version is older than one believed before.
         """
-        self._mark = await asyncio.to_thread(self._saved.load_mark)
-        self.base = await asyncio.to_thread(self._saved.keep_base, self._weights.live)
-        self.base_model = self.base.model
-        version, manifest = await asyncio.to_thread(self._saved.load, self._weights, base=self.base)
-        if manifest is not None:
-            self._mark = self._admitted(manifest)
+        await asyncio.to_thread(self.saved.open, self._weights.live)
+        self.base_model = self.saved.base.model
+        version = await asyncio.to_thread(self.saved.load, self._weights)
         await asyncio.to_thread(self._scrub.expect_current, self._weights.live)
         self.policy.load(version)
 
@@ -156,16 +142,16 @@ class HeldVersion:
         Raises:
             RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
         """
-        self._admitted(manifest)
-        payloads = await asyncio.to_thread(self._saved.begin, manifest, manifest.signed)
+        self.saved.admitted(manifest)
+        payloads = await asyncio.to_thread(self.saved.begin, manifest, manifest.signed)
         base, base_version = self._weights.live, self.policy.held
         if manifest.base_version == PUBLIC_VERSION != base_version.number:
-            base, base_version = self.base.words, self.base.version
+            base, base_version = self.saved.base.words, self.saved.base.version
         spares = None if self._in_place else self._weights.spares
         if spares is None:
             return InPlaceAssembly(
                 manifest,
-                layout=self.layout,
+                layout=self._layout,
                 base=base,
                 base_version=base_version,
                 payloads=payloads,
@@ -175,23 +161,13 @@ class HeldVersion:
         spare, self._spare = self._spare, None
         return SpareAssembly(
             manifest,
-            layout=self.layout,
+            layout=self._layout,
             base=base,
             base_version=base_version,
             payloads=payloads,
             spares=spares,
             spare=spares.new_spare() if spare is None else spare,
         )
-
-    async def remember(self, assembly: VersionAssembly) -> None:
-        """Put a finished version on disk, before it is served.
-
-        Raises:
-            RefusedError: DISK, or FENCED or ROLLBACK.
-        """
-        mark = self._admitted(assembly.manifest)
-        await asyncio.to_thread(self._saved.remember, mark, assembly.payloads)
-        self._mark = mark
 
     async def apply(self, assembly: VersionAssembly) -> None:
         """Change the live words to a version that is on disk.
@@ -227,7 +203,7 @@ class HeldVersion:
             damaged = self._scrub.damaged_frames(self._weights.live) if is_suspect else 0
             if is_suspect and not damaged:
                 return self.policy.held
-            version, _ = self._saved.load(self._weights, base=self.base)
+            version = self.saved.load(self._weights)
             self._scrub.expect_current(self._weights.live)
             return version
 
@@ -238,7 +214,7 @@ class HeldVersion:
         """Copy the held version to disk if that is due."""
         # On the way back to a newer version, the disk may hold what was served before.
         if self.policy.served is not None:
-            await asyncio.to_thread(self._saved.compact, self.policy.held, self._weights.live)
+            await asyncio.to_thread(self.saved.compact, self.policy.held, self._weights.live)
 
     async def check_next_frames(self) -> int | None:
         """Hash some of the live words again; return a frame that is not what was verified, else None."""
@@ -249,24 +225,6 @@ class HeldVersion:
                 return await asyncio.to_thread(self._scrub.check_next, self._weights.live)
             except EngineEndedError:
                 return None  # the engine's thread finds out by itself
-
-    def _admitted(self, manifest: Manifest) -> StoreMark:
-        """Return the mark after believing a manifest. Versions on the way to the head leave it unchanged.
-
-        Raises:
-            RefusedError: FENCED or ROLLBACK.
-        """
-        seen = self._mark
-        if seen.head is not None and manifest.version < seen.head.number:
-            return seen
-        seen.high_water.admit(learner_epoch=manifest.learner_epoch, version=manifest.policy_version)
-        head = Head(
-            number=manifest.version,
-            root=manifest.root.hex(),
-            learner_epoch=manifest.learner_epoch,
-            published_at_s=manifest.published_at_s,
-        )
-        return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
 
     async def _change(self, change: Callable[[], PolicyVersion], *, during: State | None = None) -> None:
         made = self.policy.held

@@ -24,7 +24,7 @@ from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import run_until, wait_at_most
-from node.weights.transfer.advance import Remedy, fetch_into
+from node.weights.transfer.advance import fetch_into
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.head_pursuit import HeadPursuit
 from sampler.engines.restartable_engine import EngineEndedError
@@ -129,9 +129,8 @@ class PolicySync:
         async for announcement in self._watch():
             try:
                 # It is not signed, so that it only says what may be asked for.
-                self._held.high_water.admit(
-                    learner_epoch=announcement.learner_epoch, version=announcement.head
-                )
+                high_water = self._held.saved.mark.high_water
+                high_water.admit(learner_epoch=announcement.learner_epoch, version=announcement.head)
             except RefusedError as refused:
                 self._node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
                 logger.warning("announcement refused", extra={"detail": str(refused)})
@@ -202,15 +201,7 @@ class PolicySync:
     async def _assembled(self, artifact: Artifact) -> VersionAssembly:
         manifest = await self._fetcher.manifest(artifact.key)
         assembly = await self._held.begin(manifest)
-        announced = () if self._announcement is None else self._announcement.artifacts
-        await fetch_into(
-            assembly,
-            self._fetcher,
-            manifest,
-            layout=self._held.layout,
-            remedy=Remedy(announced, self._held.base.words.read),
-            metrics=self._transfer_metrics,
-        )
+        await fetch_into(assembly, self._fetcher, manifest, metrics=self._transfer_metrics)
         await asyncio.to_thread(assembly.finish)
         return assembly
 
@@ -222,7 +213,7 @@ class PolicySync:
         assembly, self._assembly = self._assembly, None
         assert assembly is not None, "a verified version was assembled"
         try:
-            await self._held.remember(assembly)
+            await asyncio.to_thread(self._held.saved.remember, assembly.manifest, assembly.payloads)
         except RefusedError as refused:
             self._refuse(assembly.manifest.key, refused)
             return
@@ -247,6 +238,8 @@ class PolicySync:
         except EngineEndedError:
             return  # It is loaded again, a few times at most.
         self._transfer_metrics.count_repaired_frames(damaged)
+        if damaged:  # what could not be used may be usable now
+            self._unusable = frozenset()
         fields = {"version": self._policy.held.number, "damaged_frames": damaged}
         logger.warning("held policy taken from the disk", extra=fields)
 
@@ -257,6 +250,8 @@ class PolicySync:
         self._node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
         logger.warning("artifact not usable", extra={"artifact": str(key), "detail": str(refused)})
         self._unusable |= {key}
+        if refused.reason is Reason.WRONG_BASE:
+            self.doubt()
 
     def _drop(self, reason: DroppedFetch) -> None:
         self._policy.note(Event.DROP)

@@ -78,7 +78,7 @@ class VersionAssembly(ABC):
         self._verified = np.zeros(len(self.layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
-        """Use the frames that the base has and the payloads that were kept; return the frames to repair."""
+        """Use frames of the base and payloads that were kept; return the frames whose base is wrong."""
         records, spans = self.manifest.frames, self.layout.frames
         to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
         found = dict(
@@ -106,7 +106,7 @@ class VersionAssembly(ABC):
 
         Raises:
             DamagedFrameError: the payload is not the signed one, or does not decode to the signed words.
-            WrongBaseError: this frame has to be repaired.
+            WrongBaseError: the base is wrong in this frame.
         """
         if self._verified[frame]:
             return
@@ -117,18 +117,6 @@ class VersionAssembly(ABC):
             self._keep(frame, payload)
             raise
         self._take_payload(frame, words, None if self._keep(frame, payload) else payload)
-        self._set_verified(frame, digest)
-
-    def repair(self, frame: int, words: Words) -> None:
-        """Set the words of a frame that was rebuilt from other artifacts.
-
-        Raises:
-            DamagedFrameError: they are not the signed ones.
-        """
-        digest = words_digest(words)
-        if not self.manifest.frames[frame].makes(digest):
-            raise DamagedFrameError(frame, "the words have another digest than signed")
-        self._take_words(frame, words)
         self._set_verified(frame, digest)
 
     def finish(self) -> None:
@@ -165,9 +153,6 @@ class VersionAssembly(ABC):
 
     @abstractmethod
     def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None: ...
-
-    @abstractmethod
-    def _take_words(self, frame: int, words: Words) -> None: ...
 
     def _take_kept(self, frame: int) -> bool:
         """Apply the payload that arrived before a restart, if any; return False if its base is wrong."""
@@ -222,17 +207,14 @@ class SpareAssembly(VersionAssembly):
         return frame_digests(self.spare, self.layout.frames)
 
     def _take_base(self, frame: int, words: Words) -> None:
-        self._take_words(frame, words)
+        self.spare.write(self.layout.frames[frame], words)
 
     def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None:
         if self._memory(frame) is None:
-            self._take_words(frame, words)
+            self.spare.write(self.layout.frames[frame], words)
 
     def _memory(self, frame: int) -> Words | None:
         return self.spare.memory(self.layout.frames[frame])
-
-    def _take_words(self, frame: int, words: Words) -> None:
-        self.spare.write(self.layout.frames[frame], words)
 
 
 @dataclass(eq=False, repr=False)
@@ -249,7 +231,6 @@ class InPlaceAssembly(VersionAssembly):
     _from_payload: set[int] = field(init=False, default_factory=set)
     _unkept: dict[int, bytes] = field(init=False, default_factory=dict)
     """Payloads that cannot be kept on disk."""
-    _repaired: dict[int, Words] = field(init=False, default_factory=dict)
 
     def apply(self) -> None:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="apply") as threads:
@@ -265,8 +246,6 @@ class InPlaceAssembly(VersionAssembly):
 
     def _final(self, frame: int) -> Words | None:
         """Return the words to write; None: they are live already."""
-        if frame in self._repaired:
-            return self._repaired[frame]
         if frame in self._from_base:
             return self.base.read(self.layout.frames[frame])
         if frame not in self._from_payload:
@@ -287,6 +266,3 @@ class InPlaceAssembly(VersionAssembly):
         self._from_payload.add(frame)
         if unkept is not None:
             self._unkept[frame] = unkept
-
-    def _take_words(self, frame: int, words: Words) -> None:
-        self._repaired[frame] = words

@@ -117,8 +117,8 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
         served.newest = 0
         disk = open_saved_policy(directory, save_every_s=save_every_s)
         weights = live_words(LEARNER.versions[0].words)
-        disk.load_mark()
-        held, _ = disk.load(weights, base=disk.keep_base(weights.live))
+        disk.open(weights.live)
+        held = disk.load(weights)
         for version, base in ((1, 0), (2, 1)):
             if version <= held.number:
                 continue
@@ -136,7 +136,7 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
             for frame in assembly.missing():
                 assembly.put(frame, encoded.payloads[frame])
             assembly.finish()
-            disk.remember(mark_of(version), payloads)
+            disk.remember(encoded.manifest, payloads)
             assembly.apply()
             held = encoded.manifest.policy_version
             served.say(version)
@@ -147,9 +147,10 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
         stops += 1
         before = served.newest
         disk = open_saved_policy(directory, save_every_s=save_every_s)
-        mark = disk.load_mark()
         weights = live_words(LEARNER.versions[0].words)
-        held, _ = disk.load(weights, base=disk.keep_base(weights.live))
+        disk.open(weights.live)
+        mark = disk.mark
+        held = disk.load(weights)
         assert held.number >= before
         assert held == LEARNER.versions[held.number].version
         np.testing.assert_array_equal(words_of(weights.live), LEARNER.versions[held.number].words)

@@ -250,6 +250,23 @@ async def test_a_frame_that_went_bad_in_memory_is_taken_from_the_disk_again(
             await until(lambda: serving.registry.value("heterorl_node_frames_mended_total") == 1)
 
 
+async def test_a_frame_that_went_bad_in_memory_is_found_by_the_next_delta_which_is_not_fetched_twice(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir, save_every_s=3600.0) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            serving.spoil(3)
+            await asyncio.to_thread(hub.learner.put, hub.store, (3, 2))
+            await serving.reaches(hub.learner.versions[3])
+            assert serving.registry.value("heterorl_node_frames_mended_total") == 1
+            sizes = [
+                len(payload) for base in (0, 1, 2) for payload in hub.learner.encode(base + 1, base).payloads
+            ]
+            assert serving.registry.transferred("delta", "in") == sum(sizes)
+
+
 async def test_a_damaged_version_that_the_disk_lacks_is_fetched_and_nothing_older_is_sampled_from(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:

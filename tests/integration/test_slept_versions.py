@@ -23,7 +23,6 @@ from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan, plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.advance import Remedy
 from sampler.engines.model_words import ArrayWords
 from sampler.versions.saved_policy import HELD_FILE
 from sampler.versions.version_files import save_held
@@ -145,7 +144,6 @@ async def test_whoever_has_nothing_at_all_arrives_bit_exact_by_the_cheapest_keyf
                 layout=TINY,
                 held=held,
                 spare=None,
-                remedy=Remedy(),
                 metrics=registry.metrics,
             )
         assert held is not None

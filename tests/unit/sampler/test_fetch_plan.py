@@ -32,10 +32,6 @@ def next_key(state: FetchPlan) -> tuple[int, int] | None:
     return None if artifact is None else (artifact.key.version, artifact.key.base_version)
 
 
-def test_nothing_is_fetched_before_the_first_announcement() -> None:
-    assert next_key(holding(0)) is None
-
-
 def test_the_first_artifact_of_the_cheapest_way_is_next() -> None:
     state = holding(0, announcement(2, (1, 0, 10), (2, 1, 10), (2, NO_BASE, 100)))
     assert next_key(state) == (1, 0)
@@ -60,12 +56,6 @@ def test_where_no_way_leads_to_the_stop_the_head_comes_first() -> None:
     offered = announcement(12, (11, 10, 10), (12, 8, 1))
     state = replace(holding(8, offered), stop_from=10)
     assert next_key(state) == (12, 8)
-
-
-def test_a_newer_announcement_replaces_the_older() -> None:
-    state = holding(1, announcement(2, (2, 1, 10)))
-    state = replace(state, announcement=announcement(3, (3, 1, 12), (2, 1, 10), (3, 2, 10)))
-    assert next_key(state) == (3, 1)
 
 
 def test_an_artifact_that_cannot_be_used_is_planned_around() -> None:

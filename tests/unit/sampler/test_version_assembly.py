@@ -10,7 +10,7 @@ import torch
 from bench.whole_versions import EncodedVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
 from sampler.engines.model_words import ArrayWords, ModelWords
@@ -136,9 +136,7 @@ def test_a_damaged_payload_is_found_and_changes_nothing(mode: str, weights: Live
     np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
 
 
-def test_a_frame_that_is_wrong_in_memory_is_mended_with_the_words_that_were_signed(
-    mode: str, weights: LiveTensors
-) -> None:
+def test_a_frame_that_is_wrong_in_memory_is_found_in_its_frame_alone(mode: str, weights: LiveTensors) -> None:
     spoil(weights, 2)
     version = begun(mode, weights)
     assert version.take_held() == ()
@@ -147,12 +145,7 @@ def test_a_frame_that_is_wrong_in_memory_is_mended_with_the_words_that_were_sign
     with pytest.raises(WrongBaseError) as wrong:
         version.put(2, DELTA.payloads[2])
     assert wrong.value.frame == 2
-    with pytest.raises(DamagedFrameError):
-        version.repair(2, BASE.words[LAYOUT.frames[2].slice])
-    version.repair(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
-    version.finish()
-    version.apply()
-    np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
+    assert version.missing() == (2,)
 
 
 def test_a_delta_does_not_start_from_anything_but_its_base(mode: str, weights: LiveTensors) -> None:
