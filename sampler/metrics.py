@@ -32,6 +32,20 @@ class Dropped(enum.StrEnum):
     """The sampler stopped first."""
 
 
+_READINGS: Final = {
+    "held_version": "The policy version sampled from; -1: none.",
+    "policy_age_seconds": "Since the held version was published, by two clocks.",
+    "starving_seconds": "How long newer versions were available and none was taken.",
+    "engine_waiting_requests": "Groups in the engine without a token yet: for memory or their prompt.",
+    "unbegun_groups": "Leases whose prompts are being made or wait for the engine.",
+    "outbox_groups": "Graded groups not yet submitted.",
+    "running_leases": "Leases being worked on, from prompt to submission.",
+    "grader_processes": "Processes that run the task's code.",
+    "grader_queue_requests": "Prompts, replies and gradings waiting.",
+}
+"""Gauges that are read where their values are."""
+
+
 class SamplerMetrics:
     """The sampler's instruments, for the event loop's thread."""
 
@@ -66,25 +80,13 @@ class SamplerMetrics:
         self.swap_seconds = histogram(
             "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
         )
-        self._held_version = gauge("held_version", "The policy version sampled from; -1: none.")
         self.dropped_fetches = counter(
             "dropped_fetches", "Fetches of a policy version that ended without it.", "reason"
-        )
-        self._starving = gauge(
-            "starving_seconds", "How long newer versions were available and none was taken."
         )
         self.repairs = counter("repairs", "Times the held policy was found damaged.")
         self.engine_restarts = counter("engine_restarts", "Times the engine failed and was loaded again.")
         self.probe_failures = counter("probe_failures", "Probes of a version that had no finite logprob.")
-        self._unbegun = gauge("unbegun_groups", "Leases whose prompts are being made or wait for the engine.")
-        self._waiting = gauge(
-            "engine_waiting_requests", "Groups in the engine without a token yet: for memory or their prompt."
-        )
-        self._graders = gauge("grader_processes", "Processes that run the task's code.")
-        self._grader_queue = gauge("grader_queue_requests", "Prompts, replies and gradings waiting.")
-        self._unsubmitted = gauge("outbox_groups", "Graded groups not yet submitted.")
-        self._leases = gauge("running_leases", "Leases being worked on, from prompt to submission.")
-        self._age = gauge("policy_age_seconds", "Since the held version was published, by two clocks.")
+        self._readings = {name: gauge(name, text) for name, text in _READINGS.items()}
         for fault in FAULTS:
             self._prompt_faults.labels(fault)
 
@@ -94,29 +96,7 @@ class SamplerMetrics:
     def count_grader_outage(self, reason: str, times: int) -> None:
         self._grader_outages.labels(reason).inc(times)
 
-    def watch_graders(self, *, processes: Callable[[], float], queue: Callable[[], float]) -> None:
-        """Read these at every collection."""
-        self._graders.set_function(processes)
-        self._grader_queue.set_function(queue)
-
-    def watch_engine(self, *, waiting: Callable[[], float]) -> None:
-        """Read this at every collection."""
-        self._waiting.set_function(waiting)
-
-    def watch(
-        self,
-        *,
-        held_version: Callable[[], float],
-        unbegun: Callable[[], float],
-        unsubmitted: Callable[[], float],
-        leases: Callable[[], float],
-        policy_age_s: Callable[[], float],
-        starving_s: Callable[[], float],
-    ) -> None:
-        """Read these at every collection."""
-        self._held_version.set_function(held_version)
-        self._unbegun.set_function(unbegun)
-        self._unsubmitted.set_function(unsubmitted)
-        self._leases.set_function(leases)
-        self._age.set_function(policy_age_s)
-        self._starving.set_function(starving_s)
+    def watch(self, **readings: Callable[[], float]) -> None:
+        """Read these gauges at every collection; their names are those in ``_READINGS``."""
+        for name, reading in readings.items():
+            self._readings[name].set_function(reading)

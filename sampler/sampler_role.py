@@ -125,11 +125,11 @@ async def build(context: RoleContext) -> list[Service]:
     )
     metrics.watch(
         held_version=lambda: -1 if policy.served is None else policy.served.number,
-        unbegun=lambda: work_queue.count(*UNBEGUN),
-        unsubmitted=lambda: work_queue.count(JobState.SUBMITTING),
-        leases=lambda: len(work_queue),
-        policy_age_s=lambda: held.age_s(context.clock.now() + membership.clock_offset_s),
-        starving_s=policy_sync.starving_s,
+        unbegun_groups=lambda: work_queue.count(*UNBEGUN),
+        outbox_groups=lambda: work_queue.count(JobState.SUBMITTING),
+        running_leases=lambda: len(work_queue),
+        policy_age_seconds=lambda: held.age_s(context.clock.now() + membership.clock_offset_s),
+        starving_seconds=policy_sync.starving_s,
     )
     syncing = StopsAfter(policy_sync)
     sampling = StopsAfter(rollouts, other=syncing)

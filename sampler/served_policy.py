@@ -189,7 +189,9 @@ class ServedPolicy:
             self._stop, self._since_s = version, now
         elif had_to_ask and version == self._stop:
             self._stop = None
-            self._tell(self.served)
+        else:
+            return
+        self._tell(self.served)
 
     @property
     def _is_at_stop(self) -> bool:

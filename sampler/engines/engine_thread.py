@@ -81,7 +81,7 @@ class EngineThread:
         self._is_hung = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         policy.listen(lambda _: self._something_to_do.set())
-        metrics.watch_engine(waiting=lambda: engine.waiting)
+        metrics.watch(engine_waiting_requests=lambda: engine.waiting)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
         """Run ``change`` before the next step; return what it returns.

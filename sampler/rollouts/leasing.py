@@ -20,22 +20,10 @@ from sampler.served_policy import ServedPolicy
 
 logger = logging.getLogger(__name__)
 
-BOUNDS: Final = frozenset(
-    {
-        "concurrency",
-        "staleness",
-        "buffer",
-        "share",
-        "faults",
-        "quarantine",
-        "learner",
-        "ledger",
-        "task",
-        "prompts",
-        "grader",
-        "bytes",
-    }
-)
+BOUNDS: Final = frozenset({
+    "concurrency", "staleness", "buffer", "share", "faults", "quarantine", "learner", "ledger", "task",
+    "prompts", "grader", "bytes",
+})  # fmt: skip
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 
 TOO_OLD: Final = "policy version"
@@ -86,7 +74,7 @@ class Leasing:
         self._unwanted: list[str] = []
         self._failed: list[FailedLease] = []
         self._bound: str | None = None
-        """What limited the last request."""
+        """The limit on the last request, as shown."""
         self._changed = asyncio.Event()
         policy.listen(lambda _: self.notice_change())
 

@@ -133,7 +133,9 @@ class RolloutLoop:
             group_size=settings.group_size,
         )
         graders = self._make_graders(setup)
-        self._metrics.watch_graders(processes=lambda: graders.processes, queue=lambda: graders.waiting)
+        self._metrics.watch(
+            grader_processes=lambda: graders.processes, grader_queue_requests=lambda: graders.waiting
+        )
         try:
             self._pipeline.task = await RunTask.start(
                 settings.task, setup, graders, rows=settings.prompts, digest=settings.task_digest

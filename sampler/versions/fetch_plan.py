@@ -15,7 +15,7 @@ from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up, 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """What a sampler holds and what is announced: a ``Position`` of ``head_pursuit``."""
+    """The version held and what is announced: a ``Position`` of ``head_pursuit``."""
 
     held: PolicyVersion
     """The version in memory, verified or the base model; the next delta starts from it."""

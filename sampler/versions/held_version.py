@@ -19,7 +19,7 @@ from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.policy import BaseModel, PolicyVersion
-from node.weights.format.digests import words_digest
+from node.weights.format.digests import version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
@@ -49,10 +49,6 @@ class MemoryScrub:
     def expect(self, digests: Sequence[int]) -> None:
         """Expect these digests from now on, one for each frame. The next frame stays the same."""
         self._digests = tuple(digests)
-
-    def expect_current(self, live: ModelWords) -> None:
-        """Expect the words as they are, just verified."""
-        self.expect(frame_digests(live, self._layout.frames))
 
     def damaged_frames(self, live: ModelWords) -> int:
         """Count the frames that have changed. Reads all of them."""
@@ -124,13 +120,11 @@ class HeldVersion:
 
         Raises:
             StartupError: the disk cannot be used.
-            RefusedError: FENCED or ROLLBACK, if the version is older than one believed before.
+            RefusedError: FENCED or ROLLBACK, if the version is older than one believed before; DAMAGED.
         """
         await asyncio.to_thread(self.saved.open, self._weights.live)
         self.base_model = self.saved.base.model
-        version = await asyncio.to_thread(self.saved.load, self._weights)
-        await asyncio.to_thread(self._scrub.expect_current, self._weights.live)
-        self.policy.load(version)
+        self.policy.load(await asyncio.to_thread(self._loaded))
 
     async def serve(self) -> None:
         """Serve what was loaded; raises as ``apply``."""
@@ -143,7 +137,7 @@ class HeldVersion:
             RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
         """
         self.saved.admitted(manifest)
-        payloads = await asyncio.to_thread(self.saved.begin, manifest, manifest.signed)
+        payloads = await asyncio.to_thread(self.saved.begin, manifest)
         base, base_version = self._weights.live, self.policy.held
         if manifest.base_version == PUBLIC_VERSION != base_version.number:
             base, base_version = self.saved.base.words, self.saved.base.version
@@ -193,6 +187,7 @@ class HeldVersion:
 
         Raises:
             EngineEndedError: the engine failed again.
+            RefusedError: DAMAGED: the disk is, too.
             StartupError: the disk cannot be used.
         """
         is_suspect, damaged = self.policy.state is State.SUSPECT, 0
@@ -203,9 +198,7 @@ class HeldVersion:
             damaged = self._scrub.damaged_frames(self._weights.live) if is_suspect else 0
             if is_suspect and not damaged:
                 return self.policy.held
-            version = self.saved.load(self._weights)
-            self._scrub.expect_current(self._weights.live)
-            return version
+            return self._loaded()
 
         await self._change(change)
         return damaged
@@ -225,6 +218,18 @@ class HeldVersion:
                 return await asyncio.to_thread(self._scrub.check_next, self._weights.live)
             except EngineEndedError:
                 return None  # the engine's thread finds out by itself
+
+    def _loaded(self) -> PolicyVersion:
+        version = self.saved.load(self._weights)
+        digests = frame_digests(self._weights.live, self._layout.frames)
+        if version_root(self._layout.digest, digests) != version.root:
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"version {version.number} was taken from the disk and is not as it was verified",
+                fix="test this machine's memory and disk, and start the sampler again",
+            )
+        self._scrub.expect(digests)
+        return version
 
     async def _change(self, change: Callable[[], PolicyVersion], *, during: State | None = None) -> None:
         made = self.policy.held

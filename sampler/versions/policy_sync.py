@@ -38,7 +38,7 @@ from sampler.versions.version_assembly import VersionAssembly
 logger = logging.getLogger(__name__)
 
 FETCH: Final = "policy fetch"
-"""What a sampler waits for while it fetches."""
+"""Name of the wait for a fetch."""
 
 LOOK_AGAIN_S: Final = 1.0
 """Longest wait without looking again at what is due."""
@@ -77,6 +77,8 @@ class PolicySync:
         self._backoff = Backoff(random.random)
         self._announcement: Announcement | None = None
         self._unusable: frozenset[ArtifactKey] = frozenset()
+        self._misfit: ArtifactKey | None = None
+        """The last artifact that did not fit the words held; it casts doubt on them once."""
         self._assembly: VersionAssembly | None = None
         """Verified, and not applied."""
         self._changed = asyncio.Event()
@@ -173,6 +175,8 @@ class PolicySync:
 
     async def _fetch(self, artifact: Artifact) -> None:
         self._policy.note(Event.FETCH)
+        if self._policy.state is not State.FETCHING:
+            return  # It was doubted or lost meanwhile.
         fields = {"artifact": str(artifact.key)}
         try:
             with self._node_metrics.waiting(FETCH):
@@ -238,10 +242,10 @@ class PolicySync:
         except EngineEndedError:
             return  # It is loaded again, a few times at most.
         self._transfer_metrics.count_repaired_frames(damaged)
-        if damaged:  # what could not be used may be usable now
-            self._unusable = frozenset()
+        if damaged:  # the artifact that did not fit may fit now
+            self._unusable, self._misfit = frozenset(), None
         fields = {"version": self._policy.held.number, "damaged_frames": damaged}
-        logger.warning("held policy taken from the disk", extra=fields)
+        logger.warning("held policy restored", extra=fields)
 
     def _refuse(self, key: ArtifactKey, refused: RefusedError) -> None:
         if refused.reason is Reason.BASE_MISMATCH:
@@ -250,7 +254,8 @@ class PolicySync:
         self._node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
         logger.warning("artifact not usable", extra={"artifact": str(key), "detail": str(refused)})
         self._unusable |= {key}
-        if refused.reason is Reason.WRONG_BASE:
+        if refused.reason is Reason.WRONG_BASE and key != self._misfit:
+            self._misfit = key
             self.doubt()
 
     def _drop(self, reason: DroppedFetch) -> None:

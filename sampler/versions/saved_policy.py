@@ -145,9 +145,9 @@ class SavedPolicy:
         )
         return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
 
-    def begin(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
+    def begin(self, manifest: Manifest) -> LoggedArtifact | None:
         """Return where to write an artifact's payloads as they arrive; None: they cannot be kept."""
-        return self._log.begin(manifest, signed)
+        return self._log.begin(manifest)
 
     def remember(self, manifest: Manifest, payloads: LoggedArtifact | None) -> None:
         """Make a version durable before it is served: first its payloads, then the mark.

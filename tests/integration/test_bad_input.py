@@ -145,7 +145,7 @@ async def test_a_decompression_bomb_is_refused_before_it_goes_off_though_the_lea
             # With a base, what is held may be at fault for all that a sampler can tell.
             reason = Reason.WRONG_BASE if codec.needs_base else Reason.DAMAGED
             await until(lambda: serving.refusals[reason] >= 1)
-            assert serving.numbers == [0]
+            assert set(serving.numbers) == {0}
             damaged = serving.registry.value("heterorl_node_frames_damaged_total")
             assert damaged == 0 if codec.needs_base else damaged >= 3
             good = [frame for frame in range(5) if frame != 2]

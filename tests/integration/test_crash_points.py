@@ -23,7 +23,7 @@ from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup, Verdict
 from node.run import StepReport
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import sign, signed_by
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.store.head_file import Head, StoreMark
@@ -123,7 +123,7 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
             if version <= held.number:
                 continue
             encoded = ENCODED[version, base]
-            payloads = disk.begin(encoded.manifest, SIGNED[version, base][0])
+            payloads = disk.begin(signed_by(encoded.manifest, LEARNER.key))
             assembly = InPlaceAssembly(
                 encoded.manifest,
                 layout=LAYOUT,

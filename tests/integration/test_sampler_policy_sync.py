@@ -11,7 +11,7 @@ from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
 from sampler.versions import policy_sync
-from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY
+from sampler.versions.saved_policy import BASE_FILE, HELD_FILE, LOG_DIRECTORY
 from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub
 from support.policy_sync import syncing
@@ -225,21 +225,25 @@ async def test_doubt_about_words_that_are_right_fetches_no_frame(
             assert hub.servicer.fetches == []
 
 
-@pytest.mark.parametrize("noticed_by", ["the scrub", "a doubt"])
-@pytest.mark.parametrize("save_every_s", [0.0, 3600.0], ids=["from a copy", "from the log"])
+@pytest.mark.parametrize(
+    ("noticed_by", "save_every_s"),
+    [("the scrub", 0.0), ("a doubt", 3600.0)],
+    ids=["by the scrub, from a copy", "by a doubt, from the log"],
+)
 async def test_a_frame_that_went_bad_in_memory_is_taken_from_the_disk_again(
     made: MadeRun,
     tmp_path: Path,
     state_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
-    save_every_s: float,
     noticed_by: str,
+    save_every_s: float,
 ) -> None:
     monkeypatch.setattr(policy_sync, "SCRUB_EVERY_S", 0.05 if noticed_by == "the scrub" else 3600.0)
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir, save_every_s=save_every_s) as serving:
             await serving.reaches(hub.learner.versions[2])
+            await until(lambda: bool(save_every_s) or not any((state_dir / LOG_DIRECTORY).iterdir()))
             hub.servicer.fetches.clear()
             serving.spoil(3)
             if noticed_by == "a doubt":
@@ -281,3 +285,19 @@ async def test_a_damaged_version_that_the_disk_lacks_is_fetched_and_nothing_olde
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
             assert serving.numbers[-2:] == [2, 2]
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
+
+
+async def test_a_damaged_version_whose_base_rotted_on_the_disk_too_ends_the_sampler(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async def rot() -> None:
+        async with policy_hub(made, tmp_path / "hub") as hub, syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[0])
+            flip_bit(state_dir / BASE_FILE, 3000)
+            serving.spoil(1)
+            serving.sync.doubt()
+            await asyncio.sleep(30)
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await rot()
+    assert failed.value.subgroup(lambda error: "is not as it was verified" in str(error)) is not None

@@ -1,4 +1,4 @@
-"""What a sampler keeps of its policy on disk, and what it goes on from after a kill, damage, a full disk."""
+"""A sampler continues from its policy on disk after a kill, damage or a full disk."""
 
 import asyncio
 import errno

@@ -105,7 +105,7 @@ def quoted_bytes(path: tuple[Artifact, ...] | None) -> int:
     return sum(artifact.size_bytes for artifact in path)
 
 
-async def test_whoever_slept_or_is_new_arrives_bit_exact_by_the_cheapest_way(
+async def test_samplers_that_slept_or_are_new_arrive_bit_exact_by_the_cheapest_path(
     published: Published, tmp_path: Path
 ) -> None:
     async with supplied_hub(published) as (hub, announcement):
@@ -128,7 +128,7 @@ def newest(count: int) -> range:
     return range(HEAD - count + 1, HEAD + 1)
 
 
-async def test_whoever_has_nothing_at_all_arrives_bit_exact_by_the_cheapest_keyframe(
+async def test_a_peer_without_the_base_model_arrives_bit_exact_by_the_cheapest_keyframe(
     published: Published,
 ) -> None:
     async with supplied_hub(published) as (hub, announcement):

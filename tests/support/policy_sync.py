@@ -54,7 +54,7 @@ class CountedRefusals(NodeMetrics):
 
 
 class Serving:
-    """What an engine was given: versions in order, with copies of their words as they were then."""
+    """The versions an engine was given, in order, with copies of their words as they were then."""
 
     def __init__(self, weights: LiveTensors, layout: Layout) -> None:
         self.versions: list[PolicyVersion] = []

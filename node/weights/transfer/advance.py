@@ -20,15 +20,12 @@ class Assembly(Protocol):
 
     def take_held(self) -> tuple[int, ...]:
         """Use what the base has already; return the unchanged frames that are wrong there."""
-        ...
 
     def missing(self) -> tuple[int, ...]:
         """Return the frames whose payload is still needed."""
-        ...
 
     def put(self, frame: int, payload: bytes) -> None:
         """Apply a payload. Raises DamagedFrameError or WrongBaseError."""
-        ...
 
 
 async def fetch_into(

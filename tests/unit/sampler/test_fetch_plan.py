@@ -94,7 +94,7 @@ def test_a_fetch_whose_rest_costs_as_much_as_another_way_is_useless() -> None:
     assert state.is_useless(ArtifactKey(1, 0))
 
 
-def test_what_a_source_sends_before_it_is_announced_is_not_useless() -> None:
+def test_an_artifact_sent_before_it_is_announced_is_not_useless() -> None:
     state = holding(5, announcement(9, (9, 5, 10)))
     assert not state.is_useless(ArtifactKey(10, 5))
     assert state.is_useless(ArtifactKey(8, 5))
@@ -119,7 +119,7 @@ def test_the_distance_to_the_head_is_never_negative() -> None:
     ("version", "base", "expected"),
     [(6, 5, True), (6, 0, True), (6, NO_BASE, True), (6, 4, False), (5, 0, False), (4, NO_BASE, False)],
 )
-def test_what_starts_from_what_is_here_and_goes_up_can_start(version: int, base: int, expected: bool) -> None:
+def test_an_artifact_can_start_from_a_base_that_is_here(version: int, base: int, expected: bool) -> None:
     key = ArtifactKey(version, base)
     assert holding(5).can_start(key) == expected
     assert not replace(holding(5), unusable=frozenset({key})).can_start(key)

@@ -71,7 +71,7 @@ def test_the_oldest_and_the_newest_version_of_all_groups_are_told() -> None:
     assert (told["oldest_version"], told["newest_version"]) == (5, 9)
 
 
-def test_what_graders_measured_is_told_as_means_over_the_groups_that_have_it() -> None:
+def test_graders_metrics_are_logged_as_means_over_the_groups_that_have_them() -> None:
     tally = GroupTally(now=0.0)
     for words, steps in (([1.0, np.nan], None), ([3.0, 5.0], [2.0, 2.0])):
         metrics = {"words": words} | ({} if steps is None else {"steps": steps})

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import signed_by
 from node.weights.store.head_file import StoreMark
 from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE, SavedPolicy
@@ -34,7 +35,7 @@ WRITES = ("write", "pwrite", "fsync", "replace", "rename", "mkdir", "unlink", "r
 
 
 class Killed(BaseException):
-    """What SIGKILL leaves behind: nothing after it runs, what was written stays."""
+    """Stands for SIGKILL: nothing after it runs, and what was written stays."""
 
 
 def disk_of(
@@ -60,10 +61,10 @@ def load(disk: SavedPolicy, words0: Words = LEARNER.versions[0].words) -> tuple[
 
 
 @cache
-def artifact(version: int, base_version: int | None) -> tuple[EncodedVersion, bytes]:
-    """Return an artifact of the learner and its manifest as signed."""
+def artifact(version: int, base_version: int | None) -> EncodedVersion:
+    """Return an artifact of the learner, signed."""
     encoded = LEARNER.encode(version, base_version)
-    return encoded, sign(encoded.manifest, LEARNER.key)
+    return replace(encoded, manifest=signed_by(encoded.manifest, LEARNER.key))
 
 
 def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: Chain = CHAIN) -> list[int]:
@@ -76,8 +77,8 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
     for version, base_version in chain:
         if not held.number < version <= until:
             continue
-        encoded, signed = artifact(version, base_version)
-        payloads = disk.begin(encoded.manifest, signed)
+        encoded = artifact(version, base_version)
+        payloads = disk.begin(encoded.manifest)
         assert payloads is not None
         assembly = InPlaceAssembly(
             encoded.manifest,
@@ -102,8 +103,8 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
 
 def log(disk: SavedPolicy, version: int, base_version: int | None) -> None:
     """Put an artifact into the log as a fetch does."""
-    encoded, signed = artifact(version, base_version)
-    payloads = disk.begin(encoded.manifest, signed)
+    encoded = artifact(version, base_version)
+    payloads = disk.begin(encoded.manifest)
     assert payloads is not None
     for frame, payload in enumerate(encoded.payloads):
         payloads.keep(frame, payload)
@@ -243,7 +244,7 @@ def test_a_mark_that_cannot_be_written_refuses_the_version(
 
     monkeypatch.setattr(StoreMark, "save", fail)
     with pytest.raises(RefusedError) as refused:
-        disk.remember(artifact(1, 0)[0].manifest, None)
+        disk.remember(artifact(1, 0).manifest, None)
     assert refused.value.reason is Reason.DISK
 
 
@@ -253,8 +254,8 @@ def test_after_one_payload_that_could_not_be_written_no_other_of_its_version_is_
     refusals: Counter[Reason] = Counter()
     disk = disk_of(tmp_path, refusals=refusals)
     load(disk)
-    encoded, signed = artifact(1, 0)
-    staged = disk.begin(encoded.manifest, signed)
+    encoded = artifact(1, 0)
+    staged = disk.begin(encoded.manifest)
     assert staged is not None
     assert staged.keep(0, encoded.payloads[0])
 

@@ -12,7 +12,7 @@ from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import signed_by
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
@@ -81,7 +81,7 @@ def logged(directory: Path, encoded: EncodedVersion) -> LoggedArtifact:
         run_id=LEARNER.run_id,
         count_refusal=lambda reason: pytest.fail(reason),
     )
-    artifact = log.begin(encoded.manifest, sign(encoded.manifest, LEARNER.key))
+    artifact = log.begin(signed_by(encoded.manifest, LEARNER.key))
     assert artifact is not None
     return artifact
 
