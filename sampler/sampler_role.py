@@ -80,32 +80,20 @@ async def build(context: RoleContext) -> list[Service]:
         concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
     )
     policy = ServedPolicy(is_generating=work_queue.is_generating_by)
-    engine_thread = EngineThread(
-        engine,
-        policy,
-        # A process of its own bounds every call itself.
-        step_limit_s=None if config.engine_process == "own" else config.engine_step_limit_s,
-        metrics=metrics,
-    )
+    # A process of its own bounds every call itself.
+    step_limit_s = None if config.engine_process == "own" else config.engine_step_limit_s
+    engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
     caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
     policy_sync = _policy_sync(context, _sources(context, target, caller, control), held, metrics)
     leases, submissions = _rollout_clients(context, target, caller)
-    leasing = Leasing(
-        leases,
-        policy,
-        work_queue=work_queue,
-        node_metrics=context.node_metrics,
-        random=random.random,
-        monotonic=context.clock.monotonic,
-    )
     pipeline = GroupPipeline(
         engine,
         engine_thread,
         run_id=context.run.run_id,
         policy=policy,
-        leasing=leasing,
+        leasing=_leasing(context, leases, policy, work_queue),
         submitter=GroupSubmitter(
             submissions.submit, capacity_groups=config.outbox_groups, random=random.random
         ),
@@ -217,6 +205,19 @@ def _rollout_clients(
         for address in (target, submit_to)
     )
     return leases, submissions
+
+
+def _leasing(
+    context: RoleContext, client: SamplerRolloutClient, policy: ServedPolicy, work_queue: WorkQueue
+) -> Leasing:
+    return Leasing(
+        client,
+        policy,
+        work_queue=work_queue,
+        node_metrics=context.node_metrics,
+        random=random.random,
+        monotonic=context.clock.monotonic,
+    )
 
 
 def _membership(

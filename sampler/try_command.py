@@ -28,6 +28,7 @@ from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
+from node.coordinator.data.rows import Rows
 from node.coordinator.work.prompt_order import prompt_of_slot
 from node.errors import RefusedError
 from node.exit_code import ExitCode
@@ -226,24 +227,7 @@ async def _run(coordinator: CoordinatorConfig, sampler: SamplerConfig, *, wanted
             rows=0 if rows is None else rows.prompts,
             digest=coordinator.task_digest,
         )
-        prompts = task.prompts - coordinator.evaluation_settings.held_out_prompts
-        asked = [
-            prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed)
-            for slot in range(min(wanted, prompts))
-        ]
-        leases = [
-            PromptLease(
-                f"{number}.1",
-                coordinator.task,
-                index,
-                coordinator.group_size,
-                coordinator.sampling,
-                ttl_s=0.0,
-                row=b"" if rows is None else rows.row(index),
-                task_digest=coordinator.task_digest,
-            )
-            for number, index in enumerate(asked)
-        ]
+        leases = list(_leases(coordinator, rows, prompts=task.prompts, wanted=wanted))
         engine = await asyncio.to_thread(load_configured_engine, sampler)
         try:
             with _progress(len(leases)) as progress:
@@ -276,6 +260,25 @@ async def _run(coordinator: CoordinatorConfig, sampler: SamplerConfig, *, wanted
     else:
         _show(groups, totals, tokenizer)
     return ExitCode.FAILED if totals["failed_prompts"] == len(groups) else ExitCode.DRAINED
+
+
+def _leases(
+    coordinator: CoordinatorConfig, rows: Rows | None, *, prompts: int, wanted: int
+) -> Iterator[PromptLease]:
+    """Yield leases on the prompts that a run would ask first."""
+    prompts -= coordinator.evaluation_settings.held_out_prompts
+    for slot in range(min(wanted, prompts)):
+        index = prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed)
+        yield PromptLease(
+            f"{slot}.1",
+            coordinator.task,
+            index,
+            coordinator.group_size,
+            coordinator.sampling,
+            ttl_s=0.0,
+            row=b"" if rows is None else rows.row(index),
+            task_digest=coordinator.task_digest,
+        )
 
 
 @contextmanager

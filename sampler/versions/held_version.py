@@ -28,7 +28,7 @@ from sampler.engines.model_words import LiveWords, ModelWords, frame_digests
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.served_policy import Event, ServedPolicy, State
 from sampler.versions.saved_policy import SavedPolicy
-from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
+from sampler.versions.version_assembly import VersionAssembly
 
 logger = logging.getLogger(__name__)
 
@@ -141,26 +141,19 @@ class HeldVersion:
         base, base_version = self._weights.live, self.policy.held
         if manifest.base_version == PUBLIC_VERSION != base_version.number:
             base, base_version = self.saved.base.words, self.saved.base.version
-        spares = None if self._in_place else self._weights.spares
-        if spares is None:
-            return InPlaceAssembly(
-                manifest,
-                layout=self._layout,
-                base=base,
-                base_version=base_version,
-                payloads=payloads,
-                weights=self._weights,
-            )
-        # Until the fetch has ended well, threads of a cancelled one may still write into the spare.
-        spare, self._spare = self._spare, None
-        return SpareAssembly(
+        spare, spares = None, None if self._in_place else self._weights.spares
+        if spares is not None:
+            # Until the fetch has ended well, threads of a cancelled one may still write into the spare.
+            spare, self._spare = self._spare, None
+            spare = spares.new_spare() if spare is None else spare
+        return VersionAssembly(
             manifest,
             layout=self._layout,
+            weights=self._weights,
             base=base,
             base_version=base_version,
             payloads=payloads,
-            spares=spares,
-            spare=spares.new_spare() if spare is None else spare,
+            spare=spare,
         )
 
     async def apply(self, assembly: VersionAssembly) -> None:
@@ -177,8 +170,7 @@ class HeldVersion:
 
         await self._change(change, during=State.VERIFIED)
         self._published_at_s = assembly.manifest.published_at_s
-        if isinstance(assembly, SpareAssembly):
-            self._spare = assembly.spare
+        self._spare = assembly.spare
 
     async def restore(self) -> int:
         """Take the newest version from the disk; return how many frames of a suspect one were damaged.

@@ -23,7 +23,7 @@ from node.weights.store.head_file import Head, StoreMark
 from sampler.engines.model_words import LiveWords, ModelWords, copy_words
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
-from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import PublicBase, load_held, save_held
 
 logger = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ class SavedPolicy:
         newest = None
         while (logged := self._log.after(held)) is not None:
             try:
-                assembly = InPlaceAssembly(
+                assembly = VersionAssembly(
                     logged.manifest,
                     layout=self._layout,
                     base=weights.live,

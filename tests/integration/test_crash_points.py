@@ -28,7 +28,7 @@ from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.store.head_file import Head, StoreMark
 from sampler.versions.saved_policy import SavedPolicy
-from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import PublicBase
 from support.clock import ManualClock
 from support.crashes import Stop, every_stop
@@ -124,7 +124,7 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
                 continue
             encoded = ENCODED[version, base]
             payloads = disk.begin(signed_by(encoded.manifest, LEARNER.key))
-            assembly = InPlaceAssembly(
+            assembly = VersionAssembly(
                 encoded.manifest,
                 layout=LAYOUT,
                 base=weights.live,

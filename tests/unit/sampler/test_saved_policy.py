@@ -20,7 +20,7 @@ from node.weights.format.manifest import signed_by
 from node.weights.store.head_file import StoreMark
 from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE, SavedPolicy
-from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_assembly import VersionAssembly
 from support.clock import ManualClock
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
@@ -80,7 +80,7 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
         encoded = artifact(version, base_version)
         payloads = disk.begin(encoded.manifest)
         assert payloads is not None
-        assembly = InPlaceAssembly(
+        assembly = VersionAssembly(
             encoded.manifest,
             layout=LAYOUT,
             base=weights.live,

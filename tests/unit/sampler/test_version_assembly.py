@@ -16,7 +16,7 @@ from node.weights.format.manifest import signed_by
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
-from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
+from sampler.versions.version_assembly import VersionAssembly
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
 
@@ -47,23 +47,14 @@ def begun(
     payloads: LoggedArtifact | None = None,
 ) -> VersionAssembly:
     """Begin a version; ``base``: what it starts from, if not what is live."""
-    if mode == "spare":
-        return SpareAssembly(
-            encoded.manifest,
-            layout=LAYOUT,
-            base=base or weights.live,
-            base_version=held,
-            payloads=payloads,
-            spares=weights,
-            spare=weights.new_spare(),
-        )
-    return InPlaceAssembly(
+    return VersionAssembly(
         encoded.manifest,
         layout=LAYOUT,
+        weights=weights,
         base=base or weights.live,
         base_version=held,
         payloads=payloads,
-        weights=weights,
+        spare=weights.new_spare() if mode == "spare" else None,
     )
 
 
@@ -204,7 +195,7 @@ def test_in_place_a_base_that_changes_before_a_frame_is_applied_is_found(weights
 def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(weights: LiveTensors) -> None:
     version = begun("spare", weights)
     put_all(version, DELTA)
-    assert isinstance(version, SpareAssembly)
+    assert version.spare is not None
     span = LAYOUT.frames[4]
     words = version.spare.read(span).copy()
     words[-1] ^= 1
@@ -223,17 +214,17 @@ def test_frames_as_signed_are_no_version_of_another_root(mode: str, weights: Liv
 
 
 def test_two_copies_are_enough_for_a_chain(weights: LiveTensors) -> None:
-    spare: ModelWords = weights.new_spare()
+    spare: ModelWords | None = weights.new_spare()
     copies, held = {id(weights.live), id(spare)}, BASE.version
     for number in (2, 3, 4):
         encoded = LEARNER.encode(number, number - 1)
-        version = SpareAssembly(
+        version = VersionAssembly(
             encoded.manifest,
             layout=LAYOUT,
+            weights=weights,
             base=weights.live,
             base_version=held,
             payloads=None,
-            spares=weights,
             spare=spare,
         )
         put_all(version, encoded)
