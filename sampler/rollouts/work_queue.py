@@ -58,47 +58,22 @@ class Job:
     """From READY on."""
 
 
-class PromptPrefetch:
-    """How many prompts to prepare beyond those being sampled, from running means.
-
-    When a place in the engine becomes free, its next prompt should be ready. While a group takes ``group_s``,
-    ``concurrency * prompt_s / group_s`` places become free in the time one prompt takes (Little's law). None
-    are prepared ahead where prompts are instant: nobody else can have a lease that waits here.
-    """
-
-    def __init__(self) -> None:
-        self._prompt_s: float | None = None
-        self._group_s: float | None = None
-
-    def note_prompt(self, seconds: float) -> None:
-        """Note the time from a lease to its prompt."""
-        self._prompt_s = _mean(self._prompt_s, max(0.0, seconds))
-
-    def note_group(self, seconds: float) -> None:
-        """Note the time it took to generate a group."""
-        self._group_s = _mean(self._group_s, max(0.0, seconds))
-
-    def ahead(self, concurrency: int) -> int:
-        """Return how many prompts to prepare ahead, at most ``concurrency``; 0 before the first group."""
-        if self._prompt_s is None or self._group_s is None:
-            return 0
-        if self._group_s <= 0:
-            return concurrency if self._prompt_s > 0 else 0
-        return min(concurrency, int(concurrency * self._prompt_s / self._group_s + 0.5))
-
-
 class WorkQueue:
     """Jobs in order of their leases.
 
-    At most ``concurrency_groups`` generate and ``unsubmitted_groups`` more wait behind them. As many wait
-    before them as ``PromptPrefetch`` finds necessary.
+    At most ``concurrency_groups`` generate and ``unsubmitted_groups`` more wait behind them. When a place in
+    the engine becomes free, its next prompt should be ready. While a group takes ``group_s``,
+    ``concurrency * prompt_s / group_s`` places become free in the time one prompt takes (Little's law): that
+    many wait before them, and none where prompts are instant: nobody else can have a lease that waits here.
     """
 
     def __init__(self, *, concurrency_groups: int, unsubmitted_groups: int) -> None:
         self._concurrency_groups = concurrency_groups
         self._unsubmitted_groups = unsubmitted_groups
         self._jobs: dict[str, Job] = {}
-        self._prefetch = PromptPrefetch()
+        self._prompt_s: float | None = None
+        self._group_s: float | None = None
+        """Running means of the time to a prompt and of the time to generate a group."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -114,7 +89,7 @@ class WorkQueue:
 
     def room(self) -> int:
         """Return how many leases to take now; 0 while too many groups wait to be submitted."""
-        limit = self._concurrency_groups + self._prefetch.ahead(self._concurrency_groups)
+        limit = self._concurrency_groups + self._ahead()
         unsubmitted = limit + self._unsubmitted_groups - len(self._jobs)
         return max(0, min(limit - self.count(*NOT_GENERATED), unsubmitted))
 
@@ -131,7 +106,7 @@ class WorkQueue:
     def make_ready(self, lease_id: str, prompt: Prompt, *, now: float) -> None:
         """Note a lease's prompt; ignored if the job was dropped meanwhile."""
         if (job := self._jobs.get(lease_id)) is not None:
-            self._prefetch.note_prompt(now - job.at_s)
+            self._prompt_s = _mean(self._prompt_s, now - job.at_s)
             self._jobs[lease_id] = replace(job, state=JobState.READY, prompt=prompt)
 
     def begin_next(self, *, now: float) -> Job | None:
@@ -151,7 +126,7 @@ class WorkQueue:
         """Note that a group is generated and return its job; None if it was dropped meanwhile."""
         job = self.advance(lease_id, JobState.GRADING)
         if job is not None:
-            self._prefetch.note_group(now - job.at_s)
+            self._group_s = _mean(self._group_s, now - job.at_s)
         return job
 
     def advance(self, lease_id: str, state: JobState) -> Job | None:
@@ -173,6 +148,15 @@ class WorkQueue:
             del self._jobs[lease_id]
         return dropped
 
+    def _ahead(self) -> int:
+        concurrency = self._concurrency_groups
+        if self._prompt_s is None or self._group_s is None:
+            return 0
+        if self._group_s <= 0:
+            return concurrency if self._prompt_s > 0 else 0
+        return min(concurrency, int(concurrency * self._prompt_s / self._group_s + 0.5))
+
 
 def _mean(mean: float | None, newest: float) -> float:
+    newest = max(0.0, newest)
     return newest if mean is None else mean + SMOOTHING * (newest - mean)
