@@ -53,7 +53,7 @@ from node.telemetry.metrics import snapshot
 from node.tokenizer import chat_template_digest, tokenizer_digest
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ArtifactUploader
-from node.weights.transfer.watch import watch_versions
+from node.weights.transfer.sources import watch_versions
 
 BULK_CONNECTIONS: Final = 4
 """For uploads; at 100 Mbit/s and 150 ms one connection fills 80 % of the link, four 97 %."""

@@ -99,14 +99,10 @@ class HeadPursuit:
         changed: asyncio.Event,
         is_interrupted: Callable[[Position], bool],
     ) -> T | None:
-        """Return what ``fetching`` returns; None: it was cancelled, as something else is here sooner.
+        """Return what ``fetching`` of ``artifact`` returns; None: dropped, as something else is here sooner.
 
-        Args:
-            artifact: what it fetches.
-            fetching: ends before this returns; raises what it likes.
-            look: asked at each change, and every LOOK_AGAIN_S.
-            changed: set when anything was announced or stored; cleared here.
-            is_interrupted: ends the fetch for the follower's own reasons.
+        ``look`` is asked at each change, which sets ``changed`` (cleared here), and every LOOK_AGAIN_S;
+        ``is_interrupted`` ends the fetch for the follower's own reasons.
         """
         task = asyncio.create_task(fetching)
         try:
