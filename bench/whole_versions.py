@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from node.errors import Reason, RefusedError
-from node.weights.assembly.apply import DamagedFrameError, make_frame, may_be_held
+from node.weights.assembly.apply import make_frame, may_be_held
 from node.weights.assembly.encode import code_frames, join
 from node.weights.assembly.held import HeldPolicy, check_size
 from node.weights.format.digests import Words, words_digest
@@ -102,7 +102,7 @@ class WholeVersion:
         self._verified = np.zeros(len(layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
-        """Copy every frame the base has already; return the unchanged ones that have to be repaired."""
+        """Copy every frame the base has already; return the unchanged ones that are wrong there."""
         wrong = []
         for frame, (record, span) in enumerate(zip(self._manifest.frames, self._layout.frames, strict=True)):
             if self._base is None or not may_be_held(record, self._manifest):
@@ -127,24 +127,13 @@ class WholeVersion:
 
         Raises:
             DamagedFrameError: the payload is not the signed one, or does not make the signed words.
-            WrongBaseError: this frame has to be repaired.
+            WrongBaseError: the base is wrong in this frame.
         """
         if self._verified[frame]:
             return
         span = self._layout.frames[frame]
         base = None if self._base is None else self._base[span.slice]
         make_frame(frame, self._manifest, payload, base=base, out=self._words[span.slice], dtype=span.dtype)
-        self._verified[frame] = True
-
-    def repair(self, frame: int, words: Words) -> None:
-        """Use the words of a frame that were made another way, such as by ``rebuild_frame``.
-
-        Raises:
-            DamagedFrameError: they are not the signed ones.
-        """
-        if not self._manifest.frames[frame].makes(words_digest(words)):
-            raise DamagedFrameError(frame, "the words rebuilt have another digest than signed")
-        self._words[self._layout.frames[frame].slice] = words
         self._verified[frame] = True
 
     def finish(self) -> HeldPolicy:

@@ -140,7 +140,7 @@ class SamplerConfig(BaseModel):
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """What these settings need beyond torch."""
+        """Packages that these settings need beyond torch."""
         needed = []
         if self.engine == "vllm":
             needed.append(NeededPackage("sampler.engine", "vllm", "vllm", extra="vllm"))

@@ -32,6 +32,20 @@ class Dropped(enum.StrEnum):
     """The sampler stopped first."""
 
 
+_READINGS: Final = {
+    "held_version": "The policy version sampled from; -1: none.",
+    "policy_age_seconds": "Since the held version was published, by two clocks.",
+    "starving_seconds": "How long newer versions were available and none was taken.",
+    "engine_waiting_requests": "Groups in the engine without a token yet: for memory or their prompt.",
+    "unbegun_groups": "Leases whose prompts are being made or wait for the engine.",
+    "outbox_groups": "Graded groups not yet submitted.",
+    "running_leases": "Leases being worked on, from prompt to submission.",
+    "grader_processes": "Processes that run the task's code.",
+    "grader_queue_requests": "Prompts, replies and gradings waiting.",
+}
+"""Gauges that are read where their values are."""
+
+
 class SamplerMetrics:
     """The sampler's instruments, for the event loop's thread."""
 
@@ -47,17 +61,10 @@ class SamplerMetrics:
 
         self.tokens = counter("tokens", "Tokens drawn for finished groups.")
         self.decode_steps = counter("decode_steps", "Decode steps, each a token of every running completion.")
-        self.generate_seconds = counter("generate_seconds", "Time spent in decode steps.")
         self.groups = counter("groups", "Verdicts on this sampler's groups; one may get several.", "verdict")
         self.dropped_groups = counter("dropped_groups", "Leased groups that are not submitted.", "reason")
         self._prompt_faults = counter(
             "prompt_faults", "Leases given back because their prompts could not be answered.", "reason"
-        )
-        self.prompt_seconds = histogram(
-            "prompt_seconds", "From a lease to its prompt, including waits for a grader.", _GROUP_BUCKETS_S
-        )
-        self.group_seconds = histogram(
-            "group_seconds", "From the first token of a group to its last.", _GROUP_BUCKETS_S
         )
         self.reply_seconds = histogram(
             "reply_seconds", "From a turn to the reply, including waits for a grader.", _GROUP_BUCKETS_S
@@ -65,7 +72,6 @@ class SamplerMetrics:
         self.completion_turns = histogram(
             "completion_turns", "Turns of a completion, where the task replies.", _TURN_BUCKETS
         )
-        self.grade_seconds = histogram("grade_seconds", "Time to grade one group.", _GROUP_BUCKETS_S)
         self.grader_kills = counter("grader_kills", "Grader processes killed at a limit or found dead.")
         self._grader_outages = counter(
             "grader_outages", "Attempts to grade that failed, through no fault of the prompt.", "reason"
@@ -74,27 +80,13 @@ class SamplerMetrics:
         self.swap_seconds = histogram(
             "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
         )
-        self.held_version = gauge("held_version", "The policy version sampled from; -1: none.")
         self.dropped_fetches = counter(
             "dropped_fetches", "Fetches of a policy version that ended without it.", "reason"
-        )
-        self.versions_behind = gauge("versions_behind", "Announced head minus held version.")
-        self.round_trip = gauge("fetch_round_trip_seconds", "To the sources of weights; 0: not measured.")
-        self._starving = gauge(
-            "starving_seconds", "How long newer versions were available and none was taken."
         )
         self.repairs = counter("repairs", "Times the held policy was found damaged.")
         self.engine_restarts = counter("engine_restarts", "Times the engine failed and was loaded again.")
         self.probe_failures = counter("probe_failures", "Probes of a version that had no finite logprob.")
-        self._unbegun = gauge("unbegun_groups", "Leases whose prompts are being made or wait for the engine.")
-        self._waiting = gauge(
-            "engine_waiting_requests", "Groups in the engine without a token yet: for memory or their prompt."
-        )
-        self._graders = gauge("grader_processes", "Processes that run the task's code.")
-        self._grader_queue = gauge("grader_queue_requests", "Prompts, replies and gradings waiting.")
-        self._unsubmitted = gauge("outbox_groups", "Graded groups not yet submitted.")
-        self._leases = gauge("running_leases", "Leases being worked on, from prompt to submission.")
-        self._age = gauge("policy_age_seconds", "Since the held version was published, by two clocks.")
+        self._readings = {name: gauge(name, text) for name, text in _READINGS.items()}
         for fault in FAULTS:
             self._prompt_faults.labels(fault)
 
@@ -104,27 +96,7 @@ class SamplerMetrics:
     def count_grader_outage(self, reason: str, times: int) -> None:
         self._grader_outages.labels(reason).inc(times)
 
-    def watch_graders(self, *, processes: Callable[[], float], queue: Callable[[], float]) -> None:
-        """Read these at every collection."""
-        self._graders.set_function(processes)
-        self._grader_queue.set_function(queue)
-
-    def watch_engine(self, *, waiting: Callable[[], float]) -> None:
-        """Read this at every collection."""
-        self._waiting.set_function(waiting)
-
-    def watch(
-        self,
-        *,
-        unbegun: Callable[[], float],
-        unsubmitted: Callable[[], float],
-        leases: Callable[[], float],
-        policy_age_s: Callable[[], float],
-        starving_s: Callable[[], float],
-    ) -> None:
-        """Read these at every collection."""
-        self._unbegun.set_function(unbegun)
-        self._unsubmitted.set_function(unsubmitted)
-        self._leases.set_function(leases)
-        self._age.set_function(policy_age_s)
-        self._starving.set_function(starving_s)
+    def watch(self, **readings: Callable[[], float]) -> None:
+        """Read these gauges at every collection; their names are those in ``_READINGS``."""
+        for name, reading in readings.items():
+            self._readings[name].set_function(reading)

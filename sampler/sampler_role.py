@@ -1,8 +1,9 @@
 """Builds a sampler's services from its section of the configuration.
 
-    policy sync --words--> engine thread <--requests-- rollouts --groups--> hub
-         ^                                                ^
-         `---- announcements, frames                      `---- settings, lost leases, clock: membership
+    policy sync --words--> engine thread <--requests-- group pipeline --groups--> hub
+         ^  |                    |                        ^
+         |  '------> served policy <--- leasing ----------'---- settings, lost leases, clock: membership
+         '---- announcements, frames
 
 Weights come from relays if there are any, otherwise from the hub, over channels of their own, so that a
 heartbeat never waits behind them. Policy sync stops first, then rollouts, then membership: leases are renewed
@@ -15,18 +16,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+import grpc.aio
+
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import StartupError
 from node.identity.group_proof import GroupSigner
+from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
-from node.telemetry.metrics import snapshot
+from node.telemetry.metrics import NodeMetrics, snapshot
 from node.tokenizer import chat_template, chat_template_digest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
@@ -36,11 +39,12 @@ from sampler.engines.engine_registry import load_engine, load_in_own_process
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import RestartableEngine
 from sampler.metrics import SamplerMetrics
+from sampler.rollouts.group_pipeline import GroupPipeline
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing
 from sampler.rollouts.rollout_loop import RolloutLoop
 from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
-from sampler.stopover import Stopover
+from sampler.served_policy import ServedPolicy
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import Grader
 from sampler.tasks.local_graders import LocalGraders
@@ -68,52 +72,88 @@ async def build(context: RoleContext) -> list[Service]:
     target = context.config.node.coordinator
     if target is None:
         raise StartupError("The sampler has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
-    clock, run_id, node_metrics = context.clock, context.run.run_id, context.node_metrics
     # This takes seconds to minutes, during which the watchdog and /healthz must be answered.
     engine = await asyncio.to_thread(RestartableEngine, partial(load_configured_engine, config))
-    caller = context.identity or Peer(run_id, Role.SAMPLER, context.node_id)
-    control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
-    signer = None if context.identity is None else GroupSigner.of(context.identity)
-    leases, submissions = (
-        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=clock.now()), signer)
-        for address in (target, config.rollout_via or target)
+    metrics = SamplerMetrics(context.registry)
+    work_queue = WorkQueue(
+        concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
     )
+    policy = ServedPolicy(is_generating=work_queue.is_generating_by)
+    # A process of its own bounds every call itself.
+    step_limit_s = None if config.engine_process == "own" else config.engine_step_limit_s
+    engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
+    caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
+    control = dial(target, caller, purpose=Purpose.CONTROL, now=context.clock.now())
+    held = _held_version(context, engine, engine_thread, policy)
+    policy_sync = _policy_sync(context, _sources(context, target, caller, control), held, metrics)
+    leases, submissions = _rollout_clients(context, target, caller)
+    pipeline = GroupPipeline(
+        engine,
+        engine_thread,
+        run_id=context.run.run_id,
+        policy=policy,
+        leasing=_leasing(context, leases, policy, work_queue),
+        submitter=GroupSubmitter(
+            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
+        ),
+        metrics=metrics,
+        clock=context.clock,
+    )
+    membership = _membership(context, control, engine, pipeline, policy_sync, policy, held)
+    rollouts = RolloutLoop(
+        pipeline,
+        membership=membership,
+        engine_thread=engine_thread,
+        task_setup=configured_setup(config),
+        make_graders=configured_graders(config, metrics),
+        flush_timeout_s=FLUSH_SHARE * context.config.node.drain_timeout_s,
+        metrics=metrics,
+        node_metrics=context.node_metrics,
+    )
+    metrics.watch(
+        held_version=lambda: -1 if policy.served is None else policy.served.number,
+        unbegun_groups=lambda: work_queue.count(*UNBEGUN),
+        outbox_groups=lambda: work_queue.count(JobState.SUBMITTING),
+        running_leases=lambda: len(work_queue),
+        policy_age_seconds=lambda: held.age_s(context.clock.now() + membership.clock_offset_s),
+        starving_seconds=policy_sync.starving_s,
+    )
+    syncing = StopsAfter(policy_sync)
+    sampling = StopsAfter(rollouts, other=syncing)
+    return [StopsAfter(membership, other=sampling), syncing, sampling]
+
+
+def _sources(
+    context: RoleContext, target: str, caller: Identity | Peer, control: grpc.aio.Channel
+) -> Sources:
+    wanted = context.config.section(SamplerConfig).weight_sources
     hub, *relays = (
         dial_source(
             address,
             caller,
             connections=BULK_CONNECTIONS,
-            now=clock.now(),
+            now=context.clock.now(),
             control=control if address == target else None,
         )
-        for address in dict.fromkeys((target, *config.weight_sources))
+        for address in dict.fromkeys((target, *wanted))
     )
-    is_listed = target in config.weight_sources
-    sources = Sources(
-        [hub, *relays] if is_listed or not relays else relays,
-        last_resort=None if is_listed or not relays else hub,
-        clock=clock,
+    has_last_resort = bool(relays) and target not in wanted
+    return Sources(
+        relays if has_last_resort else [hub, *relays],
+        last_resort=hub if has_last_resort else None,
+        clock=context.clock,
         random=random.random,
         metrics=context.transfer_metrics,
     )
-    metrics = SamplerMetrics(context.registry)
-    engine_thread = EngineThread(
-        engine,
-        # A process of its own bounds every call itself.
-        step_limit_s=None if config.engine_process == "own" else config.engine_step_limit_s,
-        metrics=metrics,
-        lost=lambda: policy_sync.lose(),
-    )
-    work_queue = WorkQueue(
-        concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
-    )
-    stopover = Stopover(
-        is_generating=work_queue.is_generating_by,
-        arrived=lambda: leasing.notice_change(),
-        left=lambda: policy_sync.look_again(),
-    )
-    held_version = HeldVersion(
+
+
+def _held_version(
+    context: RoleContext, engine: Engine, engine_thread: EngineThread, policy: ServedPolicy
+) -> HeldVersion:
+    config = context.config.section(SamplerConfig)
+    return HeldVersion(
         engine.weights,
+        policy,
         layout=engine.layout,
         in_place=config.apply == "in_place",
         hand_over=engine_thread.hand_over,
@@ -121,115 +161,108 @@ async def build(context: RoleContext) -> list[Service]:
             context.state_dir,
             layout=engine.layout,
             public_key=context.run.learner_public_key,
-            run_id=run_id,
+            run_id=context.run.run_id,
             save_every_s=config.save_policy_every_s,
-            count_refusal=lambda reason: node_metrics.count_refusal(service="PolicyService", reason=reason),
-            clock=clock,
+            count_refusal=lambda reason: context.node_metrics.count_refusal(
+                service="PolicyService", reason=reason
+            ),
+            clock=context.clock,
         ),
+        monotonic=context.clock.monotonic,
     )
-    policy_sync = PolicySync(
+
+
+def _policy_sync(
+    context: RoleContext, sources: Sources, held: HeldVersion, metrics: SamplerMetrics
+) -> PolicySync:
+    return PolicySync(
         Fetcher(
             sources,
             public_key=context.run.learner_public_key,
-            run_id=run_id,
+            run_id=context.run.run_id,
             metrics=context.transfer_metrics,
             random=random.random,
         ),
+        held,
         watch=sources.announcements,
-        held=held_version,
-        stopover=stopover,
-        layout=engine.layout,
-        found_damage=lambda: repair(),
         transfer_metrics=context.transfer_metrics,
         metrics=metrics,
-        count_refusal=node_metrics.count_refusal,
-        waiting=node_metrics.waiting,
-        monotonic=clock.monotonic,
-        random=random.random,
+        node_metrics=context.node_metrics,
+        clock=context.clock,
     )
 
-    def waits_for() -> str:
-        what, bound_versions = node_metrics.waits_for, membership.max_staleness_versions
-        if leasing.is_too_old and bound_versions is not None:
-            return f"{TOO_OLD}: {policy_sync.distance(bound_versions=bound_versions)}"
-        return what
 
-    def repair() -> None:
-        if engine_thread.served is not None:
-            metrics.repairs.inc()
-            engine_thread.withdraw()
-            rollouts.forget_doubtful()
-            policy_sync.doubt()
+def _rollout_clients(
+    context: RoleContext, target: str, caller: Identity | Peer
+) -> tuple[SamplerRolloutClient, SamplerRolloutClient]:
+    """Return the client that leases and the one that submits."""
+    signer = None if context.identity is None else GroupSigner.of(context.identity)
+    submit_to = context.config.section(SamplerConfig).rollout_via or target
+    now = context.clock.now()
+    leases, submissions = (
+        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=now), signer)
+        for address in (target, submit_to)
+    )
+    return leases, submissions
 
-    def held() -> PolicyVersion | None:
-        if engine_thread.served is not None:
-            policy_sync.scrub()
-        return engine_thread.served
 
-    membership = MembershipClient(
+def _leasing(
+    context: RoleContext, client: SamplerRolloutClient, policy: ServedPolicy, work_queue: WorkQueue
+) -> Leasing:
+    return Leasing(
+        client,
+        policy,
+        work_queue=work_queue,
+        node_metrics=context.node_metrics,
+        random=random.random,
+        monotonic=context.clock.monotonic,
+    )
+
+
+def _membership(
+    context: RoleContext,
+    control: grpc.aio.Channel,
+    engine: Engine,
+    pipeline: GroupPipeline,
+    policy_sync: PolicySync,
+    policy: ServedPolicy,
+    held: HeldVersion,
+) -> MembershipClient:
+    model_dir = context.config.section(SamplerConfig).model_dir
+    return MembershipClient(
         control,
         Member(
-            run_id,
+            context.run.run_id,
             Role.SAMPLER,
             layout_digest=engine.layout.digest,
             layout_summary=engine.layout.summary,
             tokenizer_digest=engine.tokenizer.digest,
-            chat_template_digest=chat_template_digest(config.model_dir),
+            chat_template_digest=chat_template_digest(model_dir),
         ),
         reports=PeerReports(
-            held=held,
-            waits_for=waits_for,
+            held=lambda: policy.served,
+            waits_for=lambda: _waits_for(context.node_metrics, pipeline.leasing, policy_sync),
             metrics=lambda: snapshot(context.registry, Role.SAMPLER),
-            running_leases=lambda: work_queue.lease_ids,
-            base=lambda: held_version.base_model,
+            running_leases=lambda: pipeline.leasing.work_queue.lease_ids,
+            base=lambda: held.base_model,
         ),
         notices=Notices(
-            verdict=lambda verdict: rollouts.note_verdict(verdict),
-            lost_leases=lambda lease_ids: rollouts.forget_lost(lease_ids),
-            task_changed=lambda: rollouts.note_task_change(),
-            must_repair=repair,
+            verdict=pipeline.judged,
+            lost_leases=pipeline.lost,
+            task_changed=pipeline.task_changed.set,
+            must_repair=policy_sync.doubt,
         ),
-        clock=clock,
+        clock=context.clock,
         backoff=Backoff(random.random),
-        waiting=node_metrics.waiting,
+        waiting=context.node_metrics.waiting,
         identity=context.identity,
     )
-    leasing = Leasing(
-        leases,
-        work_queue=work_queue,
-        engine_thread=engine_thread,
-        stopover=stopover,
-        node_metrics=node_metrics,
-        random=random.random,
-        monotonic=clock.monotonic,
-    )
-    rollouts = RolloutLoop(
-        engine,
-        run_id=run_id,
-        membership=membership,
-        engine_thread=engine_thread,
-        leasing=leasing,
-        submitter=GroupSubmitter(
-            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
-        ),
-        work_queue=work_queue,
-        task_setup=configured_setup(config),
-        make_graders=configured_graders(config, metrics),
-        flush_timeout_s=FLUSH_SHARE * context.config.node.drain_timeout_s,
-        metrics=metrics,
-        node_metrics=node_metrics,
-        clock=clock,
-    )
-    metrics.watch(
-        unbegun=lambda: work_queue.count(*UNBEGUN),
-        unsubmitted=lambda: work_queue.count(JobState.SUBMITTING),
-        leases=lambda: len(work_queue),
-        policy_age_s=lambda: held_version.age_s(clock.now() + membership.clock_offset_s),
-        starving_s=policy_sync.starving_s,
-    )
-    syncing = StopsAfter(policy_sync)
-    sampling = StopsAfter(rollouts, other=syncing)
-    return [StopsAfter(membership, other=sampling), syncing, sampling]
+
+
+def _waits_for(node_metrics: NodeMetrics, leasing: Leasing, policy_sync: PolicySync) -> str:
+    if leasing.is_too_old and leasing.bound_versions is not None:
+        return f"{TOO_OLD}: {policy_sync.distance(bound_versions=leasing.bound_versions)}"
+    return node_metrics.waits_for
 
 
 def configured_setup(config: SamplerConfig) -> Callable[..., TaskSetup]:

@@ -11,10 +11,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -27,17 +28,23 @@ from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
+from node.coordinator.data.rows import Rows
 from node.coordinator.work.slots import prompt_of_slot
+from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.process.preflight import check_before_torch
-from node.rollout import PromptLease
+from node.rollout import Finish, PromptLease
 from node.run import Role
 from node.visible_text import visible
 from sampler.config import SamplerConfig
+from sampler.engines.engine import Engine, FinishedRequest
 from sampler.metrics import SamplerMetrics
+from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.run_task import RunTask
-from sampler.rollouts.trial import Trial, TriedGroup, summary
+from sampler.rollouts.turn_taking import TurnTaking
+from sampler.rollouts.work_queue import Job, JobState
 from sampler.sampler_role import configured_graders, configured_setup, load_configured_engine
+from sampler.tasks.grader_process import TaskError
 
 EXAMPLE: Final = """\
   heterorl-node try --config coordinator.toml --model-dir models/base
@@ -52,6 +59,113 @@ for this model, the prompt does not say what the grader wants, or max_new_tokens
 
 PROMPTS: Final = 4
 """Enough to see a wrong template or grader; the share of groups that teach wants more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedGroup:
+    """One prompt, and what became of it."""
+
+    prompt_index: int
+    prompt_token_ids: tuple[int, ...] = ()
+    completions: tuple[dict[str, Any], ...] = ()
+    """Text (of several turns, with the replies between them), reward, tokens, finish and metrics of each."""
+    problem: str = ""
+    """Why there are no completions; empty: there are."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether rewards differ: a group whose completions are worth the same has no advantage."""
+        return len({completion["reward"] for completion in self.completions}) > 1
+
+
+def summary(groups: Sequence[TriedGroup]) -> dict[str, Any]:
+    """Return what there is to say of all groups; shares and means are of the groups that were graded."""
+    graded = [group for group in groups if not group.problem]
+    completions = [completion for group in graded for completion in group.completions]
+    counts: dict[str, Any] = {"prompts": len(groups), "failed_prompts": len(groups) - len(graded)}
+    if not completions:
+        return counts
+    return counts | {
+        "reward_mean": fmean(one["reward"] for one in completions),
+        "teaching_share": fmean(group.teaches for group in graded),
+        "cut_share": fmean(one["finish"] == Finish.LENGTH for one in completions),
+        "tokens_mean": fmean(one["tokens"] for one in completions),
+        "tokens_max": max(one["tokens"] for one in completions),
+        "prompt_tokens_max": max(len(group.prompt_token_ids) for group in graded),
+    }
+
+
+class Trial:
+    """Answers and grades prompts with an engine that nobody else drives; ``done`` is called with each group.
+
+    prompt --> turns and replies --> grades --> TriedGroup
+       '-- fails -----'---------------'-------> TriedGroup with the problem
+    """
+
+    def __init__(
+        self, engine: Engine, task: RunTask, *, metrics: SamplerMetrics, done: Callable[[TriedGroup], None]
+    ) -> None:
+        self._engine = engine
+        self._task = task
+        self._done = done
+        self._turns = TurnTaking(engine.tokenizer, engine_thread=engine, metrics=metrics)
+
+    async def run(self, leases: Sequence[PromptLease]) -> None:
+        """Answer and grade the prompts of ``leases``."""
+        for lease in leases:
+            job = Job(lease, at_s=0.0, state=JobState.GENERATING)
+            try:
+                job = replace(job, prompt=await self._task.prompt(lease, self._engine.tokenizer))
+                self._turns.begin(job)
+            except (TaskError, RefusedError) as error:
+                self._give_up(job, error)
+        while self._engine.running:
+            for request in await asyncio.to_thread(self._engine.step):
+                await self._note(request)
+
+    async def _note(self, finished: FinishedRequest) -> None:
+        if (spoken := self._turns.note(finished, self._task)) is None:
+            return
+        group, waiting = spoken
+        try:
+            for conversation in waiting:
+                await self._turns.reply(group, conversation, self._task)
+            if self._turns.take_generated(group):
+                self._done(await self._graded(group.job, group.conversations))
+        except (TaskError, RefusedError) as error:
+            self._turns.cancel([group.lease_id])
+            self._give_up(group.job, error)
+
+    async def _graded(self, job: Job, conversations: Sequence[Conversation]) -> TriedGroup:
+        has_replies = self._task.max_turns > 1
+        texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
+        grades = await self._task.grade(job, texts)
+        completions = tuple(
+            {
+                "text": _spoken(conversation),
+                "reward": reward,
+                "tokens": text.tokens,
+                "finish": text.finish,
+                "metrics": {name: values[number] for name, values in grades.metrics.items()},
+            }
+            for number, (conversation, text, reward) in enumerate(
+                zip(conversations, texts, grades.rewards, strict=True)
+            )
+        )
+        return TriedGroup(job.lease.prompt_index, _tokens(job), completions)
+
+    def _give_up(self, job: Job, error: Exception) -> None:
+        self._done(TriedGroup(job.lease.prompt_index, _tokens(job), problem=str(error)))
+
+
+def _tokens(job: Job) -> tuple[int, ...]:
+    return () if job.prompt is None else tuple(job.prompt.token_ids.tolist())
+
+
+def _spoken(conversation: Conversation) -> str:
+    if len(conversation.messages) == 1:
+        return str(conversation.messages[0]["content"])
+    return "\n".join(f"[{message['role']}] {message['content']}" for message in conversation.messages)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,24 +227,7 @@ async def _run(coordinator: CoordinatorConfig, sampler: SamplerConfig, *, wanted
             rows=0 if rows is None else rows.prompts,
             digest=coordinator.task_digest,
         )
-        prompts = task.prompts - coordinator.evaluation_settings.held_out_prompts
-        asked = [
-            prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed)
-            for slot in range(min(wanted, prompts))
-        ]
-        leases = [
-            PromptLease(
-                f"{number}.1",
-                coordinator.task,
-                index,
-                coordinator.group_size,
-                coordinator.sampling,
-                ttl_s=0.0,
-                row=b"" if rows is None else rows.row(index),
-                task_digest=coordinator.task_digest,
-            )
-            for number, index in enumerate(asked)
-        ]
+        leases = list(_leases(coordinator, rows, prompts=task.prompts, wanted=wanted))
         engine = await asyncio.to_thread(load_configured_engine, sampler)
         try:
             with _progress(len(leases)) as progress:
@@ -165,6 +262,25 @@ async def _run(coordinator: CoordinatorConfig, sampler: SamplerConfig, *, wanted
     return ExitCode.FAILED if totals["failed_prompts"] == len(groups) else ExitCode.DRAINED
 
 
+def _leases(
+    coordinator: CoordinatorConfig, rows: Rows | None, *, prompts: int, wanted: int
+) -> Iterator[PromptLease]:
+    """Yield leases on the prompts that a run would ask first."""
+    prompts -= coordinator.evaluation_settings.held_out_prompts
+    for slot in range(min(wanted, prompts)):
+        index = prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed)
+        yield PromptLease(
+            f"{slot}.1",
+            coordinator.task,
+            index,
+            coordinator.group_size,
+            coordinator.sampling,
+            ttl_s=0.0,
+            row=b"" if rows is None else rows.row(index),
+            task_digest=coordinator.task_digest,
+        )
+
+
 @contextmanager
 def _progress(prompts: int) -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -191,12 +307,12 @@ def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Token
         if group.problem:
             console.print(Text(visible(group.problem), "red"))
         for one in group.completions:
-            measured = "".join(f", {name} {value:.4g}" for name, value in one.metrics.items())
-            style = "green" if one.reward > 0 else "yellow"
+            measured = "".join(f", {name} {value:.4g}" for name, value in one["metrics"].items())
+            style = "green" if one["reward"] > 0 else "yellow"
             console.print(
-                Text(f"reward {one.reward:.4g}, {one.tokens} tokens, {one.finish}{measured}", style)
+                Text(f"reward {one['reward']:.4g}, {one['tokens']} tokens, {one['finish']}{measured}", style)
             )
-            console.print(Text(_quoted(one.text)))
+            console.print(Text(_quoted(one["text"])))
         console.print()
     console.print(Text("\n".join(_lines(totals)), "bold"))
 

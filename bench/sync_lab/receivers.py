@@ -40,14 +40,14 @@ from node.telemetry.logging import configure_logging
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.digests import Words
-from node.weights.store.head_file import StoreMark
+from node.weights.format.manifest import Manifest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from node.wire.policies import artifact_key_to_wire
 from sampler.engines.engine_thread import Change
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.metrics import SamplerMetrics
-from sampler.stopover import Stopover
+from sampler.served_policy import ServedPolicy
 from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
@@ -59,9 +59,9 @@ class TimedDisk(SavedPolicy):
 
     verified_s = 0.0
 
-    def remember(self, mark: StoreMark, payloads: LoggedArtifact | None) -> None:
+    def remember(self, manifest: Manifest, payloads: LoggedArtifact | None) -> None:
         self.verified_s = time.monotonic()
-        super().remember(mark, payloads)
+        super().remember(manifest, payloads)
 
 
 class LiveArray:
@@ -127,19 +127,20 @@ class Receiver:
                 metrics=metrics,
                 random=random.random,
             ),
-            watch=sources.announcements,
-            held=HeldVersion(
-                self._weights, layout=self._layout, in_place=False, hand_over=self._take, saved=self._disk
+            HeldVersion(
+                self._weights,
+                ServedPolicy(is_generating=lambda _: False),
+                layout=self._layout,
+                in_place=False,
+                hand_over=self._take,
+                saved=self._disk,
+                monotonic=time.monotonic,
             ),
-            stopover=Stopover(is_generating=lambda _: False, arrived=lambda: None, left=lambda: None),
-            layout=self._layout,
-            found_damage=lambda: self.sync.doubt(),
+            watch=sources.announcements,
             transfer_metrics=metrics,
             metrics=SamplerMetrics(self._registry),
-            count_refusal=_ignore,
-            waiting=NodeMetrics(self._registry, roles=(), clock=SystemClock()).waiting,
-            monotonic=time.monotonic,
-            random=random.random,
+            node_metrics=NodeMetrics(self._registry, roles=(), clock=SystemClock()),
+            clock=SystemClock(),
         )
 
     @property
@@ -219,12 +220,8 @@ async def _probe(
         await channel.close()
 
 
-def _ignore(*, service: str, reason: Reason) -> None:
-    """Refusals are in the log."""
-
-
 def _ignore_reason(reason: Reason) -> None:
-    """As ``_ignore``."""
+    """Refusals are in the log."""
 
 
 if __name__ == "__main__":

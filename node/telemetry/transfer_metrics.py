@@ -31,7 +31,7 @@ class TransferMetrics:
         )
         self._repaired = counter(
             "heterorl_node_frames_mended",
-            "Frames whose words in memory had changed, rebuilt from a keyframe.",
+            "Frames whose words in memory had changed and were made again.",
         )
         self._source_faults = counter(
             "heterorl_node_source_faults",

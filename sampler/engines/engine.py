@@ -1,4 +1,4 @@
-"""What the sampler asks of an engine: token ids in, sampled tokens with their logprobs out.
+"""The interface of an engine: token ids in, sampled tokens with their logprobs out.
 
 An engine is driven by one thread (``engine_thread``). Between two calls of ``step`` the live words may change
 and requests may be added or cancelled. Nothing changes within a step, so every token has one policy version.
@@ -49,7 +49,7 @@ class FinishedRequest:
 
 
 class EngineSettings(Protocol):
-    """What an engine is loaded from: the fields of ``sampler.config.SamplerConfig`` that are its business."""
+    """The fields of ``sampler.config.SamplerConfig`` that are an engine's business."""
 
     @property
     def model_dir(self) -> Path: ...
@@ -73,40 +73,23 @@ class Tokenizer(Protocol):
     @property
     def digest(self) -> bytes:
         """The digest to join with; see ``node.tokenizer``."""
-        ...
 
     def encode(
         self,
         prompt: str | Sequence[Mapping[str, str]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
-        """Tokenize a text, or messages in the model's chat template; see ``model_tokenizer``.
-
-        Args:
-            template_arguments: Variables of the template.
-        Raises:
-            RefusedError: MALFORMED if the template does not take the messages, or there is none.
-        """
-        ...
+        """Tokenize a text, or messages in the model's chat template; see ``model_tokenizer``."""
 
     def encode_reply(
         self,
         reply: str | Sequence[Mapping[str, str]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
-        """Tokenize what follows a completion, up to where the assistant answers again.
-
-        Args:
-            reply: A text, or a conversation in messages: what follows its last message of the assistant.
-            template_arguments: Variables of the template.
-        Raises:
-            RefusedError: MALFORMED if the template does not take the messages, or there is none.
-        """
-        ...
+        """Tokenize what follows a completion, or the last message of the assistant in a conversation."""
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion without special tokens, any stop string included."""
-        ...
 
 
 def check_fits(
@@ -143,27 +126,22 @@ class Engine(Protocol):
     @property
     def layout(self) -> Layout:
         """Names, shapes and order of the words."""
-        ...
 
     @property
     def weights(self) -> LiveWords:
         """The words the model computes with; at first the base model, version 0."""
-        ...
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's."""
-        ...
 
     @property
     def running(self) -> int:
         """How many requests were added and are neither returned by ``step`` nor cancelled."""
-        ...
 
     @property
     def waiting(self) -> int:
         """How many of ``running`` have no token yet: they wait for memory, or their prompt is being read."""
-        ...
 
     def add(self, request: GenerationRequest) -> None:
         """Accept a request; it joins the running ones when memory allows.
@@ -172,14 +150,12 @@ class Engine(Protocol):
             RefusedError: MALFORMED if a sampling parameter is out of range, OVER_LIMIT if the
                 prompt leaves no room for its completions in the model's context or in memory.
         """
-        ...
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         """Forget requests; ignore those not running.
 
         Without any this asks whether the engine still answers.
         """
-        ...
 
     def step(self) -> list[FinishedRequest]:
         """Draw one token for every running completion; return the requests found finished.
@@ -190,7 +166,6 @@ class Engine(Protocol):
         or its limit; what was drawn beyond is not part of it. An engine may find this out some
         steps late: call ``step`` while ``running`` is above 0.
         """
-        ...
 
     def serve(self, version: int) -> None:
         """Sample from the live words, which were changed to ``version``, in running requests too.
@@ -198,8 +173,6 @@ class Engine(Protocol):
         Raises:
             ValueError: ``version`` is older than the one being served.
         """
-        ...
 
     def close(self) -> None:
         """Release the engine's memory and processes, once, after the last step."""
-        ...

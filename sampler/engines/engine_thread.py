@@ -5,8 +5,7 @@
     cancel -----'        step         '-- refused
 
 A version is handed over as a change of the engine's live words. The caller waits until the change is made, so
-at most one is pending. After a change that fails, the live words are no version, and nothing is sampled until
-another change succeeds.
+at most one is pending. After a change that fails, the live words are no version: the served policy is lost.
 
 Every version is probed: a fixed prompt is completed by one token along with the requests. An engine that
 raises, or that draws the probe with no finite logprob, is closed and loaded again; its requests and its words
@@ -21,18 +20,18 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
 
-from node.errors import Reason, RefusedError
+from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.process.abandoned_threads import abandon
 from node.rollout import SamplingParameters
 from sampler.engines.engine import FinishedRequest, GenerationRequest
 from sampler.engines.restartable_engine import FAULTS, EngineEndedError, EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics
+from sampler.served_policy import Event, ServedPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -57,72 +56,43 @@ class EngineHungError(EngineFaultError):
     """A call of the engine does not return, and nothing can end it but the end of the process."""
 
 
-@dataclass(slots=True, eq=False)
-class _Offer:
-    change: Change
-    made: "asyncio.Future[PolicyVersion | None]"
-
-
 class EngineThread:
-    """Drives an engine while ``run`` runs. All methods are for the event loop's thread.
-
-    Attributes:
-        served: The version the next step samples from; None while what the engine holds is in doubt.
-    """
+    """Drives an engine while ``run`` runs. All methods are for the event loop's thread."""
 
     def __init__(
         self,
         engine: RestartableEngine,
+        policy: ServedPolicy,
         *,
         step_limit_s: float | None,
         metrics: SamplerMetrics,
-        lost: Callable[[], None],
     ) -> None:
-        """Drive ``engine``.
-
-        Args:
-            step_limit_s: Longest time of a call; None: the engine sees to that itself.
-            lost: Called when the engine has failed and its words will be the base model's.
-        """
+        """Drive ``engine`` while ``policy`` serves a version; ``step_limit_s``: None if it bounds itself."""
         self._engine = engine
+        self._policy = policy
         self._step_limit_s = step_limit_s
         self._metrics = metrics
-        self._lost = lost
-        self._offered: _Offer | None = None
-        self._is_serving = asyncio.Event()
+        self._offered: tuple[Change, asyncio.Future[PolicyVersion | None]] | None = None
         self._added: list[GenerationRequest] = []
         self._cancelled: list[str] = []
         self._something_to_do = asyncio.Event()
         self._faults = 0
         """Since a request was finished."""
         self._is_hung = False
-        self._suspect: PolicyVersion | None = None
-        """The version whose probe has failed once."""
-        self.served: PolicyVersion | None = None
-        metrics.held_version.set(-1)
-        metrics.watch_engine(waiting=lambda: engine.waiting)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        policy.listen(lambda _: self._something_to_do.set())
+        metrics.watch(engine_waiting_requests=lambda: engine.waiting)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
-        """Run ``change`` before the next step; return the version served from then on.
+        """Run ``change`` before the next step; return what it returns.
 
         Raises:
-            RefusedError: the change failed; nothing is served.
+            RefusedError: the change failed; the live words are no version.
         """
-        self._offered = _Offer(change, asyncio.get_running_loop().create_future())
+        made: asyncio.Future[PolicyVersion | None] = asyncio.get_running_loop().create_future()
+        self._offered = (change, made)
         self._something_to_do.set()
-        return await self._offered.made
-
-    def withdraw(self) -> None:
-        """Serve nothing until the next version is handed over. Running requests are left to the caller."""
-        self.served = None
-        self._is_serving.clear()
-        self._metrics.held_version.set(-1)
-
-    async def wait_until_serving(self) -> PolicyVersion:
-        """Wait for a version to sample from and return it."""
-        while self.served is None:
-            await self._is_serving.wait()
-        return self.served
+        return await made
 
     def add(self, request: GenerationRequest) -> None:
         """Generate; the answer is a call of ``finished`` or ``refused``."""
@@ -151,94 +121,81 @@ class EngineThread:
             EngineFaultError: the engine fails again and again, or hangs and cannot be ended.
             ConfigError, StartupError: it does not load any more.
         """
-        thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         try:
             while True:
                 self._something_to_do.clear()
                 try:
-                    if await self._turn(thread, finished=finished, refused=refused, failed=failed):
-                        await self._idle(thread)
+                    done = await self._turn(refused)
+                    if done is None:
+                        await self._idle()
+                        continue
+                    if (probe := done.pop(_PROBE_ID, None)) is not None and self._is_rejected(probe):
+                        failed()
+                        continue
+                    for request in done.values():
+                        self._faults = 0
+                        finished(request)
                 except EngineHungError:
                     raise
                 except EngineFaultError as error:
-                    await self._restart(error, thread, failed=failed)
+                    await self._restart(error, failed)
         finally:
-            await self._close(thread)
+            await self._close()
 
-    async def _turn(
-        self,
-        thread: ThreadPoolExecutor,
-        *,
-        finished: Callable[[FinishedRequest], None],
-        refused: Callable[[str, RefusedError], None],
-        failed: Callable[[], None],
-    ) -> bool:
-        """Do what there is to do, up to one step; return whether there was nothing to step."""
+    async def _turn(self, refused: Callable[[str, RefusedError], None]) -> dict[str, FinishedRequest] | None:
+        """Do what there is to do, up to one step; return what it finished, by id, or None without a step."""
         if self._offered is not None:
-            offer, self._offered = self._offered, None
-            await self._make(offer, thread)
+            offered, self._offered = self._offered, None
+            await self._make(*offered)
         if self._added or self._cancelled:
             added, self._added = self._added, []
             cancelled, self._cancelled = self._cancelled, []
-            for refusal in await self._in(thread, lambda: self._pass_on(added, cancelled)):
+            for refusal in await self._call(lambda: self._pass_on(added, cancelled)):
                 refused(*refusal)
-        if not self._engine.running or self.served is None:
-            return True
-        done = {request.request_id: request for request in await self._in(thread, self._step)}
-        probe = done.pop(_PROBE_ID, None)
-        if probe is not None and not self._has_passed(probe):
-            failed()
-            return False
-        for request in done.values():
-            self._faults = 0
-            finished(request)
-        return False
+        if not self._engine.running or self._policy.served is None:
+            return None
+        return {request.request_id: request for request in await self._call(self._step)}
 
-    async def _idle(self, thread: ThreadPoolExecutor) -> None:
+    async def _idle(self) -> None:
         """Wait for something to do, but not for longer than until the engine is to be looked after."""
         try:
             async with asyncio.timeout(IDLE_CHECK_S):
                 await self._something_to_do.wait()
         except TimeoutError:
-            await self._in(thread, lambda: self._engine.cancel([]))
+            await self._call(lambda: self._engine.cancel([]))
 
-    async def _close(self, thread: ThreadPoolExecutor) -> None:
+    async def _close(self) -> None:
         if self._is_hung:
-            thread.shutdown(wait=False)
+            self._thread.shutdown(wait=False)
             abandon("engine")
             return
-        closing = asyncio.get_running_loop().run_in_executor(thread, self._engine.close)
-        thread.shutdown(wait=False)
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._engine.close)
+        self._thread.shutdown(wait=False)
         try:
             await asyncio.wait({closing}, timeout=self._step_limit_s)
         finally:
             if not closing.done():
                 abandon("engine")
 
-    def _has_passed(self, probe: FinishedRequest) -> bool:
-        """Return whether the probe has finite logprobs; if not, the version is not served any more.
+    def _is_rejected(self, probe: FinishedRequest) -> bool:
+        """Return whether the version served is not sampled from any more: its probe has no finite logprobs.
 
         Raises:
-            EngineFaultError: it has not, for the first time with this version.
+            EngineFaultError: it has none for the first time with this version.
         """
-        version = self.served
+        version = self._policy.served
         if version is None or np.isfinite(probe.completions[0].behaviour_logprob).all():
-            return True
+            return False
         self._metrics.probe_failures.inc()
-        if version != self._suspect:
-            self._suspect = version
+        if not self._policy.fails_probe():
             raise EngineFaultError(f"the probe of version {version.number} has no finite logprob")
         logger.error("version not sampled from: no finite logprobs", extra={"version": version.number})
-        self.withdraw()
-        return False
+        return True
 
-    async def _restart(
-        self, error: EngineFaultError, thread: ThreadPoolExecutor, *, failed: Callable[[], None]
-    ) -> None:
+    async def _restart(self, error: EngineFaultError, failed: Callable[[], None]) -> None:
         self._faults += 1
-        self.withdraw()
         self._added.clear()
-        self._lost()
+        self._policy.note(Event.LOSE)
         failed()
         # The next engine knows none of them, and the hub may lease them to this sampler again.
         self._cancelled.clear()
@@ -246,28 +203,22 @@ class EngineThread:
             raise error
         self._metrics.engine_restarts.inc()
         logger.error("engine failed, loading it again", extra={"faults": self._faults}, exc_info=error)
-        await asyncio.get_running_loop().run_in_executor(thread, self._engine.restart)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.restart)
 
-    async def _make(self, offer: _Offer, thread: ThreadPoolExecutor) -> None:
+    async def _make(self, change: Change, made: "asyncio.Future[PolicyVersion | None]") -> None:
         try:
-            version = await self._in(thread, lambda: self._change(offer.change))
+            version = await self._call(lambda: self._change(change))
         except RefusedError as error:
-            self.withdraw()
-            if not offer.made.done():
-                offer.made.set_exception(error)
-            return
+            self._policy.note(Event.LOSE)
+            if not made.done():
+                made.set_exception(error)
         except EngineFaultError as error:
-            if not offer.made.done():
-                offer.made.set_exception(RefusedError(Reason.DAMAGED, str(error)))
+            if not made.done():
+                made.set_exception(EngineEndedError(str(error)))
             raise
-        if version is None:
-            self.withdraw()
         else:
-            self.served = version
-            self._metrics.held_version.set(version.number)
-            self._is_serving.set()
-        if not offer.made.done():
-            offer.made.set_result(version)
+            if not made.done():
+                made.set_result(version)
 
     def _change(self, change: Change) -> PolicyVersion | None:
         started = time.perf_counter()
@@ -293,7 +244,7 @@ class EngineThread:
         self._engine.cancel(cancelled)
         return refusals
 
-    async def _in(self, thread: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+    async def _call(self, call: Callable[[], Result]) -> Result:
         """Call the engine in its thread.
 
         Raises:
@@ -307,7 +258,7 @@ class EngineThread:
             except (EngineEndedError, *FAULTS) as error:
                 raise EngineFaultError(f"the engine failed: {error!r}") from error
 
-        calling = asyncio.get_running_loop().run_in_executor(thread, guarded)
+        calling = asyncio.get_running_loop().run_in_executor(self._thread, guarded)
         try:
             await asyncio.wait({calling}, timeout=self._step_limit_s)
         except asyncio.CancelledError:
@@ -322,8 +273,6 @@ class EngineThread:
         return calling.result()
 
     def _step(self) -> list[FinishedRequest]:
-        started = time.perf_counter()
         finished = self._engine.step()
         self._metrics.decode_steps.inc()
-        self._metrics.generate_seconds.inc(time.perf_counter() - started)
         return finished

@@ -23,15 +23,12 @@ class ModelWords(Protocol):
 
     def read(self, frame: FrameSpan) -> Words:
         """Return the words of a frame, contiguous. Do not write to them: they may be the version itself."""
-        ...
 
     def write(self, frame: FrameSpan, words: Words) -> None:
         """Replace the words of a frame."""
-        ...
 
     def memory(self, frame: FrameSpan) -> Words | None:
         """Return a frame's memory, to decode into; None if it holds another form or is elsewhere."""
-        ...
 
 
 class Spares(Protocol):
@@ -39,11 +36,9 @@ class Spares(Protocol):
 
     def new_spare(self) -> ModelWords:
         """Allocate room for another version."""
-        ...
 
     def swap(self, spare: ModelWords) -> ModelWords:
         """Compute with ``spare`` from now on, between two steps; return what was computed with before."""
-        ...
 
 
 class LiveWords(Protocol):
@@ -52,16 +47,13 @@ class LiveWords(Protocol):
     @property
     def live(self) -> ModelWords:
         """The version computed with. Read it at any time; write to it only between two steps."""
-        ...
 
     @property
     def spares(self) -> Spares | None:
         """Where a version can be assembled beside the live one; None: it is written over it."""
-        ...
 
     def settle(self) -> None:
         """Compute with what was written into ``live``, between two steps."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

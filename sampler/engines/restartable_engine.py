@@ -19,7 +19,7 @@ from sampler.engines.model_words import LiveWords, ModelWords, Spares
 logger = logging.getLogger(__name__)
 
 FAULTS: Final = (ArithmeticError, AssertionError, LookupError, MemoryError, OSError, RuntimeError, ValueError)
-"""What an engine raises when it fails; torch's errors are RuntimeErrors. Others are mistakes of ours."""
+"""Raised by an engine that fails; torch's errors are RuntimeErrors. Others are our own mistakes."""
 
 
 class EngineFaultError(Exception):

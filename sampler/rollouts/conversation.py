@@ -36,7 +36,7 @@ class Conversation:
 
     @property
     def finish(self) -> Finish:
-        """What ended the last turn, or the conversation."""
+        """Why the last turn, or the conversation, ended."""
         return Finish.LENGTH if self._is_cut else self._parts[-1].finish
 
     def add_turn(self, drawn: SampledCompletion, text: str) -> None:

@@ -14,32 +14,23 @@ from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
-from sampler.engines.engine_thread import EngineThread
+from node.waits import wait_at_most
 from sampler.rollouts.work_queue import WorkQueue
-from sampler.stopover import Stopover
+from sampler.served_policy import ServedPolicy
 
 logger = logging.getLogger(__name__)
 
-BOUNDS: Final = frozenset(
-    {
-        "concurrency",
-        "staleness",
-        "buffer",
-        "share",
-        "faults",
-        "quarantine",
-        "learner",
-        "ledger",
-        "task",
-        "prompts",
-        "grader",
-        "bytes",
-    }
-)
+BOUNDS: Final = frozenset({
+    "concurrency", "staleness", "buffer", "share", "faults", "quarantine", "learner", "ledger", "task",
+    "prompts", "grader", "bytes",
+})  # fmt: skip
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 
 TOO_OLD: Final = "policy version"
 """The bound a hub names, and the wait, while the version held is beyond the staleness bound."""
+
+LOOK_AGAIN_S: Final = 1.0
+"""Longest wait for room or a version without looking again."""
 
 SHORTEST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 30.0
@@ -55,23 +46,26 @@ The task is then broken here, or the context too short; the coordinator does the
 
 
 class Leasing:
-    """Keeps a work queue filled while ``run`` runs."""
+    """Keeps a work queue filled while ``run`` runs.
+
+    Attributes:
+        bound_versions: The run's staleness bound; None before it is known.
+    """
 
     def __init__(
         self,
         client: SamplerRolloutClient,
+        policy: ServedPolicy,
         *,
         work_queue: WorkQueue,
-        engine_thread: EngineThread,
-        stopover: Stopover,
         node_metrics: NodeMetrics,
         random: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self._client = client
-        self._work_queue = work_queue
-        self._engine_thread = engine_thread
-        self._stopover = stopover
+        self._policy = policy
+        self.work_queue = work_queue
+        self.bound_versions: int | None = None
         self._monotonic = monotonic
         self._node_metrics = node_metrics
         self._backoff = Backoff(random)
@@ -80,8 +74,9 @@ class Leasing:
         self._unwanted: list[str] = []
         self._failed: list[FailedLease] = []
         self._bound: str | None = None
-        """What limited the last request."""
+        """The limit on the last request, as shown."""
         self._changed = asyncio.Event()
+        policy.listen(lambda _: self.notice_change())
 
     @property
     def is_too_old(self) -> bool:
@@ -111,6 +106,7 @@ class Leasing:
         """Note that a prompt was answered: the task works here."""
         self._failures_in_a_row = 0
         self._failing.reset()
+        self._changed.set()
 
     async def run(self, take: Callable[[PromptLease], bool]) -> None:
         """Lease until cancelled.
@@ -147,36 +143,56 @@ class Leasing:
             del self._unwanted[: len(unwanted)], self._failed[: len(failed)]
 
     async def _fill(self, take: Callable[[PromptLease], bool]) -> None:
-        with self._node_metrics.waiting(TOO_OLD):
-            served = await self._engine_thread.wait_until_serving()
-        has_to_ask = self._stopover.has_to_ask(served.number)
-        room = min(max(self._work_queue.room(), int(has_to_ask)), LEASES_PER_REQUEST)
+        served, has_to_ask = self._policy.served, self._policy.has_to_ask
+        if served is None:
+            with self._node_metrics.waiting(TOO_OLD):
+                await self._pause(LOOK_AGAIN_S, until=lambda: self._policy.served is not None)
+            return
+        room = min(max(self.work_queue.room(), int(has_to_ask)), LEASES_PER_REQUEST)
         if not room:
-            await self._changed.wait()
+            await wait_at_most(self._changed, LOOK_AGAIN_S)
             return
         if self._failures_in_a_row >= FAILURES_IN_A_ROW:
             with self._node_metrics.waiting("task that works"):
-                await self._failing.wait()
+                await self._pause(self._failing.next_s(), until=lambda: not self._failures_in_a_row)
             room = 1
         # Over a long round trip, most of a wait for leases is spent asking again.
         with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
             grant = await self._granted(room, served)
         self._bound = None
-        self._stopover.answered(
+        self._policy.answered(
             served.number,
             grant.leases,
             from_version=grant.evaluate_from,
             had_to_ask=has_to_ask,
             now=self._monotonic(),
         )
-        if not all([take(lease) for lease in grant.leases]):
-            # The hub may grant the same leases again at once.
-            with self._node_metrics.waiting("prompt lease"):
-                await self._backoff.wait()
-            return
-        self._backoff.reset()
-        if len(grant.leases) < room:
-            await self._wait_for_more(grant)
+        if all([take(lease) for lease in grant.leases]):
+            self._backoff.reset()
+            if len(grant.leases) == room:
+                return
+            if grant.waits_for == TOO_OLD:
+                self._bound = TOO_OLD
+            else:
+                self._bound = "prompt lease" + (f": {grant.waits_for}" if grant.waits_for in BOUNDS else "")
+            wait_s = min(max(grant.retry_after_s, SHORTEST_WAIT_S), LONGEST_WAIT_S)
+        else:  # the hub may grant the same leases again at once
+            wait_s = self._backoff.next_s()
+        with self._node_metrics.waiting(self._bound or "prompt lease"):
+            # The answer was about the version held, and about a stop of which nothing was left to ask for.
+            await self._pause(
+                wait_s,
+                until=lambda: self._policy.served != served or (self._policy.has_to_ask and not has_to_ask),
+            )
+
+    async def _pause(self, limit_s: float, *, until: Callable[[], bool]) -> None:
+        """Wait until a change makes ``until`` true; give back leases meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not until():
+                    self._changed.clear()
+                    await self.give_back_now()
+                    await self._changed.wait()
 
     async def _granted(self, room: int, served: PolicyVersion) -> LeaseGrant:
         """Ask for leases. Cancelled meanwhile, give back what is granted all the same."""
@@ -189,11 +205,3 @@ class Leasing:
             if done and asking.exception() is None:
                 self.give_back(lease.lease_id for lease in asking.result().leases)
             raise
-
-    async def _wait_for_more(self, grant: LeaseGrant) -> None:
-        if grant.waits_for == TOO_OLD:
-            self._bound = TOO_OLD
-        else:
-            self._bound = f"prompt lease: {grant.waits_for}" if grant.waits_for in BOUNDS else "prompt lease"
-        with self._node_metrics.waiting(self._bound):
-            await asyncio.sleep(min(max(grant.retry_after_s, SHORTEST_WAIT_S), LONGEST_WAIT_S))

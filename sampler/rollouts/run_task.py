@@ -21,7 +21,7 @@ from sampler.tasks.task import CompletionText, Message, TaskSetup, unusable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """What a task says to a turn."""
+    """A task's reply to a turn."""
 
     messages: Sequence[Message]
     token_ids: NDArray[np.int32]
@@ -37,13 +37,13 @@ class RunTask:
     """How many the run has to train on."""
     max_prompt_tokens: int
     max_turns: int
-    """Of a completion; 1: the task does not reply."""
+    """Most turns of a completion; 1: the task does not reply."""
     template_arguments: Mapping[str, Any]
     graders: GraderPool
     digest: bytes = b""
-    """Of its name and options."""
+    """Digest of the name and options."""
     code_digest: bytes = b""
-    """Of the code that grades."""
+    """Digest of the code that grades."""
 
     @classmethod
     async def start(

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.rollout import PromptLease
-from sampler.rollouts.prompt_prefetch import PromptPrefetch
 from sampler.tasks.grader_pool import TaskPrompt
 
 
@@ -34,6 +33,9 @@ class JobState(enum.StrEnum):
 
 UNBEGUN: Final = frozenset({JobState.PROMPTING, JobState.READY})
 NOT_GENERATED: Final = UNBEGUN | {JobState.GENERATING}
+
+SMOOTHING: Final = 0.2
+"""Weight of the newest time in the running means, which then remember about five groups."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,15 +61,19 @@ class Job:
 class WorkQueue:
     """Jobs in order of their leases.
 
-    At most ``concurrency_groups`` generate and ``unsubmitted_groups`` more wait behind them. As many wait
-    before them as ``PromptPrefetch`` finds necessary.
+    At most ``concurrency_groups`` generate and ``unsubmitted_groups`` more wait behind them. When a place in
+    the engine becomes free, its next prompt should be ready. While a group takes ``group_s``,
+    ``concurrency * prompt_s / group_s`` places become free in the time one prompt takes (Little's law): that
+    many wait before them, and none where prompts are instant: nobody else can have a lease that waits here.
     """
 
     def __init__(self, *, concurrency_groups: int, unsubmitted_groups: int) -> None:
         self._concurrency_groups = concurrency_groups
         self._unsubmitted_groups = unsubmitted_groups
         self._jobs: dict[str, Job] = {}
-        self._prefetch = PromptPrefetch()
+        self._prompt_s: float | None = None
+        self._group_s: float | None = None
+        """Running means of the time to a prompt and of the time to generate a group."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -83,7 +89,7 @@ class WorkQueue:
 
     def room(self) -> int:
         """Return how many leases to take now; 0 while too many groups wait to be submitted."""
-        limit = self._concurrency_groups + self._prefetch.ahead(self._concurrency_groups)
+        limit = self._concurrency_groups + self._ahead()
         unsubmitted = limit + self._unsubmitted_groups - len(self._jobs)
         return max(0, min(limit - self.count(*NOT_GENERATED), unsubmitted))
 
@@ -100,7 +106,7 @@ class WorkQueue:
     def make_ready(self, lease_id: str, prompt: Prompt, *, now: float) -> None:
         """Note a lease's prompt; ignored if the job was dropped meanwhile."""
         if (job := self._jobs.get(lease_id)) is not None:
-            self._prefetch.note_prompt(now - job.at_s)
+            self._prompt_s = _mean(self._prompt_s, now - job.at_s)
             self._jobs[lease_id] = replace(job, state=JobState.READY, prompt=prompt)
 
     def begin_next(self, *, now: float) -> Job | None:
@@ -120,7 +126,7 @@ class WorkQueue:
         """Note that a group is generated and return its job; None if it was dropped meanwhile."""
         job = self.advance(lease_id, JobState.GRADING)
         if job is not None:
-            self._prefetch.note_group(now - job.at_s)
+            self._group_s = _mean(self._group_s, now - job.at_s)
         return job
 
     def advance(self, lease_id: str, state: JobState) -> Job | None:
@@ -141,3 +147,16 @@ class WorkQueue:
         for lease_id in dropped:
             del self._jobs[lease_id]
         return dropped
+
+    def _ahead(self) -> int:
+        concurrency = self._concurrency_groups
+        if self._prompt_s is None or self._group_s is None:
+            return 0
+        if self._group_s <= 0:
+            return concurrency if self._prompt_s > 0 else 0
+        return min(concurrency, int(concurrency * self._prompt_s / self._group_s + 0.5))
+
+
+def _mean(mean: float | None, newest: float) -> float:
+    newest = max(0.0, newest)
+    return newest if mean is None else mean + SMOOTHING * (newest - mean)

@@ -12,7 +12,6 @@ Blocking. One thread at a time, except ``LoggedArtifact.keep``.
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from node import durable
@@ -115,22 +114,21 @@ class DeltaLog:
             held = logged.manifest.policy_version
         return held.number
 
-    def begin(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
+    def begin(self, manifest: Manifest) -> LoggedArtifact | None:
         """Open an artifact for writing, anew or where it stopped. Drop other unfinished ones.
 
         Returns:
             None: the disk is full or broken, so that the version is not logged.
         """
         for files in [files for files in self._artifacts.values() if not files.is_whole]:
-            if files.manifest.signed != signed:
+            if files.manifest.signed != manifest.signed:
                 self.drop(files.manifest.key)
         begun = self._artifacts.get(manifest.key)
-        if begun is not None and begun.manifest.signed == signed:
+        if begun is not None and begun.manifest.signed == manifest.signed:
             return self._logged(begun)
         self.drop(manifest.key)
         try:
-            directory = self._directory / directory_name(manifest.key)
-            files = ArtifactFiles.create(directory, replace(manifest, signed=signed))
+            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), manifest)
             durable.sync(self._directory)
         except OSError as error:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))

@@ -1,57 +1,28 @@
 """Plans the way from the held version to the head: what to fetch next, and which fetch is useless; pure.
 
-announced  an announcement is not signed, so it only says what may be asked for; one that contradicts a
-           signed version seen before is refused
 next       the first artifact of the cheapest path from the held version to the head, or to a version on the
            way where the sampler is to stop
 useless    the cheapest path to a newer head does not need the fetch under way
-failed     an artifact that cannot be used is planned around until it is announced again
+
+An artifact that cannot be used is planned around until it is announced again.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up, plan_fresh, price
-from node.weights.store.high_water import HighWater
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """What a sampler holds and what is announced."""
+    """The version held and what is announced: a ``Position`` of ``head_pursuit``."""
 
     held: PolicyVersion
     """The version in memory, verified or the base model; the next delta starts from it."""
-    high_water: HighWater
     announcement: Announcement | None = None
     unusable: frozenset[ArtifactKey] = frozenset()
     stop_from: int | None = None
     """The first version from here on comes before any newer one; None: straight to the head."""
-
-    def announced(self, announcement: Announcement) -> "FetchPlan":
-        """Return the plan after an announcement.
-
-        Raises:
-            RefusedError: FENCED or ROLLBACK: a signed version contradicts it.
-        """
-        self.high_water.admit(learner_epoch=announcement.learner_epoch, version=announcement.head)
-        return replace(self, announcement=announcement, unusable=frozenset())
-
-    def advanced(self, held: PolicyVersion, high_water: HighWater) -> "FetchPlan":
-        """Return the plan with another version held."""
-        return replace(self, held=held, high_water=high_water)
-
-    def failed(self, key: ArtifactKey) -> "FetchPlan":
-        """Return the plan without an artifact."""
-        return replace(self, unusable=self.unusable | {key})
-
-    def reconsidered(self) -> "FetchPlan":
-        """Return the plan with every artifact: some faults pass."""
-        return replace(self, unusable=frozenset())
-
-    @property
-    def is_at_head(self) -> bool:
-        """Whether the held version is the newest announced one, root included."""
-        return self.announcement is not None and self.held == self.announcement.head
 
     def next_artifact(self) -> Artifact | None:
         """Return what to fetch now; None: the head is held, or there is no path to it."""

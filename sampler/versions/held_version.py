@@ -1,80 +1,115 @@
-"""The policy version a sampler holds: one set of live words, what is known of them, and how they change.
+"""Changes the live words to the version the served policy asks for, and looks for damage in them.
 
     begin --frames--> VersionAssembly --remember (disk)--> apply (between two decode steps) --save (disk)-->
 
 A version is a change of the engine's live words: a swap to a spare copy that holds it, or writing it over
-them in place. The engine makes the change between two decode steps. If a change fails half way, nothing is
-served until the live words are restored from the disk.
+them in place. The engine makes the change between two decode steps.
+
+    expected digests --check, check, check ...--> every frame was hashed; again from the first
+                          '-- a frame has another digest: the words are no version any more
+
+Memory without ECC flips bits, and nothing else would notice: a version is verified when it is assembled, and
+the next delta reads only the frames that it changes.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.policy import BaseModel, PolicyVersion
-from node.weights.format.digests import Words, version_root, words_digest
-from node.weights.format.layout import FrameSpan, Layout
+from node.weights.format.digests import version_root, words_digest
+from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
-from node.weights.store.head_file import Head, StoreMark
-from node.weights.store.high_water import HighWater
 from sampler.engines.engine_thread import Change
-from sampler.engines.model_words import LiveWords, ModelWords, copy_words, frame_digests
+from sampler.engines.model_words import LiveWords, ModelWords, frame_digests
 from sampler.engines.restartable_engine import EngineEndedError
-from sampler.versions.memory_scrub import MemoryScrub
+from sampler.served_policy import Event, ServedPolicy, State
 from sampler.versions.saved_policy import SavedPolicy
-from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
-from sampler.versions.version_files import PublicBase
+from sampler.versions.version_assembly import VersionAssembly
 
 logger = logging.getLogger(__name__)
+
+TURN_WORDS: Final = 32 << 20
+"""Words hashed in one turn, and at least one frame. With a turn every 2 s, a pass over 0.5 B parameters takes
+half a minute, one over 8 B nine; a turn costs about 20 ms of a core."""
+
+
+class MemoryScrub:
+    """The expected digests of the live words, and which frame is next. Blocking."""
+
+    def __init__(self, layout: Layout, *, turn_words: int = TURN_WORDS) -> None:
+        self._layout = layout
+        self._turn_words = turn_words
+        self._digests: tuple[int, ...] = ()
+        self._next = 0
+
+    def expect(self, digests: Sequence[int]) -> None:
+        """Expect these digests from now on, one for each frame. The next frame stays the same."""
+        self._digests = tuple(digests)
+
+    def damaged_frames(self, live: ModelWords) -> int:
+        """Count the frames that have changed. Reads all of them."""
+        found = frame_digests(live, self._layout.frames)
+        return sum(digest != expected for digest, expected in zip(found, self._digests, strict=True))
+
+    def check_next(self, live: ModelWords) -> int | None:
+        """Hash the next frames and return the first that has changed, else None.
+
+        Nobody may write to the words meanwhile.
+        """
+        left = self._turn_words
+        for _ in self._layout.frames:
+            frame, span = self._next, self._layout.frames[self._next]
+            self._next = (self._next + 1) % len(self._layout.frames)
+            if words_digest(live.read(span)) != self._digests[frame]:
+                return frame
+            left -= span.words
+            if left <= 0:
+                break
+        return None
 
 
 class HeldVersion:
     """For the event loop's thread; disk and CPU work runs in other threads. Call ``load`` first.
 
     Attributes:
-        version: What the live words are; the next delta starts from it.
-        base: The public base model.
-        base_model: The same, as the coordinator is told; empty before ``load``.
+        policy: Told what the live words are.
+        base_model: Version 0, as the coordinator is told; empty before ``load``.
+        saved: What a restart continues from.
     """
 
     def __init__(
         self,
         weights: LiveWords,
+        policy: ServedPolicy,
         *,
         layout: Layout,
         in_place: bool,
         hand_over: Callable[[Change], Awaitable[PolicyVersion | None]],
         saved: SavedPolicy,
+        monotonic: Callable[[], float],
     ) -> None:
         """Hold ``weights``, which are the base model's.
 
         Args:
             in_place: Write versions over the live one, even if they could be assembled in a spare copy.
-            hand_over: Returns when the engine has made the change, or raises what the change raised.
-            saved: What a restart continues from.
+            hand_over: ``EngineThread.hand_over``.
         """
         self._weights = weights
-        self._layout = layout
-        self._in_place = in_place
         self._hand_over = hand_over
-        self._saved = saved
+        self.saved = saved
+        self._monotonic = monotonic
+        self._in_place = in_place
         self._scrub = MemoryScrub(layout)
         self._is_changing = asyncio.Lock()
-        self._is_lost = False
-        self._newest_served = 0
         self._spare: ModelWords | None = None
         self._published_at_s: float | None = None
-        self._mark = StoreMark()
-        self.version: PolicyVersion
-        self.base: PublicBase
+        self._layout = layout
+        self.policy = policy
         self.base_model = BaseModel()
-
-    @property
-    def high_water(self) -> HighWater:
-        """The newest version ever believed."""
-        return self._mark.high_water
 
     def age_s(self, now: float) -> float:
         """Return the seconds since the held version was published; 0 for the base model or a saved copy."""
@@ -85,196 +120,126 @@ class HeldVersion:
 
         Raises:
             StartupError: the disk cannot be used.
-            RefusedError: FENCED or ROLLBACK, if the version is older than one believed before.
+            RefusedError: FENCED or ROLLBACK, if the version is older than one believed before; DAMAGED.
         """
-        self._mark = await asyncio.to_thread(self._saved.load_mark)
-        self.base = await asyncio.to_thread(self._saved.keep_base, self._weights.live)
-        self.base_model = self.base.model
-        self.version, manifest = await asyncio.to_thread(self._saved.load, self._weights, base=self.base)
-        if manifest is not None:
-            self._mark = self.admit(manifest)
-        await asyncio.to_thread(self._scrub.expect_current, self._weights.live)
+        await asyncio.to_thread(self.saved.open, self._weights.live)
+        self.base_model = self.saved.base.model
+        self.policy.load(await asyncio.to_thread(self._loaded))
 
-    async def begin(self, manifest: Manifest, signed: bytes) -> VersionAssembly:
+    async def serve(self) -> None:
+        """Serve what was loaded; raises as ``apply``."""
+        await self._change(lambda: self.policy.held, during=State.EMPTY)
+
+    async def begin(self, manifest: Manifest) -> VersionAssembly:
         """Begin to assemble a verified manifest's version; its payloads are logged on disk as they arrive.
 
         Raises:
             RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
         """
-        self.admit(manifest)
-        payloads = await asyncio.to_thread(self._saved.begin, manifest, signed)
-        base, base_version = self._weights.live, self.version
-        if manifest.base_version == PUBLIC_VERSION != self.version.number:
-            base, base_version = self.base.words, self.base.version
-        spares = None if self._in_place else self._weights.spares
-        if spares is None:
-            return InPlaceAssembly(
-                manifest,
-                layout=self._layout,
-                base=base,
-                base_version=base_version,
-                payloads=payloads,
-                weights=self._weights,
-            )
-        # Until the fetch has ended well, threads of a cancelled one may still write into the spare.
-        spare, self._spare = self._spare, None
-        return SpareAssembly(
+        self.saved.admitted(manifest)
+        payloads = await asyncio.to_thread(self.saved.begin, manifest)
+        base, base_version = self._weights.live, self.policy.held
+        if manifest.base_version == PUBLIC_VERSION != base_version.number:
+            base, base_version = self.saved.base.words, self.saved.base.version
+        spare, spares = None, None if self._in_place else self._weights.spares
+        if spares is not None:
+            # Until the fetch has ended well, threads of a cancelled one may still write into the spare.
+            spare, self._spare = self._spare, None
+            spare = spares.new_spare() if spare is None else spare
+        return VersionAssembly(
             manifest,
             layout=self._layout,
+            weights=self._weights,
             base=base,
             base_version=base_version,
             payloads=payloads,
-            spares=spares,
-            spare=spares.new_spare() if spare is None else spare,
+            spare=spare,
         )
 
-    async def remember(self, assembly: VersionAssembly) -> None:
-        """Put a finished version on disk, before it is served.
-
-        Raises:
-            RefusedError: DISK, or FENCED or ROLLBACK.
-        """
-        mark = self.admit(assembly.manifest)
-        await asyncio.to_thread(self._saved.remember, mark, assembly.payloads)
-        self._mark = mark
-
     async def apply(self, assembly: VersionAssembly) -> None:
-        """Change the live words to a version that is on disk, and serve it.
+        """Change the live words to a version that is on disk.
 
         Raises:
-            RefusedError: DAMAGED; nothing is served, and ``restore`` has to follow.
+            RefusedError: DAMAGED; the words are no version any more.
         """
 
         def change() -> PolicyVersion:
             assembly.apply()
-            self.version = assembly.manifest.policy_version
             self._scrub.expect(assembly.digests)
-            return self.version
+            return assembly.manifest.policy_version
 
-        await self._serve(change)
+        await self._change(change, during=State.VERIFIED)
         self._published_at_s = assembly.manifest.published_at_s
-        if isinstance(assembly, SpareAssembly):
-            self._spare = assembly.spare
+        self._spare = assembly.spare
 
-    async def serve(self) -> None:
-        """Serve the live words as they are."""
-        await self._serve(lambda: self.version)
+    async def restore(self) -> int:
+        """Take the newest version from the disk; return how many frames of a suspect one were damaged.
+
+        Where none is, the live words stay.
+
+        Raises:
+            EngineEndedError: the engine failed again.
+            RefusedError: DAMAGED: the disk is, too.
+            StartupError: the disk cannot be used.
+        """
+        is_suspect, damaged = self.policy.state is State.SUSPECT, 0
+        self.policy.note(Event.RESTORE)
+
+        def change() -> PolicyVersion:
+            nonlocal damaged
+            damaged = self._scrub.damaged_frames(self._weights.live) if is_suspect else 0
+            if is_suspect and not damaged:
+                return self.policy.held
+            return self._loaded()
+
+        await self._change(change)
+        return damaged
 
     async def save(self) -> None:
         """Copy the held version to disk if that is due."""
         # On the way back to a newer version, the disk may hold what was served before.
-        if self.version.number >= self._newest_served:
-            await asyncio.to_thread(self._saved.compact, self.version, self._weights.live)
-
-    def lose(self) -> None:
-        """Note that the live words are the base model's, or soon will be; ``restore`` has to follow."""
-        self._is_lost = True
-
-    async def restore(self) -> None:
-        """Continue from the newest version on disk.
-
-        Raises:
-            StartupError: the disk cannot be used.
-        """
-
-        def change() -> PolicyVersion:
-            self.version, _ = self._saved.load(self._weights, base=self.base)
-            self._scrub.expect_current(self._weights.live)
-            self._is_lost = False
-            return self.version
-
-        await self._serve(change, restores=True)
-
-    async def repair(self, manifest: Manifest, frames: Sequence[tuple[FrameSpan, Words]]) -> None:
-        """Replace the words of some frames, and serve the manifest's version if all of it is then right.
-
-        Raises:
-            RefusedError: DAMAGED; nothing is served.
-        """
-
-        def change() -> PolicyVersion:
-            for span, words in frames:
-                self._weights.live.write(span, words)
-            self._weights.settle()
-            digests = frame_digests(self._weights.live, self._layout.frames)
-            if version_root(self._layout.digest, digests) != manifest.root:
-                raise RefusedError(
-                    Reason.DAMAGED, f"version {manifest.version} was repaired and is still not as signed"
-                )
-            self.version = manifest.policy_version
-            self._scrub.expect(digests)
-            return self.version
-
-        await self._serve(change)
-
-    async def begin_again(self, *, is_head: bool) -> None:
-        """Go back to the base model; serve it only if it ``is_head``."""
-
-        def change() -> PolicyVersion | None:
-            copy_words(self.base.words, self._weights.live, layout=self._layout)
-            self._weights.settle()
-            self.version = self.base.version
-            self._scrub.expect_current(self._weights.live)
-            self._is_lost = False
-            return self.version if is_head else None
-
-        async with self._is_changing:
-            await self._hand_over(change)
+        if self.policy.served is not None:
+            await asyncio.to_thread(self.saved.compact, self.policy.held, self._weights.live)
 
     async def check_next_frames(self) -> int | None:
         """Hash some of the live words again; return a frame that is not what was verified, else None."""
         async with self._is_changing:
-            if self._is_lost:
+            if self.policy.served is None:
                 return None
             try:
                 return await asyncio.to_thread(self._scrub.check_next, self._weights.live)
             except EngineEndedError:
                 return None  # the engine's thread finds out by itself
 
-    def damaged_frames(self, manifest: Manifest) -> list[int]:
-        """Return the frames of the live words that are not as the manifest says. Reads all of them."""
-        live, frames = self._weights.live, zip(manifest.frames, self._layout.frames, strict=True)
-        return [
-            number
-            for number, (record, span) in enumerate(frames)
-            if not record.makes(words_digest(live.read(span)))
-        ]
+    def _loaded(self) -> PolicyVersion:
+        version = self.saved.load(self._weights)
+        digests = frame_digests(self._weights.live, self._layout.frames)
+        if version_root(self._layout.digest, digests) != version.root:
+            raise RefusedError(
+                Reason.DAMAGED,
+                f"version {version.number} was taken from the disk and is not as it was verified",
+                fix="test this machine's memory and disk, and start the sampler again",
+            )
+        self._scrub.expect(digests)
+        return version
 
-    def admit(self, manifest: Manifest) -> StoreMark:
-        """Return the mark after believing a manifest. Versions on the way to the head leave it unchanged.
+    async def _change(self, change: Callable[[], PolicyVersion], *, during: State | None = None) -> None:
+        made = self.policy.held
 
-        Raises:
-            RefusedError: FENCED or ROLLBACK.
-        """
-        seen = self._mark
-        if seen.head is not None and manifest.version < seen.head.number:
-            return seen
-        seen.high_water.admit(learner_epoch=manifest.learner_epoch, version=manifest.policy_version)
-        head = Head(
-            number=manifest.version,
-            root=manifest.root.hex(),
-            learner_epoch=manifest.learner_epoch,
-            published_at_s=manifest.published_at_s,
-        )
-        return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
-
-    async def _serve(self, change: Callable[[], PolicyVersion], *, restores: bool = False) -> None:
-        """Hand a change over, and sample from the version it makes.
-
-        Raises:
-            RefusedError: what ``change`` raised, or DAMAGED if it starts from words that are lost; nothing is
-                served any more.
-        """
-
-        def serving() -> PolicyVersion | None:
-            if self._is_lost and not restores:
-                raise RefusedError(Reason.DAMAGED, "the engine was loaded again and has the base model")
-            version = change()
-            # After a doubt, versions older than the one that was served are not sampled from.
-            return version if version.number >= self._newest_served else None
+        def checked() -> PolicyVersion | None:
+            nonlocal made
+            if during not in (None, self.policy.state):
+                raise RefusedError(Reason.DAMAGED, f"the version held is {self.policy.state}")
+            made = change()
+            # After damage, versions older than the one that was served are not sampled from.
+            return made if made.number >= self.policy.floor else None
 
         async with self._is_changing:
-            version = await self._hand_over(serving)
-        if version is not None:
-            self._newest_served = version.number
-            logger.info("version held", extra={"version": version.number, "root": version.root.hex()})
+            try:
+                await self._hand_over(checked)
+            except RefusedError:
+                self.policy.note(Event.LOSE)
+                raise
+            self.policy.hold(made, now=self._monotonic())
+        if self.policy.served == made:
+            logger.info("version held", extra={"version": made.number, "root": made.root.hex()})

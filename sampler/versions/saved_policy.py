@@ -19,11 +19,11 @@ from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
-from node.weights.store.head_file import StoreMark
+from node.weights.store.head_file import Head, StoreMark
 from sampler.engines.model_words import LiveWords, ModelWords, copy_words
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
-from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import PublicBase, load_held, save_held
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,14 @@ _WORD_BYTES: Final = 2
 
 
 class SavedPolicy:
-    """The policy in one sampler's state directory."""
+    """The policy in one sampler's state directory. ``open`` comes first, then ``load``.
+
+    Attributes:
+        base: The public base model.
+        mark: The newest version ever believed.
+    """
+
+    base: PublicBase
 
     def __init__(
         self,
@@ -50,7 +57,7 @@ class SavedPolicy:
         count_refusal: Callable[[Reason], None],
         clock: Clock,
     ) -> None:
-        """Use ``directory``; nothing is read before ``load``.
+        """Use ``directory``.
 
         Args:
             save_every_s: Shortest time between two copies, unless the log becomes larger than a copy.
@@ -66,37 +73,30 @@ class SavedPolicy:
         self._saved_version = 0
         self._saved_at_s = clock.monotonic()
         self._log: DeltaLog
+        self.mark = StoreMark()
 
-    def keep_base(self, live: ModelWords) -> PublicBase:
-        """Write the base model, which is live, to disk.
-
-        Raises:
-            StartupError: it cannot be written.
-        """
-        return PublicBase.keep(self._directory / BASE_FILE, live, layout=self._layout)
-
-    def load_mark(self) -> StoreMark:
-        """Return the newest version ever believed.
+    def open(self, live: ModelWords) -> None:
+        """Read the mark, and write the base model, which is live, to disk.
 
         Raises:
-            StartupError: it cannot be read.
+            StartupError: the mark cannot be read, or the base model not be written.
         """
         path = self._directory / MARK_FILE
         try:
-            return StoreMark.load(path)
+            self.mark = StoreMark.load(path)
         except (OSError, ValueError) as error:
             raise StartupError(
                 f"{path} cannot be read: {error}",
                 fix="Restore it. Without it this sampler would believe policies older than it has seen.",
             ) from error
+        self.base = PublicBase.keep(self._directory / BASE_FILE, live, layout=self._layout)
 
-    def load(self, weights: LiveWords, *, base: PublicBase) -> tuple[PolicyVersion, Manifest | None]:
-        """Load the newest version on disk, else ``base``, into the live words.
+    def load(self, weights: LiveWords) -> PolicyVersion:
+        """Load the newest version on disk, else the base model, into the live words, and return it.
 
-        Returns:
-            The version, and its manifest if it came from the log.
         Raises:
             StartupError: the log cannot be used.
+            RefusedError: FENCED or ROLLBACK, if the version contradicts the mark.
         """
         path = self._directory / LOG_DIRECTORY
         try:
@@ -111,28 +111,51 @@ class SavedPolicy:
             held = load_held(self._directory / HELD_FILE, layout=self._layout, into=weights.live)
             self._saved_version = 0 if held is None else held.number
             # After a long absence the log may start from the base model instead of the copy.
-            if held is None or self._log.reach(base.version) > self._log.reach(held):
-                copy_words(base.words, weights.live, layout=self._layout)
-                held = base.version
+            if held is None or self._log.reach(self.base.version) > self._log.reach(held):
+                copy_words(self.base.words, weights.live, layout=self._layout)
+                held = self.base.version
             weights.settle()
             try:
-                return self._walked(held, weights)
+                held, newest = self._walked(held, weights)
+                break
             except EngineEndedError:
                 raise
             except RefusedError as refused:
                 # At most once for each artifact, because this one was dropped.
                 logger.warning("logged version not usable", extra={"detail": str(refused)})
+        if newest is not None:
+            self.mark = self.admitted(newest)
+        return held
 
-    def begin(self, manifest: Manifest, signed: bytes) -> LoggedArtifact | None:
+    def admitted(self, manifest: Manifest) -> StoreMark:
+        """Return the mark after believing a manifest. Versions on the way to the head leave it unchanged.
+
+        Raises:
+            RefusedError: FENCED or ROLLBACK.
+        """
+        seen = self.mark
+        if seen.head is not None and manifest.version < seen.head.number:
+            return seen
+        seen.high_water.admit(learner_epoch=manifest.learner_epoch, version=manifest.policy_version)
+        head = Head(
+            number=manifest.version,
+            root=manifest.root.hex(),
+            learner_epoch=manifest.learner_epoch,
+            published_at_s=manifest.published_at_s,
+        )
+        return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
+
+    def begin(self, manifest: Manifest) -> LoggedArtifact | None:
         """Return where to write an artifact's payloads as they arrive; None: they cannot be kept."""
-        return self._log.begin(manifest, signed)
+        return self._log.begin(manifest)
 
-    def remember(self, mark: StoreMark, payloads: LoggedArtifact | None) -> None:
+    def remember(self, manifest: Manifest, payloads: LoggedArtifact | None) -> None:
         """Make a version durable before it is served: first its payloads, then the mark.
 
         Raises:
-            RefusedError: DISK, if the mark cannot be written.
+            RefusedError: FENCED or ROLLBACK; DISK, if the mark cannot be written.
         """
+        mark = self.admitted(manifest)
         if payloads is not None:
             try:
                 payloads.sync()
@@ -145,6 +168,7 @@ class SavedPolicy:
             raise RefusedError(
                 Reason.DISK, f"{self._directory / MARK_FILE} cannot be written: {error}"
             ) from error
+        self.mark = mark
 
     def compact(self, version: PolicyVersion, words: ModelWords) -> None:
         """Copy the held version and drop the log up to it, if that is due."""
@@ -162,7 +186,7 @@ class SavedPolicy:
         self._saved_at_s = self._clock.monotonic()
 
     def _walked(self, held: PolicyVersion, weights: LiveWords) -> tuple[PolicyVersion, Manifest | None]:
-        """Apply the log to the live words, which are ``held``; return as ``load`` does.
+        """Apply the log to the live words, which are ``held``; return the version made, and its manifest.
 
         Raises:
             RefusedError: an artifact is damaged and was dropped; the live words may be no version any more.
@@ -170,7 +194,7 @@ class SavedPolicy:
         newest = None
         while (logged := self._log.after(held)) is not None:
             try:
-                assembly = InPlaceAssembly(
+                assembly = VersionAssembly(
                     logged.manifest,
                     layout=self._layout,
                     base=weights.live,

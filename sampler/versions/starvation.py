@@ -1,11 +1,4 @@
-"""For how long newer versions have been available and none was taken, and when to log it; pure.
-
-    current --announced--> behind --nothing taken for long--> logged, and again after twice as long
-       ^                     |                                  |
-       '-------- taken ------+----------------------------------'
-
-A version on the way to the head counts as taken.
-"""
+"""For how long newer versions have been available and none was taken, and when to log it; pure."""
 
 import enum
 from collections import Counter
@@ -36,7 +29,7 @@ class DroppedFetch(enum.StrEnum):
 
 @dataclass(slots=True)
 class Starvation:
-    """What happened since the last version was taken. Times are in seconds of a monotonic clock."""
+    """Events since the last version was taken. Times are in seconds of a monotonic clock."""
 
     behind_since_s: float | None = None
     dropped: Counter[DroppedFetch] = field(default_factory=Counter)
@@ -50,7 +43,7 @@ class Starvation:
             self.behind_since_s = now
 
     def took(self, *, behind_versions: int, now: float) -> None:
-        """Note a version that was taken, and how far the head is ahead of it."""
+        """Note a version that was taken, on the way to the head or the head itself."""
         self.behind_since_s = now if behind_versions else None
         self.dropped.clear()
         self._logged_after_s = 0.0
@@ -61,7 +54,7 @@ class Starvation:
 
     @property
     def fix(self) -> str:
-        """What to do about it, by what became of most fetches."""
+        """Return what to do about it, by the fate of most fetches."""
         refused = self.dropped[DroppedFetch.REFUSED]
         if 2 * refused > sum(self.dropped.values()):
             return f"the link is not at fault: {refused} fetches were refused; 'artifact not usable' says why"

@@ -13,8 +13,6 @@ again: memory is never the only place a version is in.
 CPU work: call it in threads. Different threads may put different frames.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -29,18 +27,21 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.format.payload_codec import Codec
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
-from sampler.engines.model_words import THREADS, LiveWords, ModelWords, Spares, frame_digests
+from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
 from sampler.versions.delta_log import LoggedArtifact
 
 
 @dataclass(eq=False, repr=False)
-class VersionAssembly(ABC):
-    """One version being assembled.
+class VersionAssembly:
+    """One version being assembled, in a spare copy or to be written over the live one.
 
     Attributes:
         manifest: Verified.
+        weights: What ``apply`` changes.
         base: What the payloads start from; for a keyframe whatever is held.
         payloads: Where payloads outlive the process; None: nowhere.
+        spare: Before ``apply``, the version; it is overwritten and must not be in use. Afterwards, what was
+            live before. None: in place.
         digests: ``words_digest`` of every frame that was verified.
 
     Raises:
@@ -51,11 +52,18 @@ class VersionAssembly(ABC):
     manifest: Manifest
     _: KW_ONLY
     layout: Layout
+    weights: LiveWords
     base: ModelWords
     base_version: PolicyVersion
     payloads: LoggedArtifact | None
+    spare: ModelWords | None = None
     digests: list[int] = field(init=False)
     _verified: NDArray[np.bool_] = field(init=False)
+    _from_base: set[int] = field(init=False, default_factory=set)
+    _from_payload: set[int] = field(init=False, default_factory=set)
+    """In place, the frames to write, by where their words come from."""
+    _unkept: dict[int, bytes] = field(init=False, default_factory=dict)
+    """Payloads of those that cannot be kept on disk."""
 
     def __post_init__(self) -> None:
         self.manifest.check_layout(self.layout)
@@ -78,7 +86,7 @@ class VersionAssembly(ABC):
         self._verified = np.zeros(len(self.layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
-        """Use the frames that the base has and the payloads that were kept; return the frames to repair."""
+        """Use frames of the base and payloads that were kept; return the frames whose base is wrong."""
         records, spans = self.manifest.frames, self.layout.frames
         to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
         found = dict(
@@ -87,7 +95,10 @@ class VersionAssembly(ABC):
         wrong = []
         for frame, record in enumerate(records):
             if frame in found and record.makes(found[frame]):
-                self._take_base(frame, self.base.read(spans[frame]))
+                if self.spare is not None:
+                    self.spare.write(spans[frame], self.base.read(spans[frame]))
+                elif self.base is not self.weights.live:
+                    self._from_base.add(frame)
                 self._set_verified(frame, found[frame])
             elif record.codec is Codec.UNCHANGED or not self._take_kept(frame):
                 wrong.append(frame)
@@ -106,7 +117,7 @@ class VersionAssembly(ABC):
 
         Raises:
             DamagedFrameError: the payload is not the signed one, or does not decode to the signed words.
-            WrongBaseError: this frame has to be repaired.
+            WrongBaseError: the base is wrong in this frame.
         """
         if self._verified[frame]:
             return
@@ -116,19 +127,13 @@ class VersionAssembly(ABC):
             # The payload is as signed, and the log needs all of them.
             self._keep(frame, payload)
             raise
-        self._take_payload(frame, words, None if self._keep(frame, payload) else payload)
-        self._set_verified(frame, digest)
-
-    def repair(self, frame: int, words: Words) -> None:
-        """Set the words of a frame that was rebuilt from other artifacts.
-
-        Raises:
-            DamagedFrameError: they are not the signed ones.
-        """
-        digest = words_digest(words)
-        if not self.manifest.frames[frame].makes(digest):
-            raise DamagedFrameError(frame, "the words have another digest than signed")
-        self._take_words(frame, words)
+        is_kept = self._keep(frame, payload)
+        if self.spare is None:
+            self._from_payload.add(frame)
+            if not is_kept:
+                self._unkept[frame] = payload
+        elif self._memory(frame) is None:
+            self.spare.write(self.layout.frames[frame], words)
         self._set_verified(frame, digest)
 
     def finish(self) -> None:
@@ -143,7 +148,9 @@ class VersionAssembly(ABC):
                 Reason.DAMAGED,
                 f"version {self.manifest.version} lacks {absent.size} frames, first {absent[0]}",
             )
-        root = version_root(self.layout.digest, self._final_digests())
+        # A spare copy is read again: something else may have written to it meanwhile.
+        digests = self.digests if self.spare is None else frame_digests(self.spare, self.layout.frames)
+        root = version_root(self.layout.digest, digests)
         if root != self.manifest.root:
             raise RefusedError(
                 Reason.DAMAGED,
@@ -152,22 +159,19 @@ class VersionAssembly(ABC):
                 fix="test this machine's memory: something else writes to it, or it is faulty",
             )
 
-    @abstractmethod
     def apply(self) -> None:
         """Change the live words to this version. Call it once, between two decode steps, after ``finish``.
 
         Raises:
             RefusedError: DAMAGED; the live words are no version any more.
         """
-
-    @abstractmethod
-    def _take_base(self, frame: int, words: Words) -> None: ...
-
-    @abstractmethod
-    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None: ...
-
-    @abstractmethod
-    def _take_words(self, frame: int, words: Words) -> None: ...
+        if self.spare is not None:
+            assert self.weights.spares is not None, "a spare came from there"
+            self.spare = self.weights.spares.swap(self.spare)
+            return
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="apply") as threads:
+            list(threads.map(self._write, sorted(self._from_base | self._from_payload)))
+        self.weights.settle()
 
     def _take_kept(self, frame: int) -> bool:
         """Apply the payload that arrived before a restart, if any; return False if its base is wrong."""
@@ -184,7 +188,7 @@ class VersionAssembly(ABC):
 
     def _memory(self, frame: int) -> Words | None:
         """Return the memory to decode a frame into; None: scratch memory."""
-        return None
+        return None if self.spare is None else self.spare.memory(self.layout.frames[frame])
 
     def _made(self, frame: int, payload: bytes, *, out: Words | None = None) -> tuple[Words, int]:
         span = self.layout.frames[frame]
@@ -196,97 +200,16 @@ class VersionAssembly(ABC):
         self.digests[frame] = digest
         self._verified[frame] = True
 
-    def _final_digests(self) -> Sequence[int]:
-        return self.digests
-
-
-@dataclass(eq=False, repr=False)
-class SpareAssembly(VersionAssembly):
-    """A version assembled in a second copy, which becomes the live one by a change of pointers.
-
-    Attributes:
-        spares: What ``apply`` swaps with.
-        spare: Before ``apply``, the version; it is overwritten and must not be in use. Afterwards, what was
-            live before.
-    """
-
-    _: KW_ONLY
-    spares: Spares
-    spare: ModelWords
-
-    def apply(self) -> None:
-        self.spare = self.spares.swap(self.spare)
-
-    def _final_digests(self) -> Sequence[int]:
-        # Read the copy again: something else may have written to it meanwhile.
-        return frame_digests(self.spare, self.layout.frames)
-
-    def _take_base(self, frame: int, words: Words) -> None:
-        self._take_words(frame, words)
-
-    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None:
-        if self._memory(frame) is None:
-            self._take_words(frame, words)
-
-    def _memory(self, frame: int) -> Words | None:
-        return self.spare.memory(self.layout.frames[frame])
-
-    def _take_words(self, frame: int, words: Words) -> None:
-        self.spare.write(self.layout.frames[frame], words)
-
-
-@dataclass(eq=False, repr=False)
-class InPlaceAssembly(VersionAssembly):
-    """A version verified frame by frame in scratch memory, then written over the live one.
-
-    Attributes:
-        weights: What ``apply`` writes over.
-    """
-
-    _: KW_ONLY
-    weights: LiveWords
-    _from_base: set[int] = field(init=False, default_factory=set)
-    _from_payload: set[int] = field(init=False, default_factory=set)
-    _unkept: dict[int, bytes] = field(init=False, default_factory=dict)
-    """Payloads that cannot be kept on disk."""
-    _repaired: dict[int, Words] = field(init=False, default_factory=dict)
-
-    def apply(self) -> None:
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="apply") as threads:
-            list(threads.map(self._write, range(len(self.layout.frames))))
-        self.weights.settle()
-
     def _write(self, frame: int) -> None:
-        words = self._final(frame)
-        if words is not None:
-            self.weights.live.write(self.layout.frames[frame], words)
-            if words_digest(self.weights.live.read(self.layout.frames[frame])) != self.digests[frame]:
-                raise DamagedFrameError(frame, "the words written are not those that were verified")
+        span, live = self.layout.frames[frame], self.weights.live
+        live.write(span, self.base.read(span) if frame in self._from_base else self._decoded(frame))
+        if words_digest(live.read(span)) != self.digests[frame]:
+            raise DamagedFrameError(frame, "the words written are not those that were verified")
 
-    def _final(self, frame: int) -> Words | None:
-        """Return the words to write; None: they are live already."""
-        if frame in self._repaired:
-            return self._repaired[frame]
-        if frame in self._from_base:
-            return self.base.read(self.layout.frames[frame])
-        if frame not in self._from_payload:
-            return None
+    def _decoded(self, frame: int) -> Words:
         payload = self._unkept.get(frame)
         if payload is None and self.payloads is not None:
             payload = self.payloads.payload(frame)
         if payload is None:
             raise DamagedFrameError(frame, "its payload is gone from the disk")
-        words, _ = self._made(frame, payload)
-        return words
-
-    def _take_base(self, frame: int, words: Words) -> None:
-        if self.base is not self.weights.live:
-            self._from_base.add(frame)
-
-    def _take_payload(self, frame: int, words: Words, unkept: bytes | None) -> None:
-        self._from_payload.add(frame)
-        if unkept is not None:
-            self._unkept[frame] = unkept
-
-    def _take_words(self, frame: int, words: Words) -> None:
-        self._repaired[frame] = words
+        return self._made(frame, payload)[0]

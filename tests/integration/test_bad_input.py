@@ -18,7 +18,6 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest, sign
 from node.weights.format.payload_codec import Codec
 from node.weights.store.readers import LINGER_S
-from node.weights.transfer.advance import Remedy
 from support.fetching import fetch_version
 from support.identity import MadeRun
 from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
@@ -146,7 +145,7 @@ async def test_a_decompression_bomb_is_refused_before_it_goes_off_though_the_lea
             # With a base, what is held may be at fault for all that a sampler can tell.
             reason = Reason.WRONG_BASE if codec.needs_base else Reason.DAMAGED
             await until(lambda: serving.refusals[reason] >= 1)
-            assert serving.numbers == [0]
+            assert set(serving.numbers) == {0}
             damaged = serving.registry.value("heterorl_node_frames_damaged_total")
             assert damaged == 0 if codec.needs_base else damaged >= 3
             good = [frame for frame in range(5) if frame != 2]
@@ -200,7 +199,6 @@ async def _fetch_with_one_bit_flipped(
         layout=LAYOUT,
         held=hub.learner.versions[0],
         spare=None,
-        remedy=Remedy(),
         metrics=registry.metrics,
     )
     np.testing.assert_array_equal(held.words, hub.learner.words(1))
@@ -259,7 +257,6 @@ async def test_a_stream_that_is_not_what_was_asked_for_is_left_and_what_came_bef
             layout=LAYOUT,
             held=hub.learner.versions[0],
             spare=None,
-            remedy=Remedy(),
             metrics=registry.metrics,
         )
         np.testing.assert_array_equal(held.words, hub.learner.words(1))

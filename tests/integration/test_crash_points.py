@@ -22,12 +22,12 @@ from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup, Verdict
 from node.run import StepReport
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import sign, signed_by
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.store.head_file import Head, StoreMark
 from sampler.versions.saved_policy import SavedPolicy
-from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import PublicBase
 from support.clock import ManualClock
 from support.crashes import Stop, every_stop
@@ -116,14 +116,14 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
         served.newest = 0
         disk = open_saved_policy(directory, save_every_s=save_every_s)
         weights = live_words(LEARNER.versions[0].words)
-        disk.load_mark()
-        held, _ = disk.load(weights, base=disk.keep_base(weights.live))
+        disk.open(weights.live)
+        held = disk.load(weights)
         for version, base in ((1, 0), (2, 1)):
             if version <= held.number:
                 continue
             encoded = ENCODED[version, base]
-            payloads = disk.begin(encoded.manifest, SIGNED[version, base][0])
-            assembly = InPlaceAssembly(
+            payloads = disk.begin(signed_by(encoded.manifest, LEARNER.key))
+            assembly = VersionAssembly(
                 encoded.manifest,
                 layout=LAYOUT,
                 base=weights.live,
@@ -135,7 +135,7 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
             for frame in assembly.missing():
                 assembly.put(frame, encoded.payloads[frame])
             assembly.finish()
-            disk.remember(mark_of(version), payloads)
+            disk.remember(encoded.manifest, payloads)
             assembly.apply()
             held = encoded.manifest.policy_version
             served.say(version)
@@ -146,9 +146,10 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
         stops += 1
         before = served.newest
         disk = open_saved_policy(directory, save_every_s=save_every_s)
-        mark = disk.load_mark()
         weights = live_words(LEARNER.versions[0].words)
-        held, _ = disk.load(weights, base=disk.keep_base(weights.live))
+        disk.open(weights.live)
+        mark = disk.mark
+        held = disk.load(weights)
         assert held.number >= before
         assert held == LEARNER.versions[held.number].version
         np.testing.assert_array_equal(words_of(weights.live), LEARNER.versions[held.number].words)

@@ -49,7 +49,7 @@ async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learne
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "sampler.rollouts.rollout_loop")
+    caplog.set_level(logging.INFO, "sampler.rollouts.group_pipeline")
     async with (
         running_hub(made, evaluation=EVALUATION, max_staleness_versions=9) as hub,
         learning(hub, base, model_dir) as learner,

@@ -19,7 +19,6 @@ from node.weights.assembly.apply import DamagedFrameError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.cheapest_chain import plan_fresh
-from node.weights.transfer.advance import Remedy
 from node.weights.transfer.fetcher import Fetcher
 from support.fetching import fetch_version
 from support.identity import MadeRun
@@ -48,7 +47,6 @@ async def fetch(
         layout=hub.learner.layout,
         held=held,
         spare=None,
-        remedy=Remedy(announcement.artifacts),
         metrics=(registry or Registry()).metrics,
     )
 
@@ -246,24 +244,7 @@ async def test_a_stream_without_progress_is_cut_and_begun_again(made: MadeRun, t
         assert list(hub.servicer.fetches[1].frames) == [2, 3, 4]
 
 
-async def test_a_wrong_frame_in_memory_is_mended_from_a_keyframe(made: MadeRun, tmp_path: Path) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, None), (2, 1), (3, 2))
-        words = hub.learner.words(2).copy()
-        words[LAYOUT.frames[3].start_word] ^= 1
-        held = HeldPolicy(hub.learner.versions[2].version, words)
-        registry = Registry()
-        fetcher = await hub.fetcher(registry)
-        new = await fetch(hub, fetcher, ArtifactKey(3, 2), held=held, registry=registry)
-        np.testing.assert_array_equal(new.words, hub.learner.words(3))
-        assert registry.value("heterorl_node_frames_mended_total") == 1
-        sizes = [hub.learner.encode(1, None), hub.learner.encode(2, 1)]
-        assert registry.transferred("keyframe", "in") == len(sizes[0].payloads[3])
-
-
-async def test_a_wrong_frame_without_a_keyframe_to_mend_it_from_is_refused(
-    made: MadeRun, tmp_path: Path
-) -> None:
+async def test_a_delta_for_words_that_are_wrong_in_memory_is_refused(made: MadeRun, tmp_path: Path) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0))
         held = HeldPolicy(hub.learner.versions[0].version, hub.learner.words(0) ^ np.uint16(1))

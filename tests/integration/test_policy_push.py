@@ -15,7 +15,6 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.transfer.advance import Remedy
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.payload_order import pushed_frames
 from support.fetching import fetch_version
@@ -46,7 +45,6 @@ class Expecting:
             layout=WIDE,
             held=held or self.hub.learner.versions[0],
             spare=None,
-            remedy=Remedy(),
             metrics=self.registry.metrics,
         )
 

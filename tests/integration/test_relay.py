@@ -15,7 +15,6 @@ from heterorl.v1 import policy_pb2
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.transfer.advance import Remedy
 from node.weights.transfer.sources import Sources
 from support.fetching import fetch_version
 from support.identity import MadeRun
@@ -41,7 +40,6 @@ async def fetch(
         layout=hub.learner.layout,
         held=None if key.is_keyframe else hub.learner.versions[0],
         spare=None,
-        remedy=Remedy(),
         metrics=registry.metrics,
     )
 

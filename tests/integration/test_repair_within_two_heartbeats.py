@@ -14,7 +14,7 @@ from sampler.engines import torch_engine
 from sampler.engines.engine import EngineSettings
 from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
-from sampler.versions.memory_scrub import MemoryScrub
+from sampler.versions.held_version import MemoryScrub
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.model_words import words_of

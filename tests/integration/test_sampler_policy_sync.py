@@ -10,12 +10,13 @@ import pytest
 from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
-from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY
+from sampler.versions import policy_sync
+from sampler.versions.saved_policy import BASE_FILE, HELD_FILE, LOG_DIRECTORY
 from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub
 from support.policy_sync import syncing
 from support.waiting import until
-from support.weights import LAYOUT, Learner, random_words
+from support.weights import LAYOUT, Learner, flip_bit, random_words
 
 
 async def test_the_base_model_is_served_until_a_version_is_announced(
@@ -60,16 +61,16 @@ async def test_at_the_version_that_is_evaluated_a_sampler_stays_and_then_goes_on
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0), (2, 1), (3, 2), (3, 0))
         async with syncing(hub, state_dir) as serving:
-            serving.stopover.from_version = 2
+            serving.policy.stop_from = 2
             serving.generating.add(2)
             await serving.reaches(hub.learner.versions[2])
             await asyncio.to_thread(hub.learner.put, hub.store, (4, 3))
             serving.spoil(1)
-            serving.sync.doubt()  # a repair does not wait
+            serving.sync.doubt()  # taking it from the disk again does not wait
             await until(lambda: serving.numbers.count(2) == 2)
             assert 3 not in serving.numbers
             serving.generating.clear()
-            serving.stopover.answered(2, (), from_version=10, had_to_ask=True, now=0.0)
+            serving.policy.answered(2, (), from_version=10, had_to_ask=True, now=0.0)
             await serving.reaches(hub.learner.versions[4])
 
 
@@ -224,49 +225,79 @@ async def test_doubt_about_words_that_are_right_fetches_no_frame(
             assert hub.servicer.fetches == []
 
 
-@pytest.mark.parametrize("chain", [[(1, 0), (2, 1)], [(1, None), (2, 1)]])
-async def test_doubt_about_a_frame_that_went_bad_in_memory_fetches_that_frame_alone(
-    made: MadeRun, tmp_path: Path, state_dir: Path, chain: list[tuple[int, int | None]]
+@pytest.mark.parametrize(
+    ("noticed_by", "save_every_s"),
+    [("the scrub", 0.0), ("a doubt", 3600.0)],
+    ids=["by the scrub, from a copy", "by a doubt, from the log"],
+)
+async def test_a_frame_that_went_bad_in_memory_is_taken_from_the_disk_again(
+    made: MadeRun,
+    tmp_path: Path,
+    state_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    noticed_by: str,
+    save_every_s: float,
 ) -> None:
+    monkeypatch.setattr(policy_sync, "SCRUB_EVERY_S", 0.05 if noticed_by == "the scrub" else 3600.0)
     async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, *chain)
-        async with syncing(hub, state_dir) as serving:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir, save_every_s=save_every_s) as serving:
             await serving.reaches(hub.learner.versions[2])
-            serving.spoil(3)
+            await until(lambda: bool(save_every_s) or not any((state_dir / LOG_DIRECTORY).iterdir()))
             hub.servicer.fetches.clear()
-            serving.sync.doubt()
+            serving.spoil(3)
+            if noticed_by == "a doubt":
+                serving.sync.doubt()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
-            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]
+            assert hub.servicer.fetches == []
+            await until(lambda: serving.registry.value("heterorl_node_frames_mended_total") == 1)
 
 
-async def test_a_frame_that_went_bad_in_memory_is_found_and_fetched_alone(
+async def test_a_frame_that_went_bad_in_memory_is_found_by_the_next_delta_which_is_not_fetched_twice(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        hub.learner.put(hub.store, (1, 0), (2, 1))
+        async with syncing(hub, state_dir, save_every_s=3600.0) as serving:
+            await serving.reaches(hub.learner.versions[2])
+            serving.spoil(3)
+            await asyncio.to_thread(hub.learner.put, hub.store, (3, 2))
+            await serving.reaches(hub.learner.versions[3])
+            assert serving.registry.value("heterorl_node_frames_mended_total") == 1
+            sizes = [
+                len(payload) for base in (0, 1, 2) for payload in hub.learner.encode(base + 1, base).payloads
+            ]
+            assert serving.registry.transferred("delta", "in") == sum(sizes)
+
+
+async def test_a_damaged_version_that_the_disk_lacks_is_fetched_and_nothing_older_is_sampled_from(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0), (2, 1))
         async with syncing(hub, state_dir) as serving:
             await serving.reaches(hub.learner.versions[2])
-            serving.spoil(3)
-            hub.servicer.fetches.clear()
-            serving.sync.scrub()
-            await until(lambda: len(serving.versions) > len(set(serving.numbers)))
-            np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
-            assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[3], [3]]
-
-
-async def test_doubt_about_too_much_to_mend_begins_again_from_the_base(
-    made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("node.weights.transfer.advance.REPAIRED_FRAMES", 0)
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0), (2, 1))
-        async with syncing(hub, state_dir, words0=hub.learner.words(0)) as serving:
-            await serving.reaches(hub.learner.versions[2])
+            await until(lambda: not any((state_dir / LOG_DIRECTORY).iterdir()))
+            flip_bit(state_dir / HELD_FILE, 3000)
             serving.spoil(*range(len(LAYOUT.frames)))
-            hub.servicer.fetches.clear()
             serving.sync.doubt()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
-            # What is older than the version served before is not handed to the engine again.
             assert serving.numbers[-2:] == [2, 2]
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
+
+
+async def test_a_damaged_version_whose_base_rotted_on_the_disk_too_ends_the_sampler(
+    made: MadeRun, tmp_path: Path, state_dir: Path
+) -> None:
+    async def rot() -> None:
+        async with policy_hub(made, tmp_path / "hub") as hub, syncing(hub, state_dir) as serving:
+            await serving.reaches(hub.learner.versions[0])
+            flip_bit(state_dir / BASE_FILE, 3000)
+            serving.spoil(1)
+            serving.sync.doubt()
+            await asyncio.sleep(30)
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await rot()
+    assert failed.value.subgroup(lambda error: "is not as it was verified" in str(error)) is not None

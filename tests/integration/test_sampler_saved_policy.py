@@ -1,4 +1,4 @@
-"""What a sampler keeps of its policy on disk, and what it goes on from after a kill, damage, a full disk."""
+"""A sampler continues from its policy on disk after a kill, damage or a full disk."""
 
 import asyncio
 import errno
@@ -100,17 +100,6 @@ async def test_a_payload_that_rots_in_the_log_is_fetched_again_and_a_logged_vers
             await serving.reaches(hub.learner.versions[2])
             assert serving.numbers == [1, 2]
             assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[0]]
-
-
-async def test_the_log_is_folded_into_a_copy_and_begins_anew(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0), (2, 1))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[2])
-            await until(lambda: not any((state_dir / LOG_DIRECTORY).iterdir()))
-            assert (state_dir / HELD_FILE).exists()
 
 
 async def test_an_older_version_on_the_way_to_a_newer_one_takes_no_place_on_disk(

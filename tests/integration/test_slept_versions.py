@@ -22,7 +22,6 @@ from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan, plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.advance import Remedy
 from sampler.engines.model_words import ArrayWords
 from sampler.versions.saved_policy import HELD_FILE
 from sampler.versions.version_files import save_held
@@ -107,7 +106,7 @@ def quoted_bytes(path: tuple[Artifact, ...] | None) -> int:
     return sum(artifact.size_bytes for artifact in path)
 
 
-async def test_whoever_slept_or_is_new_arrives_bit_exact_by_the_cheapest_way(
+async def test_samplers_that_slept_or_are_new_arrive_bit_exact_by_the_cheapest_path(
     published: Published, tmp_path: Path
 ) -> None:
     async with supplied_hub(published) as (hub, announcement):
@@ -130,7 +129,7 @@ def newest(count: int) -> range:
     return range(HEAD - count + 1, HEAD + 1)
 
 
-async def test_whoever_has_nothing_at_all_arrives_bit_exact_by_the_cheapest_keyframe(
+async def test_a_peer_without_the_base_model_arrives_bit_exact_by_the_cheapest_keyframe(
     published: Published,
 ) -> None:
     async with supplied_hub(published) as (hub, announcement):
@@ -146,7 +145,6 @@ async def test_whoever_has_nothing_at_all_arrives_bit_exact_by_the_cheapest_keyf
                 layout=TINY,
                 held=held,
                 spare=None,
-                remedy=Remedy(),
                 metrics=registry.metrics,
             )
         assert held is not None

@@ -44,7 +44,7 @@ def try_it(coordinator: Path, model_dir: Path, *arguments: str) -> int:
     return main(["try", "--config", str(coordinator), "--model-dir", str(model_dir), *arguments])
 
 
-def test_what_a_run_would_ask_draw_and_grade_is_shown_with_the_share_of_groups_that_teach(
+def test_prompts_completions_and_grades_are_shown_with_the_share_of_groups_that_teach(
     coordinator: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert try_it(coordinator, model_dir, "-n", "9", "--json") == ExitCode.DRAINED

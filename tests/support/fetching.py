@@ -8,7 +8,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.advance import Remedy, fetch_into
+from node.weights.transfer.advance import fetch_into
 from node.weights.transfer.fetcher import Fetcher
 
 
@@ -19,7 +19,6 @@ async def fetch_version(
     layout: Layout,
     held: HeldPolicy | None,
     spare: Words | None,
-    remedy: Remedy,
     metrics: TransferMetrics,
 ) -> HeldPolicy:
     """Return the manifest's version, every frame and the root verified; CPU work is done in threads.
@@ -33,6 +32,6 @@ async def fetch_version(
             ``Stage`` and ``Fetcher.fetch``. ``held`` is as it was, ``spare`` is worthless.
         ConnectionLost: as ``Fetcher.fetch``.
     """
-    stage = WholeVersion(manifest, layout=layout, base=held, spare=spare)
-    await fetch_into(stage, fetcher, manifest, layout=layout, remedy=remedy, metrics=metrics)
-    return await asyncio.to_thread(stage.finish)
+    assembly = WholeVersion(manifest, layout=layout, base=held, spare=spare)
+    await fetch_into(assembly, fetcher, manifest, metrics=metrics)
+    return await asyncio.to_thread(assembly.finish)

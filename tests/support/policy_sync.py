@@ -1,7 +1,6 @@
 """A sampler's policy sync beside the body of a test, with live words and no model around them."""
 
 import asyncio
-import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from node.clock import SystemClock
 from node.errors import Reason
@@ -22,7 +22,7 @@ from node.weights.transfer.sources import Source
 from sampler.engines.engine_thread import Change
 from sampler.engines.torch_words import LiveTensors
 from sampler.metrics import SamplerMetrics
-from sampler.stopover import Stopover
+from sampler.served_policy import ServedPolicy
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy
@@ -42,8 +42,19 @@ def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return directory
 
 
+class CountedRefusals(NodeMetrics):
+    """Counts refusals for the test."""
+
+    def __init__(self, registry: CollectorRegistry, refusals: Counter[Reason]) -> None:
+        super().__init__(registry, roles=(), clock=SystemClock())
+        self._counted = refusals
+
+    def count_refusal(self, *, service: str, reason: Reason) -> None:
+        self._counted[reason] += 1
+
+
 class Serving:
-    """Versions that an engine was given, in order, with copies of their words as they were then."""
+    """The versions an engine was given, in order, with copies of their words as they were then."""
 
     def __init__(self, weights: LiveTensors, layout: Layout) -> None:
         self.versions: list[PolicyVersion] = []
@@ -58,11 +69,7 @@ class Serving:
         self.sync: PolicySync
         self.generating: set[int] = set()
         """Versions with held-out prompts that are not generated."""
-        self.stopover = Stopover(
-            is_generating=self.generating.__contains__,
-            arrived=lambda: None,
-            left=lambda: self.sync.look_again(),
-        )
+        self.policy = ServedPolicy(is_generating=self.generating.__contains__)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
         self.offers += 1
@@ -72,9 +79,6 @@ class Serving:
             self.versions.append(version)
             self.words[version.number] = words_of(self.weights.live, layout=self.layout)
         return version
-
-    def count_refusal(self, *, service: str, reason: Reason) -> None:
-        self.refusals[reason] += 1
 
     def spoil(self, *frames: int) -> None:
         """Flip one bit of each of these frames in memory."""
@@ -117,11 +121,12 @@ async def syncing(
     registry = serving.registry
     asked = sources or [await each.source() for each in (*others, hub)]
     known = make_sources(registry, *asked)
+    node_metrics = CountedRefusals(registry.registry, serving.refusals)
     serving.sync = PolicySync(
         make_fetcher(hub.made, known, registry, attempts=2),
-        watch=known.announcements,
-        held=HeldVersion(
+        HeldVersion(
             serving.weights,
+            serving.policy,
             layout=hub.learner.layout,
             in_place=state_dir.name == IN_PLACE,
             hand_over=serving.hand_over,
@@ -131,19 +136,16 @@ async def syncing(
                 public_key=hub.made.run.learner_public_key,
                 run_id=hub.made.run_id,
                 save_every_s=save_every_s,
-                count_refusal=lambda reason: serving.count_refusal(service="PolicyService", reason=reason),
+                count_refusal=lambda reason: serving.refusals.update([reason]),
                 clock=SystemClock(),
             ),
+            monotonic=time.monotonic,
         ),
-        stopover=serving.stopover,
-        layout=hub.learner.layout,
-        found_damage=lambda: serving.sync.doubt(),
+        watch=known.announcements,
         transfer_metrics=registry.metrics,
         metrics=SamplerMetrics(registry.registry),
-        count_refusal=serving.count_refusal,
-        waiting=NodeMetrics(registry.registry, roles=(), clock=SystemClock()).waiting,
-        monotonic=time.monotonic,
-        random=random.random,
+        node_metrics=node_metrics,
+        clock=SystemClock(),
     )
     ready, stopping = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:

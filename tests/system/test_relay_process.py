@@ -19,7 +19,6 @@ from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.transfer.advance import Remedy
 from node.weights.transfer.sources import Source, Sources
 from support.fetching import fetch_version
 from support.hub import running_hub
@@ -102,7 +101,6 @@ async def fetch_whole(made: MadeRun, learner: Learner, sources: Sources, version
             layout=learner.layout,
             held=None,
             spare=None,
-            remedy=Remedy(),
             metrics=registry.metrics,
         )
     np.testing.assert_array_equal(held.words, learner.words(version))

@@ -3,7 +3,7 @@
     payload digest wrong               DamagedFrameError: fetch this frame again
     decoded words are the signed ones  done
     the base's words are               copied: nothing had to be decoded
-    the codec needs a base             WrongBaseError: repair this frame from a keyframe
+    the codec needs a base             WrongBaseError: the base is damaged in this frame
     otherwise                          DamagedFrameError
 
 CPU work: call it in a thread.
@@ -96,7 +96,7 @@ def make_frame(
     except RefusedError as error:
         fault = str(error)
     # The base is hashed only now: words that came out right need no other proof. The signed payload makes the
-    # right words from the right base; if it does not, the repair of the frame shows it.
+    # right words from the right base; if it does not, the base is damaged.
     if base is not None and record.makes(digest := words_digest(base)):
         np.copyto(out, base)
         return digest

@@ -1,4 +1,4 @@
-"""What a sampler fetched is found again after a restart, continued, and forgotten when it is not needed."""
+"""Fetched artifacts are found after a restart, continued, and forgotten once they are not needed."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def begun(log: DeltaLog, version: int, base: int | None) -> tuple[LoggedArtifact
     """Begin an artifact; return it and its payloads."""
     signed, payloads = LEARNER.signed(version, base)
     manifest = verify_signed(signed, public_key=LEARNER.key.public_key, run_id=LEARNER.run_id)
-    artifact = log.begin(manifest, signed)
+    artifact = log.begin(manifest)
     assert artifact is not None
     return artifact, payloads
 
@@ -53,7 +53,9 @@ def manifest_after(log: DeltaLog, version: int) -> Manifest | None:
     return None if artifact is None else artifact.manifest
 
 
-def test_what_cannot_be_used_is_removed_when_the_log_is_opened_and_the_rest_is_found(tmp_path: Path) -> None:
+def test_unusable_artifacts_are_removed_when_the_log_is_opened(
+    tmp_path: Path,
+) -> None:
     fill(log_in(tmp_path), (1, 0), (2, 1), (3, 2), (4, 3))
     flip_bit(tmp_path / "1-0" / "manifest", 30)
     shutil.rmtree(tmp_path / "3-2")
@@ -106,7 +108,7 @@ def test_the_log_weighs_what_its_manifests_say_and_drops_up_to_the_version_that_
     assert (log.size_bytes, names(tmp_path)) == (sizes[3], ["3-2"])
 
 
-def test_of_what_was_begun_only_the_newest_is_kept_beside_what_is_whole(tmp_path: Path) -> None:
+def test_only_the_newest_unfinished_artifact_is_kept_beside_the_whole_ones(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     fill(log, (1, 0))
     begun(log, 2, 1)
@@ -126,7 +128,7 @@ def test_an_artifact_begun_again_goes_on_and_one_that_was_made_anew_starts_over(
     for is_whole in (False, True):
         if is_whole:
             fill(log, (1, 0))
-        anew = log.begin(manifest, signed)
+        anew = log.begin(manifest)
         assert anew is not None
         assert [frame for frame in range(5) if anew.payload(frame) is not None] == []
 
@@ -148,7 +150,7 @@ def test_a_version_goes_unlogged_where_the_log_has_no_room_for_it(tmp_path: Path
     shutil.rmtree(tmp_path / "log")
     signed, _ = LEARNER.signed(1, 0)
     manifest = verify_signed(signed, public_key=LEARNER.key.public_key, run_id=LEARNER.run_id)
-    assert log.begin(manifest, signed) is None
+    assert log.begin(manifest) is None
     assert refusals == {Reason.DISK: 1}
     assert log.size_bytes == 0
 

@@ -16,12 +16,13 @@ from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines import engine_thread
 from sampler.engines.engine import FinishedRequest, GenerationRequest
-from sampler.engines.engine_thread import RESTARTS, EngineHungError, EngineThread
+from sampler.engines.engine_thread import RESTARTS, Change, EngineHungError, EngineThread
 from sampler.engines.model_words import ArrayWords, copy_words, version_of
 from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.engines.restartable_engine import EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics
 from sampler.sampler_role import load_configured_engine
+from sampler.served_policy import Event, ServedPolicy, State
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 from support.waiting import until
@@ -49,11 +50,10 @@ class Generating:
         self.engine = RestartableEngine(lambda: load_configured_engine(config))
         self.registry = CollectorRegistry()
         self.lost: list[str] = []
+        self.policy = ServedPolicy(is_generating=lambda _: False)
+        self.policy.listen(self._note)
         self.engine_thread = EngineThread(
-            self.engine,
-            step_limit_s=step_limit_s,
-            metrics=SamplerMetrics(self.registry),
-            lost=lambda: self.lost.append("words"),
+            self.engine, self.policy, step_limit_s=step_limit_s, metrics=SamplerMetrics(self.registry)
         )
         self.finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
         self.refused: asyncio.Queue[tuple[str, RefusedError]] = asyncio.Queue()
@@ -61,9 +61,21 @@ class Generating:
     def version(self, number: int) -> PolicyVersion:
         return version_of(number, self.engine.weights.live, layout=self.engine.layout)
 
+    def _note(self, _: PolicyVersion | None) -> None:
+        if self.policy.state is State.LOST:
+            self.lost.append("words")
+
+    async def hand_over(self, change: Change) -> None:
+        """Change the words to a version, as from the disk."""
+        self.policy.note(Event.RESTORE)
+        version = await self.engine_thread.hand_over(change)
+        assert version is not None
+        self.policy.hold(version, now=0.0)
+
     async def serve(self, number: int) -> None:
         """Hand over a change that changes nothing but the number."""
-        assert await self.engine_thread.hand_over(lambda: self.version(number)) == self.version(number)
+        await self.hand_over(lambda: self.version(number))
+        assert self.policy.held == self.version(number)
 
     def add(
         self, name: str, sampling: SamplingParameters, *, completions: int = 4, prompt: str = "1+1="
@@ -95,14 +107,14 @@ async def generating(
         running.cancel()
 
 
-async def test_nothing_is_served_before_the_first_version_is_handed_over(model_dir: Path) -> None:
+async def test_nothing_is_generated_while_no_version_is_served(model_dir: Path) -> None:
     async with generating(model_dir) as made:
-        assert made.engine_thread.served is None
-        assert made.value("held_version") == -1
-        waiting = asyncio.create_task(made.engine_thread.wait_until_serving())
+        made.add("a", SHORT)
+        await made.engine_thread.hand_over(lambda: None)
+        await made.engine_thread.hand_over(lambda: None)
+        assert made.value("decode_steps_total") == 0
         await made.serve(0)
-        assert await waiting == made.version(0)
-        assert made.value("held_version") == 0
+        assert (await made.finished.get()).request_id == "a"
 
 
 async def test_requests_that_wait_in_the_engine_are_counted(model_dir: Path) -> None:
@@ -131,7 +143,7 @@ async def test_a_version_handed_over_in_mid_generation_draws_the_tokens_after_it
         made.add("first", SHORT)
         await made.finished.get()
         await made.serve(6)
-        assert made.engine_thread.served == made.version(6)
+        assert made.policy.served == made.version(6)
         group = await made.finished.get()
         versions = {int(v) for completion in group.completions for v in completion.policy_version}
         assert versions == {0, 6}
@@ -163,19 +175,7 @@ async def test_a_version_is_taken_while_nothing_is_generated(model_dir: Path) ->
     async with generating(model_dir) as made:
         for number in (1, 2, 3):
             await asyncio.wait_for(made.serve(number), timeout=5)
-        assert made.engine_thread.served == made.version(3)
-
-
-async def test_a_withdrawn_version_is_not_served_until_the_next_is_handed_over(model_dir: Path) -> None:
-    async with generating(model_dir) as made:
-        await made.serve(1)
-        made.engine_thread.withdraw()
-        assert made.engine_thread.served is None
-        waiting = asyncio.create_task(made.engine_thread.wait_until_serving())
-        await asyncio.wait({waiting}, timeout=0.02)
-        assert not waiting.done()
-        await made.serve(1)
-        assert (await waiting).number == 1
+        assert made.policy.served == made.version(3)
 
 
 def tear() -> PolicyVersion:
@@ -192,14 +192,12 @@ async def test_after_a_change_that_failed_nothing_is_sampled_until_another_one_w
         await made.finished.get()
         with pytest.raises(RefusedError, match="half of it"):
             await made.engine_thread.hand_over(tear)
-        assert made.engine_thread.served is None
-        assert made.value("held_version") == -1
+        assert made.policy.state is State.LOST
         steps = made.value("decode_steps_total")
         # Its rendezvous is between two steps, so that one would have been made by now.
         await made.engine_thread.hand_over(lambda: None)
         await made.engine_thread.hand_over(lambda: None)
         assert made.value("decode_steps_total") == steps
-        assert made.engine_thread.served is None
         await made.serve(2)
         group = await made.finished.get()
         versions = {int(v) for completion in group.completions for v in completion.policy_version}
@@ -260,7 +258,7 @@ async def test_an_engine_that_fails_again_and_again_ends_its_thread(model_dir: P
             failing.faults.write_text("broken")
             version = failing.version(1)
             for number in range(2 * RESTARTS):
-                await failing.engine_thread.hand_over(lambda: version)
+                await failing.hand_over(lambda: version)
                 faults = 2 * (number + 1)
                 await until(lambda n=faults: len(failing.lost) == n, within_s=60)  # type: ignore[misc]
 
@@ -299,7 +297,8 @@ async def test_a_process_that_ends_while_its_engine_is_idle_is_noticed(
         await until(lambda: made.value("engine_restarts_total") == 1, within_s=60)
         assert made.lost == ["words", "requests"]
         # Made once the engine is there again.
-        assert await made.engine_thread.hand_over(lambda: version) == version
+        await made.hand_over(lambda: version)
+        assert made.policy.served == version
         made.add("next", SHORT)
         assert (await made.finished.get()).request_id == "next"
 
@@ -347,9 +346,9 @@ async def test_a_version_without_finite_logprobs_is_not_sampled_from(model_dir: 
         base = words_of(made.engine.weights.live, layout=layout)
         for faults in (1, 2):
             made.add(f"drawn from nothing {faults}", SHORT)
-            await made.engine_thread.hand_over(change)
+            await made.hand_over(change)
             await until(lambda: made.value("probe_failures_total") == faults, within_s=60)  # noqa: B023
-            await until(lambda: made.engine_thread.served is None, within_s=60)
+            await until(lambda: made.policy.served is None, within_s=60)
         assert made.value("engine_restarts_total") == 1
         assert made.lost == ["words", "requests", "requests"]
         copy_words(ArrayWords(base), made.engine.weights.live, layout=layout)

@@ -25,10 +25,10 @@ def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup
     assert told[:-1] == [None] * 999
     last = told[-1]
     assert last is not None
-    assert (last.groups, last.within_s, last.verdicts) == (1000, LOG_EVERY_S, {"spooled": 1000})
-    assert (last.tokens, last.reward_mean) == (1000 * group.tokens, 0.5)
-    assert (last.sampled_s, last.graded_s) == (2.0, 0.5)
-    assert (last.oldest_version, last.newest_version) == (group.oldest_version, group.newest_version)
+    assert (last["groups"], last["within_s"], last["verdicts"]) == (1000, LOG_EVERY_S, {"spooled": 1000})
+    assert (last["tokens"], last["reward_mean"]) == (1000 * group.tokens, 0.5)
+    assert (last["sampled_s"], last["graded_s"]) == (2.0, 0.5)
+    assert (last["oldest_version"], last["newest_version"]) == (group.oldest_version, group.newest_version)
     assert tally.rest(now=100.0 + LOG_EVERY_S) is None
 
 
@@ -38,8 +38,8 @@ def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
     tally.add(rewarded(group, 0.0), Verdict.DUPLICATE, now=2.0)
     rest = tally.rest(now=5.0)
     assert rest is not None
-    assert (rest.groups, rest.within_s, rest.reward_mean) == (2, 5.0, 0.5)
-    assert rest.verdicts == {"spooled": 1, "duplicate": 1}
+    assert (rest["groups"], rest["within_s"], rest["reward_mean"]) == (2, 5.0, 0.5)
+    assert rest["verdicts"] == {"spooled": 1, "duplicate": 1}
 
 
 def test_means_are_rounded_for_the_line_they_are_told_in(group: RolloutGroup) -> None:
@@ -50,7 +50,12 @@ def test_means_are_rounded_for_the_line_they_are_told_in(group: RolloutGroup) ->
         tally.add(rewarded(timed, reward_mean), Verdict.SPOOLED, now=101.0)
     told = tally.rest(now=112.34)
     assert told is not None
-    assert (told.within_s, told.reward_mean, told.sampled_s, told.graded_s) == (12.3, 0.3333, 2.0, 0.667)
+    assert (told["within_s"], told["reward_mean"], told["sampled_s"], told["graded_s"]) == (
+        12.3,
+        0.3333,
+        2.0,
+        0.667,
+    )
 
 
 def test_nothing_is_told_of_nothing() -> None:
@@ -63,10 +68,10 @@ def test_the_oldest_and_the_newest_version_of_all_groups_are_told() -> None:
         tally.add(make_group(version=version), Verdict.SPOOLED, now=1.0)
     told = tally.rest(now=2.0)
     assert told is not None
-    assert (told.oldest_version, told.newest_version) == (5, 9)
+    assert (told["oldest_version"], told["newest_version"]) == (5, 9)
 
 
-def test_what_graders_measured_is_told_as_means_over_the_groups_that_have_it() -> None:
+def test_graders_metrics_are_logged_as_means_over_the_groups_that_have_them() -> None:
     tally = GroupTally(now=0.0)
     for words, steps in (([1.0, np.nan], None), ([3.0, 5.0], [2.0, 2.0])):
         metrics = {"words": words} | ({} if steps is None else {"steps": steps})
@@ -74,4 +79,4 @@ def test_what_graders_measured_is_told_as_means_over_the_groups_that_have_it() -
         tally.add(make_group(size=2, metrics=columns), Verdict.SPOOLED, now=1.0)
     told = tally.rest(now=2.0)
     assert told is not None
-    assert told.metrics == {"steps": 2.0, "words": 2.5}
+    assert told["metrics"] == {"steps": 2.0, "words": 2.5}

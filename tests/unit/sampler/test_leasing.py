@@ -14,10 +14,9 @@ from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import ConnectionLost
 from node.telemetry.metrics import NodeMetrics
-from sampler.engines.engine_thread import EngineThread
 from sampler.rollouts.leasing import FAILURES_IN_A_ROW, Leasing
 from sampler.rollouts.work_queue import JobState, WorkQueue
-from sampler.stopover import Stopover
+from sampler.served_policy import ServedPolicy
 from support.groups import SAMPLING
 from support.waiting import until
 
@@ -50,43 +49,32 @@ class Hub:
         return len(lease_ids) + len(failed)
 
 
-class Serving:
-    """Says which version is served."""
-
-    def __init__(self) -> None:
-        self.is_serving = asyncio.Event()
-        self.is_serving.set()
-
-    async def wait_until_serving(self) -> PolicyVersion:
-        await self.is_serving.wait()
-        return HELD
-
-
 def grant(*lease_ids: str) -> LeaseGrant:
     return LeaseGrant(tuple(PromptLease(i, "addition", 0, 4, SAMPLING, 60.0) for i in lease_ids), 0.0, "")
 
 
 class Desk:
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, *, is_serving: bool = True) -> None:
         self.hub = hub
-        self.serving = Serving()
         self.work_queue = WorkQueue(concurrency_groups=2, unsubmitted_groups=2)
         self.node_metrics = NodeMetrics(CollectorRegistry(), roles=["sampler"], clock=SystemClock())
-        self.stopover = Stopover(
-            is_generating=self.work_queue.is_generating_by,
-            arrived=lambda: self.leasing.notice_change(),
-            left=lambda: None,
-        )
+        self.policy = ServedPolicy(is_generating=self.work_queue.is_generating_by)
+        if is_serving:
+            self.policy.hold(HELD, now=0.0)
         self.leasing = Leasing(
             cast(SamplerRolloutClient, hub),
+            self.policy,
             work_queue=self.work_queue,
-            engine_thread=cast(EngineThread, self.serving),
-            stopover=self.stopover,
             node_metrics=self.node_metrics,
             random=lambda: 0.01,
             monotonic=lambda: 0.0,
         )
         self.unwanted: set[str] = set()
+
+    def stop(self) -> None:
+        """Stop at the version held, with nothing left to generate for it."""
+        held_out = PromptLease("e3-0.1", "addition", 0, 1, SAMPLING, 60.0, policy_version=HELD.number)
+        self.policy.answered(HELD.number, [held_out], from_version=None, had_to_ask=False, now=0.0)
 
     def take(self, lease: PromptLease) -> bool:
         if lease.lease_id in self.unwanted:
@@ -119,23 +107,40 @@ async def test_at_a_stop_leases_are_asked_for_without_room_until_none_for_evalua
     desk = Desk(Hub(grant("1.1", "2.1"), LeaseGrant((held_out,), 0.0, ""), LeaseGrant((), 0.0, "")))
     async with leasing(desk):
         await until(lambda: desk.work_queue.room() == 0)
-        desk.stopover.from_version = HELD.number
-        desk.stopover.arrive(HELD.number, now=0.0)
+        desk.stop()
         await until(lambda: "e3-0.1" in desk.work_queue.lease_ids)
         assert desk.hub.asked == [2, 1]
         desk.work_queue.advance("e3-0.1", JobState.GRADING)
         desk.leasing.notice_change()
         await until(lambda: desk.hub.asked == [2, 1, 1])
-        await until(lambda: not desk.stopover.holds(HELD.number, now=0.0))
+        await until(lambda: not desk.policy.stays(now=0.0))
+
+
+async def test_a_stop_ends_the_wait_that_the_hub_asked_for() -> None:
+    """The answer before it was about another version: at a stop both fetches and leases wait for the next."""
+    desk = Desk(Hub(LeaseGrant((), 3600.0, "policy version"), LeaseGrant((), 3600.0, "policy version")))
+    async with leasing(desk):
+        await until(lambda: desk.node_metrics.waits_for == "policy version")
+        desk.stop()
+        await until(lambda: len(desk.hub.asked) == 2)
+        assert not desk.policy.stays(now=0.0)
+
+
+async def test_leases_are_given_back_while_the_hub_has_none() -> None:
+    desk = Desk(Hub())
+    async with leasing(desk):
+        await until(lambda: desk.node_metrics.waits_for == "prompt lease: staleness")
+        desk.leasing.give_back(["9.9"])
+        await until(lambda: desk.hub.released == ["9.9"])
+        assert len(desk.hub.asked) == 1
 
 
 async def test_nothing_is_leased_before_there_is_a_policy_to_sample_from() -> None:
-    desk = Desk(Hub(grant("1.1", "2.1")))
-    desk.serving.is_serving.clear()
+    desk = Desk(Hub(grant("1.1", "2.1")), is_serving=False)
     async with leasing(desk):
         await until(lambda: desk.node_metrics.waits_for == "policy version")
         assert desk.hub.asked == []
-        desk.serving.is_serving.set()
+        desk.policy.hold(HELD, now=0.0)
         await until(lambda: desk.hub.asked == [2])
 
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampler.engines.model_words import ArrayWords
-from sampler.versions.memory_scrub import MemoryScrub
+from sampler.engines.model_words import ArrayWords, frame_digests
+from sampler.versions.held_version import MemoryScrub
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, random_words
 
@@ -16,7 +16,7 @@ FRAMES = len(LAYOUT.frames)
 
 def scrub_of(live: ArrayWords, *, turn_words: int = 1) -> MemoryScrub:
     scrub = MemoryScrub(LAYOUT, turn_words=turn_words)
-    scrub.expect_current(live)
+    scrub.expect(frame_digests(live, LAYOUT.frames))
     return scrub
 
 
@@ -40,7 +40,7 @@ def test_a_bit_that_flips_in_a_float32_value_is_found_wherever_it_is(bit: int) -
     words = random_words(1)
     weights = live_words(words, dtype=torch.float32)
     scrub = MemoryScrub(LAYOUT)
-    scrub.expect_current(weights.live)
+    scrub.expect(frame_digests(weights.live, LAYOUT.frames))
     np.testing.assert_array_equal(words_of(weights.live), words)
     weights.live.flat.view(torch.int32)[4] ^= -(1 << 31) if bit == 31 else 1 << bit
     assert scrub.check_next(weights.live) == 0
@@ -70,5 +70,5 @@ def test_another_version_is_expected_once_it_was_verified() -> None:
     scrub = scrub_of(live, turn_words=LAYOUT.words)
     live.words[:] = random_words(2)
     assert scrub.check_next(live) == 0
-    scrub.expect_current(live)
+    scrub.expect(frame_digests(live, LAYOUT.frames))
     assert scrub.check_next(live) is None

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,15 @@ import numpy as np
 import pytest
 
 from bench.whole_versions import EncodedVersion
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
-from node.weights.format.manifest import Manifest, sign
-from node.weights.store.head_file import Head, StoreMark
+from node.weights.format.manifest import signed_by
+from node.weights.store.head_file import StoreMark
 from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE, SavedPolicy
-from sampler.versions.version_assembly import InPlaceAssembly
+from sampler.versions.version_assembly import VersionAssembly
 from support.clock import ManualClock
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
@@ -34,7 +35,7 @@ WRITES = ("write", "pwrite", "fsync", "replace", "rename", "mkdir", "unlink", "r
 
 
 class Killed(BaseException):
-    """What SIGKILL leaves behind: nothing after it runs, what was written stays."""
+    """Stands for SIGKILL: nothing after it runs, and what was written stays."""
 
 
 def disk_of(
@@ -52,47 +53,34 @@ def disk_of(
     )
 
 
-def load(
-    disk: SavedPolicy, words0: Words = LEARNER.versions[0].words
-) -> tuple[PolicyVersion, Manifest | None, Words]:
-    """Start a sampler whose base model is ``words0``; return what it holds, its manifest and its words."""
+def load(disk: SavedPolicy, words0: Words = LEARNER.versions[0].words) -> tuple[PolicyVersion, Words]:
+    """Start a sampler whose base model is ``words0``; return what it holds and its words."""
     weights = live_words(words0)
-    disk.load_mark()
-    held, manifest = disk.load(weights, base=disk.keep_base(weights.live))
-    return held, manifest, words_of(weights.live)
-
-
-def mark_of(manifest: Manifest) -> StoreMark:
-    head = Head(
-        number=manifest.version,
-        root=manifest.root.hex(),
-        learner_epoch=manifest.learner_epoch,
-        published_at_s=manifest.published_at_s,
-    )
-    return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
+    disk.open(weights.live)
+    return disk.load(weights), words_of(weights.live)
 
 
 @cache
-def artifact(version: int, base_version: int | None) -> tuple[EncodedVersion, bytes]:
-    """Return an artifact of the learner and its manifest as signed."""
+def artifact(version: int, base_version: int | None) -> EncodedVersion:
+    """Return an artifact of the learner, signed."""
     encoded = LEARNER.encode(version, base_version)
-    return encoded, sign(encoded.manifest, LEARNER.key)
+    return replace(encoded, manifest=signed_by(encoded.manifest, LEARNER.key))
 
 
 def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: Chain = CHAIN) -> list[int]:
     """Start a sampler on ``directory`` and follow the chain; return the versions held."""
     disk = disk_of(directory, save_every_s=save_every_s)
     weights = live_words(LEARNER.versions[0].words)
-    disk.load_mark()
-    held, _ = disk.load(weights, base=disk.keep_base(weights.live))
+    disk.open(weights.live)
+    held = disk.load(weights)
     numbers = [held.number]
     for version, base_version in chain:
         if not held.number < version <= until:
             continue
-        encoded, signed = artifact(version, base_version)
-        payloads = disk.begin(encoded.manifest, signed)
+        encoded = artifact(version, base_version)
+        payloads = disk.begin(encoded.manifest)
         assert payloads is not None
-        assembly = InPlaceAssembly(
+        assembly = VersionAssembly(
             encoded.manifest,
             layout=LAYOUT,
             base=weights.live,
@@ -104,7 +92,7 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
         for frame in assembly.missing():
             assembly.put(frame, encoded.payloads[frame])
         assembly.finish()
-        disk.remember(mark_of(encoded.manifest), payloads)
+        disk.remember(encoded.manifest, payloads)
         assembly.apply()
         held = encoded.manifest.policy_version
         disk.compact(held, weights.live)
@@ -115,12 +103,12 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
 
 def log(disk: SavedPolicy, version: int, base_version: int | None) -> None:
     """Put an artifact into the log as a fetch does."""
-    encoded, signed = artifact(version, base_version)
-    payloads = disk.begin(encoded.manifest, signed)
+    encoded = artifact(version, base_version)
+    payloads = disk.begin(encoded.manifest)
     assert payloads is not None
     for frame, payload in enumerate(encoded.payloads):
         payloads.keep(frame, payload)
-    disk.remember(mark_of(encoded.manifest), payloads)
+    disk.remember(encoded.manifest, payloads)
 
 
 @pytest.fixture
@@ -166,46 +154,14 @@ def test_killed_at_any_write_a_verified_version_is_found_and_gone_on_with(
         else:
             break
         kill_at(0)
-        mark = disk_of(directory).load_mark()
-        held, _, words = load(disk_of(directory))
+        mark = StoreMark.load(directory / MARK_FILE)
+        held, words = load(disk_of(directory))
         expected = LEARNER.versions[held.number]
         assert held == expected.version
         np.testing.assert_array_equal(words, expected.words)
         assert mark.head is None or mark.head.number <= held.number
         assert live(directory, save_every_s=save_every_s)[-1] == 4
     assert kills > 20
-
-
-def test_what_arrived_before_a_kill_is_not_fetched_again(tmp_path: Path) -> None:
-    disk = disk_of(tmp_path)
-    load(disk)
-    encoded, signed = artifact(1, 0)
-    assembly = disk.begin(encoded.manifest, signed)
-    assert assembly is not None
-    assembly.keep(0, encoded.payloads[0])
-    assembly.keep(2, encoded.payloads[2])
-    again = disk_of(tmp_path)
-    load(again)
-    resumed = again.begin(encoded.manifest, signed)
-    assert resumed is not None
-    assert [frame for frame in range(5) if resumed.payload(frame) is not None] == [0, 2]
-
-
-def test_an_unfinished_artifact_is_given_up_when_another_one_is_begun(tmp_path: Path) -> None:
-    disk = disk_of(tmp_path)
-    load(disk)
-    for version, base_version in CHAIN:
-        encoded, signed = artifact(version, base_version)
-        disk.begin(encoded.manifest, signed)
-    assert [path.name for path in (tmp_path / LOG_DIRECTORY).iterdir()] == ["4-3"]
-
-
-def test_the_log_is_applied_to_the_copy_by_its_longest_strides(tmp_path: Path) -> None:
-    assert live(tmp_path, until=2, save_every_s=3600.0) == [0, 1, 2]
-    assert not (tmp_path / HELD_FILE).exists()
-    held, manifest, _ = load(disk_of(tmp_path))
-    assert manifest is not None
-    assert held == manifest.policy_version == LEARNER.versions[2].version
 
 
 def test_a_way_that_began_at_the_base_model_again_is_gone_on_with_past_the_copy(tmp_path: Path) -> None:
@@ -215,9 +171,8 @@ def test_a_way_that_began_at_the_base_model_again_is_gone_on_with_past_the_copy(
     disk = disk_of(tmp_path, save_every_s=3600.0)
     load(disk)
     log(disk, 3, 0)
-    held, manifest, words = load(disk_of(tmp_path))
-    assert manifest is not None
-    assert held == manifest.policy_version == LEARNER.versions[3].version
+    held, words = load(disk_of(tmp_path))
+    assert held == LEARNER.versions[3].version
     np.testing.assert_array_equal(words, LEARNER.versions[3].words)
 
 
@@ -227,7 +182,7 @@ def test_where_such_a_way_rotted_the_copy_is_held(tmp_path: Path) -> None:
     load(disk)
     log(disk, 3, 0)
     flip_bit(tmp_path / LOG_DIRECTORY / "3-0" / "frames", 3)
-    held, _, words = load(disk_of(tmp_path))
+    held, words = load(disk_of(tmp_path))
     assert held == LEARNER.versions[1].version
     np.testing.assert_array_equal(words, LEARNER.versions[1].words)
 
@@ -244,10 +199,10 @@ def test_a_log_that_outgrew_the_model_is_folded_before_its_time(tmp_path: Path) 
 def test_a_logged_version_that_rotted_is_not_believed(tmp_path: Path) -> None:
     live(tmp_path, until=2, save_every_s=3600.0)
     flip_bit(tmp_path / LOG_DIRECTORY / "2-1" / "frames", 3)
-    held, _, _ = load(disk_of(tmp_path))
+    held, _ = load(disk_of(tmp_path))
     assert held == LEARNER.versions[1].version
     flip_bit(tmp_path / LOG_DIRECTORY / "1-0" / "manifest", 30)
-    held, _, _ = load(disk_of(tmp_path))
+    held, _ = load(disk_of(tmp_path))
     assert held == LEARNER.versions[0].version
 
 
@@ -264,19 +219,17 @@ def test_a_logged_version_that_fails_half_applied_is_given_up_and_the_one_before
         return None if is_second and frame == 3 and reads[3] == 2 else read(artifact, frame)
 
     monkeypatch.setattr(LoggedArtifact, "payload", rots_after_it_was_verified)
-    held, manifest, words = load(disk_of(tmp_path))
+    held, words = load(disk_of(tmp_path))
     assert reads[3] == 2
     assert held == LEARNER.versions[1].version
-    assert manifest == artifact(1, 0)[0].manifest
     np.testing.assert_array_equal(words, LEARNER.versions[1].words)
 
 
 def test_another_base_model_than_the_log_starts_from_keeps_the_base(tmp_path: Path) -> None:
     live(tmp_path, until=2, save_every_s=3600.0)
     other = LEARNER.versions[0].words ^ np.uint16(1)
-    held, manifest, words = load(disk_of(tmp_path), other)
+    held, words = load(disk_of(tmp_path), other)
     assert held == HeldPolicy.of(0, other, layout=LAYOUT).version
-    assert manifest is None
     np.testing.assert_array_equal(words, other)
 
 
@@ -291,30 +244,8 @@ def test_a_mark_that_cannot_be_written_refuses_the_version(
 
     monkeypatch.setattr(StoreMark, "save", fail)
     with pytest.raises(RefusedError) as refused:
-        disk.remember(mark_of(artifact(1, 0)[0].manifest), None)
+        disk.remember(artifact(1, 0).manifest, None)
     assert refused.value.reason is Reason.DISK
-
-
-def test_a_damaged_mark_is_not_ignored(tmp_path: Path) -> None:
-    (tmp_path / MARK_FILE).write_text("{")
-    with pytest.raises(StartupError):
-        disk_of(tmp_path).load_mark()
-
-
-def test_an_artifact_that_cannot_be_logged_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusals: Counter[Reason] = Counter()
-    disk = disk_of(tmp_path, refusals=refusals)
-    load(disk)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "mkdir", full)
-    encoded, signed = artifact(1, 0)
-    assert disk.begin(encoded.manifest, signed) is None
-    assert refusals == {Reason.DISK: 1}
 
 
 def test_after_one_payload_that_could_not_be_written_no_other_of_its_version_is_tried(
@@ -323,8 +254,8 @@ def test_after_one_payload_that_could_not_be_written_no_other_of_its_version_is_
     refusals: Counter[Reason] = Counter()
     disk = disk_of(tmp_path, refusals=refusals)
     load(disk)
-    encoded, signed = artifact(1, 0)
-    staged = disk.begin(encoded.manifest, signed)
+    encoded = artifact(1, 0)
+    staged = disk.begin(encoded.manifest)
     assert staged is not None
     assert staged.keep(0, encoded.payloads[0])
 

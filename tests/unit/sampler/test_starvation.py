@@ -1,4 +1,4 @@
-"""Who takes nothing for long says so, at first soon and then ever more rarely."""
+"""A sampler that takes no version for long says so, soon at first and then ever more rarely."""
 
 from node.weights.planning.link_time import Link
 from sampler.versions.starvation import FIRST_LOGGED_S, DroppedFetch, Starvation
@@ -27,7 +27,7 @@ def test_on_a_far_line_it_is_told_only_when_something_is_wrong() -> None:
     assert told_at(starvation, Link(10.0), until_s=100) == [60]
 
 
-def test_who_takes_a_version_does_not_starve_though_it_is_not_the_newest() -> None:
+def test_a_sampler_that_takes_an_older_version_on_the_way_does_not_starve() -> None:
     starvation = Starvation(behind_since_s=0.0)
     starvation.dropped[DroppedFetch.SUPERSEDED] += 1
     starvation.took(behind_versions=3, now=25.0)

@@ -83,7 +83,7 @@ def test_a_swap_copies_nothing() -> None:
     assert model.head.weight.data_ptr() == spare.flat.data_ptr()
 
 
-def test_what_is_written_into_the_live_words_is_in_the_model_and_also_in_tensors_of_another_type() -> None:
+def test_words_written_into_the_live_ones_reach_the_model_and_its_tensors_of_other_types() -> None:
     model = Tied().to(torch.bfloat16)
     model.head.bias.data = model.head.bias.data.float()
     live = live_tensors(model, torch.bfloat16)

@@ -10,13 +10,13 @@ import torch
 from bench.whole_versions import EncodedVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
+from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import signed_by
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
-from sampler.versions.version_assembly import InPlaceAssembly, SpareAssembly, VersionAssembly
+from sampler.versions.version_assembly import VersionAssembly
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, Learner, flip_bit
 
@@ -47,23 +47,14 @@ def begun(
     payloads: LoggedArtifact | None = None,
 ) -> VersionAssembly:
     """Begin a version; ``base``: what it starts from, if not what is live."""
-    if mode == "spare":
-        return SpareAssembly(
-            encoded.manifest,
-            layout=LAYOUT,
-            base=base or weights.live,
-            base_version=held,
-            payloads=payloads,
-            spares=weights,
-            spare=weights.new_spare(),
-        )
-    return InPlaceAssembly(
+    return VersionAssembly(
         encoded.manifest,
         layout=LAYOUT,
+        weights=weights,
         base=base or weights.live,
         base_version=held,
         payloads=payloads,
-        weights=weights,
+        spare=weights.new_spare() if mode == "spare" else None,
     )
 
 
@@ -81,7 +72,7 @@ def logged(directory: Path, encoded: EncodedVersion) -> LoggedArtifact:
         run_id=LEARNER.run_id,
         count_refusal=lambda reason: pytest.fail(reason),
     )
-    artifact = log.begin(encoded.manifest, sign(encoded.manifest, LEARNER.key))
+    artifact = log.begin(signed_by(encoded.manifest, LEARNER.key))
     assert artifact is not None
     return artifact
 
@@ -136,9 +127,7 @@ def test_a_damaged_payload_is_found_and_changes_nothing(mode: str, weights: Live
     np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
 
 
-def test_a_frame_that_is_wrong_in_memory_is_mended_with_the_words_that_were_signed(
-    mode: str, weights: LiveTensors
-) -> None:
+def test_a_frame_that_is_wrong_in_memory_is_found_in_its_frame_alone(mode: str, weights: LiveTensors) -> None:
     spoil(weights, 2)
     version = begun(mode, weights)
     assert version.take_held() == ()
@@ -147,12 +136,7 @@ def test_a_frame_that_is_wrong_in_memory_is_mended_with_the_words_that_were_sign
     with pytest.raises(WrongBaseError) as wrong:
         version.put(2, DELTA.payloads[2])
     assert wrong.value.frame == 2
-    with pytest.raises(DamagedFrameError):
-        version.repair(2, BASE.words[LAYOUT.frames[2].slice])
-    version.repair(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
-    version.finish()
-    version.apply()
-    np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
+    assert version.missing() == (2,)
 
 
 def test_a_delta_does_not_start_from_anything_but_its_base(mode: str, weights: LiveTensors) -> None:
@@ -211,7 +195,7 @@ def test_in_place_a_base_that_changes_before_a_frame_is_applied_is_found(weights
 def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(weights: LiveTensors) -> None:
     version = begun("spare", weights)
     put_all(version, DELTA)
-    assert isinstance(version, SpareAssembly)
+    assert version.spare is not None
     span = LAYOUT.frames[4]
     words = version.spare.read(span).copy()
     words[-1] ^= 1
@@ -230,17 +214,17 @@ def test_frames_as_signed_are_no_version_of_another_root(mode: str, weights: Liv
 
 
 def test_two_copies_are_enough_for_a_chain(weights: LiveTensors) -> None:
-    spare: ModelWords = weights.new_spare()
+    spare: ModelWords | None = weights.new_spare()
     copies, held = {id(weights.live), id(spare)}, BASE.version
     for number in (2, 3, 4):
         encoded = LEARNER.encode(number, number - 1)
-        version = SpareAssembly(
+        version = VersionAssembly(
             encoded.manifest,
             layout=LAYOUT,
+            weights=weights,
             base=weights.live,
             base_version=held,
             payloads=None,
-            spares=weights,
             spare=spare,
         )
         put_all(version, encoded)

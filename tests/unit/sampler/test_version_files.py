@@ -28,7 +28,7 @@ def is_no_copy(path: Path, layout: Layout = LAYOUT) -> bool:
     return version is None and not into.words.any()
 
 
-def test_what_was_saved_is_read_back(tmp_path: Path) -> None:
+def test_a_saved_version_is_read_back(tmp_path: Path) -> None:
     version = saved(tmp_path / "held.words")
     found, into = loaded(tmp_path / "held.words")
     assert found == version

@@ -84,7 +84,7 @@ def test_lost_leases_drop_what_is_not_finished_and_nothing_that_is() -> None:
     assert work_queue.finish("a", now=8.0) is None
 
 
-def test_what_is_not_begun_outlives_a_doubtful_policy() -> None:
+def test_jobs_not_begun_outlive_a_doubtful_policy() -> None:
     work_queue = generating("a", "b")
     work_queue.take(lease("c"), now=7.0)
     work_queue.advance("b", JobState.SUBMITTING)

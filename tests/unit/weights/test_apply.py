@@ -120,8 +120,6 @@ def test_a_wrong_base_is_found_in_its_frame_alone() -> None:
         stage.put(2, DELTA.payloads[2])
     assert wrong.value.frame == 2
     assert stage.missing() == (2,)
-    stage.repair(2, rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT))
-    np.testing.assert_array_equal(stage.finish().words, WANTED.words)
 
 
 def test_a_wrong_base_is_found_where_nothing_changed() -> None:
@@ -135,15 +133,6 @@ def test_a_wrong_base_is_found_where_nothing_changed() -> None:
     stage = staged(encoded, HeldPolicy(learner.versions[0].version, held))
     assert stage.missing() == (0,)
     assert stage.take_held() == (3,)
-    stage.repair(3, words[LAYOUT.frames[3].slice])
-    stage.put(0, encoded.payloads[0])
-    np.testing.assert_array_equal(stage.finish().words, words)
-
-
-def test_a_frame_is_not_mended_with_other_words() -> None:
-    stage = staged(DELTA, BASE)
-    with pytest.raises(DamagedFrameError):
-        stage.repair(2, BASE.words[LAYOUT.frames[2].slice])
 
 
 def test_a_version_is_not_finished_while_a_frame_is_missing() -> None:
@@ -197,7 +186,4 @@ def test_a_delta_that_was_signed_for_other_words_makes_no_version() -> None:
     stage = WholeVersion(manifest, layout=LAYOUT, base=BASE)
     with pytest.raises(WrongBaseError, match="frame 2: the held words do not make version 2: the words"):
         stage.put(2, DELTA.payloads[2])
-    words = rebuild_frame(2, [(KEYFRAME.manifest, KEYFRAME.payloads[2])], layout=LAYOUT)
-    with pytest.raises(DamagedFrameError, match="another digest than signed"):
-        stage.repair(2, words)
     assert stage.missing() == (0, 1, 2, 3, 4)

@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -11,7 +11,6 @@ from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.planning.link_time import Link, Progress
 from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
-from node.weights.store.high_water import HighWater
 from node.weights.store.offers import surplus
 from node.weights.transfer.head_pursuit import LOOK_AGAIN_S
 from sampler.versions.fetch_plan import FetchPlan
@@ -223,7 +222,7 @@ class Sampler:
     def __init__(self, world: World) -> None:
         self.world = world
         self.now = 0.0
-        self.state = FetchPlan(PolicyVersion(0), HighWater())
+        self.state = FetchPlan(PolicyVersion(0))
         self.pursuit = Pursuit()
         self.taken: list[tuple[float, int]] = []
         self.begun = self.longest_in_vain = self.in_vain = 0
@@ -232,7 +231,7 @@ class Sampler:
         said = self.world.announcement(now - self.world.round_trip_s / 2)
         if said is not None and said is not self.state.announcement:
             try:
-                self.state = self.state.announced(said)
+                self.state = replace(self.state, announcement=said, unusable=frozenset())
             except RefusedError:
                 raise AssertionError("an honest hub is never refused") from None
             self.pursuit = self.pursuit.announced(said)
@@ -278,7 +277,7 @@ class Sampler:
             if not world.has(artifact.key, there_s):
                 self.now = back_s
                 self.answered(back_s - started_s)
-                self.state = self.state.failed(artifact.key)
+                self.state = replace(self.state, unusable=self.state.unusable | {artifact.key})
                 self.missed()
                 return
             signed_s = back_s
@@ -311,7 +310,7 @@ class Sampler:
                 return
         link = self.pursuit.link.carried(artifact.size_bytes, took_s=whole_s - first_s)
         self.pursuit = self.pursuit.measured(link).took()
-        self.state = self.state.advanced(PolicyVersion(artifact.key.version, b"r"), HighWater())
+        self.state = replace(self.state, held=PolicyVersion(artifact.key.version, b"r"))
         self.taken.append((self.now, artifact.key.version))
         self.in_vain = 0
 

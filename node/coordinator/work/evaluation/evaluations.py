@@ -5,7 +5,7 @@
 
 Version 0 is planned at the start of a run; from then on, the next multiple of ``every_versions``, or the
 head where that is beyond it. Samplers are told the number ahead, stop at the first version from there on,
-and stay until their held-out prompts are generated (``sampler.versions.stopover``). The first to ask for
+and stay until their held-out prompts are generated (``sampler.served_policy``). The first to ask for
 leases there settles which version it is. One evaluation is under way at a time.
 
 An answer counts only if every token was drawn by the version itself. Each prompt has a slot for each of

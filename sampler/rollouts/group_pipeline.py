@@ -1,0 +1,315 @@
+"""Takes groups from lease to submission; every method is an event of one group.
+
+                          .--replied--.
+                          v           |
+    leased --> prompted --> finished -'-> graded --> submission queue --> settled
+       |          |            |            |
+       '----------+--- failed, dropped -----' lease given back, with the reason
+
+Prompts, replies and grades are made in other processes, in tasks that end with the sampler's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from node.clock import Clock
+from node.errors import Reason, RefusedError
+from node.failure import FailedLease, Failure
+from node.policy import PolicyVersion
+from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
+from sampler.engines.engine import Engine, FinishedRequest
+from sampler.engines.engine_thread import EngineThread
+from sampler.metrics import Dropped, SamplerMetrics
+from sampler.rollouts.conversation import Conversation
+from sampler.rollouts.group_submitter import GroupSubmitter
+from sampler.rollouts.group_tally import GroupTally
+from sampler.rollouts.leasing import Leasing
+from sampler.rollouts.run_task import RunTask
+from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
+from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState
+from sampler.served_policy import ServedPolicy, State
+from sampler.tasks.grader_process import Grades, TaskChangedError, TaskError
+
+logger = logging.getLogger(__name__)
+
+
+class GroupPipeline:
+    """For the event loop's thread; ``open`` comes first.
+
+    Attributes:
+        task: Whose prompts are made and graded; set before the first lease.
+        task_changed: Set when the task is to be loaded again before the next lease.
+        grading: Groups that are generated and not yet queued for submission.
+        leasing: Where leases come from and go back to.
+    """
+
+    task: RunTask
+
+    def __init__(
+        self,
+        engine: Engine,
+        engine_thread: EngineThread,
+        *,
+        run_id: str,
+        policy: ServedPolicy,
+        leasing: Leasing,
+        submitter: GroupSubmitter,
+        metrics: SamplerMetrics,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._run_id = run_id
+        self._policy = policy
+        self.leasing = leasing
+        self._work_queue = leasing.work_queue
+        self._submitter = submitter
+        self._metrics = metrics
+        self._clock = clock
+        self._turns = TurnTaking(engine.tokenizer, engine_thread=engine_thread, metrics=metrics)
+        self._tallies = {purpose: GroupTally(now=clock.monotonic()) for purpose in LeasePurpose}
+        self._preparing: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup
+        self._offset_s: Callable[[], float]
+        self.grading: set[asyncio.Task[None]] = set()
+        self.task_changed = asyncio.Event()
+        policy.listen(self._note_policy)
+
+    def open(self, tasks: asyncio.TaskGroup, *, offset_s: Callable[[], float]) -> None:
+        """Run in ``tasks`` from now on; ``offset_s`` returns how far the hub's clock is ahead of this one."""
+        self._tasks, self._offset_s = tasks, offset_s
+
+    def leased(self, lease: PromptLease) -> bool:
+        """Begin a lease; return False if it cannot be answered here, and is given back."""
+        served = self._policy.served
+        is_of_version = lease.policy_version is None or (
+            served is not None and lease.policy_version == served.number
+        )
+        if is_of_version and self.task.has(lease):
+            self._work_queue.take(lease, now=self._clock.now())
+            self._start(self._prepare(lease), self._preparing)
+            return True
+        logger.warning(
+            "lease for another task" if is_of_version else "lease for another version",
+            extra={"lease_id": lease.lease_id, "task": lease.task, "prompt_index": lease.prompt_index},
+        )
+        self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
+        self.leasing.give_back([lease.lease_id])
+        return False
+
+    def finished(self, request: FinishedRequest) -> None:
+        """Go on with a group whose turns were drawn."""
+        if (spoken := self._turns.note(request, self.task)) is None:
+            return
+        group, waiting = spoken
+        for conversation in waiting:
+            self._start(self._reply(group, conversation), self._preparing)
+        self._grade_generated(group)
+
+    def refused(self, request_id: str, refused: RefusedError) -> None:
+        """Give up a group whose request the engine refuses."""
+        is_too_long = refused.reason is Reason.OVER_LIMIT
+        fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
+        self._fail(split_request_id(request_id)[0], fault, str(refused), Dropped.REFUSED)
+
+    def engine_failed(self) -> None:
+        """Give back the groups being generated: the engine has lost them."""
+        self._drop_generating(Dropped.ENGINE)
+
+    def lost(self, lease_ids: Iterable[str]) -> None:
+        """Drop the unfinished work on leases that the hub has given to other samplers."""
+        self._drop(self._work_queue.drop(NOT_GENERATED, lease_ids), Dropped.LOST)
+
+    def judged(self, verdict: GroupVerdict) -> None:
+        """Count the learner's verdict on a group."""
+        self._metrics.groups.labels(verdict.verdict).inc()
+        logger.debug(
+            "verdict",
+            extra={"group_id": verdict.group_id, "verdict": verdict.verdict, "detail": verdict.detail},
+        )
+
+    def settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
+        """Forget a group that the hub has answered for."""
+        job = self._work_queue.settle(group.group_id)
+        assert job is not None, "nothing drops a job that is submitted"
+        self.leasing.notice_change()
+        if verdict is None:
+            self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
+            return
+        self._metrics.groups.labels(verdict).inc()
+        purpose = job.lease.purpose
+        totals = self._tallies[purpose].add(group, verdict, now=self._clock.monotonic())
+        _log_totals(purpose, totals)
+        logger.debug(
+            "group",
+            extra={
+                "group_id": group.group_id,
+                "purpose": purpose,
+                "prompt_index": group.prompt_index,
+                "verdict": verdict,
+                "reward_mean": round(group.reward_mean, 4),
+                "oldest_version": group.oldest_version,
+                "newest_version": group.newest_version,
+                "tokens": group.drawn_tokens,
+                "sampled_s": round(group.sampling_finished_at_s - group.sampling_started_at_s, 3),
+                "graded_s": round(group.graded_at_s - group.sampling_finished_at_s, 3),
+            },
+        )
+
+    def give_back_unfinished(self, reason: Dropped) -> None:
+        """Give back the leases whose groups are not generated."""
+        for step in self._preparing:
+            step.cancel()
+        dropped = self._work_queue.drop(NOT_GENERATED)
+        self._drop(dropped, reason)
+        self.leasing.give_back(dropped)
+
+    async def submit(self) -> None:
+        """Submit graded groups until cancelled."""
+        await self._submitter.run(self.settled)
+
+    async def flushed(self) -> None:
+        """Wait until every group that is generated is settled."""
+        if self.grading:
+            await asyncio.wait(self.grading)
+        await self._submitter.flushed()
+
+    def close(self) -> None:
+        """Stop grading, and log what was submitted since the last log."""
+        for step in self.grading:
+            step.cancel()
+        for purpose, tally in self._tallies.items():
+            _log_totals(purpose, tally.rest(now=self._clock.monotonic()))
+
+    def _note_policy(self, was_served: PolicyVersion | None) -> None:
+        if was_served is not None and self._policy.state is State.SUSPECT:
+            self._drop_generating(Dropped.DOUBTFUL)
+
+    def _start(self, step: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+        started = self._tasks.create_task(step)
+        among.add(started)
+        started.add_done_callback(among.discard)
+
+    async def _prepare(self, lease: PromptLease) -> None:
+        try:
+            prompt = await self.task.prompt(lease, self._engine.tokenizer)
+        except TaskError as error:
+            self._fail_task(lease.lease_id, error, Dropped.REFUSED)
+            return
+        self._work_queue.make_ready(lease.lease_id, prompt, now=self._clock.now())
+        self._begin_ready()
+
+    def _begin_ready(self) -> None:
+        """Generate for ready prompts while the engine has room."""
+        while (job := self._work_queue.begin_next(now=self._clock.now())) is not None:
+            self._turns.begin(job)
+        self.leasing.notice_change()
+
+    async def _reply(self, group: GroupInTurns, conversation: Conversation) -> None:
+        try:
+            await self._turns.reply(group, conversation, self.task)
+        except TaskError as error:
+            self._fail_task(group.lease_id, error, Dropped.UNGRADED)
+        self._grade_generated(group)
+
+    def _grade_generated(self, group: GroupInTurns) -> None:
+        if not self._turns.take_generated(group):
+            return
+        job = self._work_queue.finish(group.lease_id, now=self._clock.now())
+        self._begin_ready()
+        if job is not None:
+            self._start(self._grade(job, group.conversations), self.grading)
+
+    async def _grade(self, job: Job, conversations: Sequence[Conversation]) -> None:
+        task, finished_at_s = self.task, self._clock.now()
+        has_replies = task.max_turns > 1
+        if has_replies:
+            for conversation in conversations:
+                self._metrics.completion_turns.observe(conversation.turns)
+        texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
+        try:
+            grades = await task.grade(job, texts)
+        except TaskError as error:
+            self._fail_task(job.lease.lease_id, error, Dropped.UNGRADED)
+            return
+        self.leasing.note_success()
+        group = self._group(job, conversations, grades, finished_at_s=finished_at_s)
+        self._metrics.tokens.inc(group.drawn_tokens)
+        if job.lease.purpose is LeasePurpose.TRAINING:
+            self._metrics.reward_mean.set(group.reward_mean)
+        self._work_queue.advance(group.group_id, JobState.SUBMITTING)
+        await self._submitter.put(group)
+
+    def _group(
+        self, job: Job, conversations: Sequence[Conversation], grades: Grades, *, finished_at_s: float
+    ) -> RolloutGroup:
+        assert job.prompt is not None, "a generated job has a prompt"
+        lease, graded_at_s, offset_s = job.lease, self._clock.now(), self._offset_s()
+        return RolloutGroup(
+            run_id=self._run_id,
+            group_id=lease.lease_id,
+            layout_digest=self._engine.layout.digest,
+            tokenizer_digest=self._engine.tokenizer.digest,
+            task=lease.task,
+            prompt_index=lease.prompt_index,
+            prompt_token_ids=job.prompt.token_ids,
+            completions=tuple(
+                conversation.completion(reward=reward)
+                for conversation, reward in zip(conversations, grades.rewards, strict=True)
+            ),
+            sampling=lease.sampling,
+            # In order, although the clock may have been set meanwhile.
+            sampling_started_at_s=min(job.at_s, finished_at_s, graded_at_s) + offset_s,
+            sampling_finished_at_s=min(finished_at_s, graded_at_s) + offset_s,
+            graded_at_s=graded_at_s + offset_s,
+            task_digest=lease.task_digest,
+            grader_digest=self.task.code_digest,
+            metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
+        )
+
+    def _fail_task(self, lease_id: str, error: TaskError, reason: Dropped) -> None:
+        self._fail(lease_id, error.fault, str(error), reason)
+        if isinstance(error, TaskChangedError):
+            self.task_changed.set()
+
+    def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
+        """Return a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
+        self._turns.cancel([lease_id])
+        job = self._work_queue.settle(lease_id)
+        self._begin_ready()
+        if job is None:
+            return
+        self._metrics.dropped_groups.labels(reason).inc()
+        logger.warning(
+            "lease not answered",
+            extra={
+                "lease_id": lease_id,
+                "prompt_index": job.lease.prompt_index,
+                "fault": "not the prompt" if fault is None else fault,
+                "detail": detail,
+            },
+        )
+        if fault is None:
+            self.leasing.give_back([lease_id])
+            self.leasing.note_failure()
+        else:
+            self._metrics.count_prompt_fault(fault)
+            self.leasing.give_up(FailedLease(lease_id, fault, detail))
+
+    def _drop_generating(self, reason: Dropped) -> None:
+        dropped = self._work_queue.drop({JobState.GENERATING})
+        self._drop(dropped, reason)
+        self.leasing.give_back(dropped)
+
+    def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
+        self._turns.cancel(lease_ids)
+        self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
+        self._begin_ready()
+
+
+def _log_totals(purpose: LeasePurpose, totals: dict[str, Any] | None) -> None:
+    if totals is not None:
+        logger.info("groups submitted", extra={"purpose": purpose, **totals})
