@@ -247,6 +247,16 @@ def test_the_site_has_every_page_in_its_menu() -> None:
     assert sorted(pages(menu)) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
+def test_every_class_that_the_site_is_made_from_exists() -> None:
+    lists = re.findall(r"^::keys (\S+) (\w+)$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
+    assert len(lists) > 10
+    assert [name for file, name in lists if f"class {name}(" not in (ROOT / file).read_text()] == []
+    for path in re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE):
+        module, _, name = path.rpartition(".") if re.search(r"\.[A-Z]", path) else (path, "", "")
+        text = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        assert re.search(rf"^class {name}\b", text, re.MULTILINE) or not name, path
+
+
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     promises = (ROOT / "README.md").read_text().partition("## What it promises")[2].partition("\n## ")[0]
     results = (DOCS / "results.md").read_text()
