@@ -194,6 +194,17 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
+def test_the_tree_is_that_of_the_repository() -> None:
+    (tree,) = blocks((DOCS / "built.md").read_text(), "text")
+    folders: list[str] = []
+    for indent, name in re.findall(r"^( *)(\S+)  ", tree, re.MULTILINE):
+        folders = [*folders[: len(indent) // 2], name]
+        assert ROOT.joinpath(*folders).exists(), "".join(folders)
+    for package in ("node", "learner", "sampler", "node/coordinator", "node/weights"):
+        rooms = {path.parent for path in (ROOT / package).glob("*/__init__.py")}
+        assert [room.name for room in rooms if f"  {room.name}/ " not in tree] == []
+
+
 def test_every_exit_code_is_explained() -> None:
     rows = re.findall(r"^\| (\d) \|", (DOCS / "operating.md").read_text(), re.MULTILINE)
     assert [int(row) for row in rows] == [int(code) for code in ExitCode]
