@@ -69,9 +69,11 @@ test-vllm: .venv-vllm/.installed ## What every engine must do, on vLLM's CPU bui
 kills: $(BIN)/.demo ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
 	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
 
-mutants: needs-test $(BIN)/.test ## Plant faults in what decides and see which no test catches (FAULTS=n, SEED=n; up to an hour)
+mutants: needs-test $(BIN)/.test ## Plant faults in what decides (mutmut) and list those that no test catches (ONLY='node.rpc.places*'; all of them: hours)
 	$(COMPILED)
-	$(BIN)/python -m bench.mutants --faults $(or $(FAULTS),1200) --seed $(or $(SEED),0)
+	$(PIP) 'mutmut>=3.8,<4'
+	$(BIN)/mutmut run $(if $(ONLY),'$(ONLY)')
+	$(BIN)/mutmut results
 
 restores: $(BIN)/.demo ## Put older ledgers under a real run and restart it in random orders (MOMENTS=n, SEED=n)
 	$(BIN)/python -m bench.restores --moments $(or $(MOMENTS),50) --seed $(or $(SEED),0)

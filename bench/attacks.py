@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import resource
 import sys
 import tempfile
@@ -27,14 +26,12 @@ import psutil
 from bench.attack_lab.attacks import ATTACKS
 from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.stage import Stage
-from deploy.runs.processes import ChildError, Children
+from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR
 from node.commands.status_command import fetch_status
 from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost
-
-REPOSITORY: Final = Path(__file__).parents[1]
 
 PROMISED: Final = 0.8
 GROWTH: Final = 1.3
@@ -45,13 +42,6 @@ DESCRIPTORS: Final = 1024
 _LOOK_S: Final = 0.25
 _WARM_STEPS: Final = 10
 _WARM_TIMEOUT_S: Final = 120.0
-
-_ENVIRON: Final = {
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'proto'}",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +94,7 @@ async def measure(attack: str, root: Path, model: Path, *, seconds: float) -> Me
     Raises:
         ChildError: an honest process ended, or the run did not begin.
     """
-    async with Children(
-        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
-    ) as children:
+    async with children_below(root) as children:
         stage = Stage(root, children=children)
         await stage.begin(model)
         return await children.guard(_attacked(attack, stage, seconds=seconds))
@@ -200,9 +188,7 @@ async def _measure_all(
 ) -> list[Measured | dict[str, str]]:
     (root / "logs").mkdir(parents=True, exist_ok=True)
     model = root / "model"
-    async with Children(
-        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
-    ) as children:
+    async with children_below(root) as children:
         await children.run("model", "deploy.demo.warm_start", str(model), "--accuracy", "0.2", "--seed", "0")
     results: list[Measured | dict[str, str]] = []
     _say(f"{'attack':24} {'before':>7} {'during':>7} {'after':>7} steps/s   kept  after  memory  unhealthy")
@@ -224,10 +210,6 @@ async def _measure_all(
 
 def _rates(one: Measured) -> str:
     return " ".join(f"{phase.steps_per_s:7.2f}" for phase in (one.before, one.during, one.after))
-
-
-def _children(root: Path) -> Children:
-    return Children(log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON)
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,8 @@
 import time
 from typing import Final
 
+from sampler.tasks.task import CompletionText
+
 BAD_EVERY: Final = 20
 
 
@@ -11,12 +13,12 @@ class GoodPrompts:
 
     prompts: int = 400
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         a, b = divmod(index % 100, 10)
         return f"{a}+{b}="
 
-    def grade(self, index: int, text: str) -> float:
-        return float(text == str(sum(divmod(index % 100, 10))))
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        return float(completion.text == str(sum(divmod(index % 100, 10))))
 
 
 def is_bad(index: int) -> bool:
@@ -27,33 +29,33 @@ def is_bad(index: int) -> bool:
 class TooLong(GoodPrompts):
     """Longer than the model's context."""
 
-    def prompt(self, index: int) -> str:
-        return "7" * 500 if is_bad(index) else super().prompt(index)
+    def prompt(self, index: int, row: object) -> str:
+        return "7" * 500 if is_bad(index) else super().prompt(index, row)
 
 
 class PromptRaises(GoodPrompts):
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         if is_bad(index):
             raise LookupError(f"no row {index}")
-        return super().prompt(index)
+        return super().prompt(index, row)
 
 
 class PromptHangs(GoodPrompts):
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         if is_bad(index):
             time.sleep(3600)
-        return super().prompt(index)
+        return super().prompt(index, row)
 
 
 class GraderRaises(GoodPrompts):
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if is_bad(index):
             raise RuntimeError("no such answer")
-        return super().grade(index, text)
+        return super().grade(index, row, completion)
 
 
 class GraderHangs(GoodPrompts):
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if is_bad(index):
             time.sleep(3600)
-        return super().grade(index, text)
+        return super().grade(index, row, completion)

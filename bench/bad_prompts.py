@@ -9,7 +9,6 @@ pair and a JSON summary; exits with 1 if a run kept less than ``PROMISED`` of th
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -19,15 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from bench import bad_prompt_tasks as tasks
-from deploy.runs.observation import is_ready
-from deploy.runs.processes import ChildError, Children
+from bench.attack_lab.stage import SAMPLERS, Stage
+from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
-from deploy.runs.run_directory import Section, free_ports, to_toml
+from deploy.runs.run_directory import LEARNER, Section
 from node.commands.status_command import fetch_status
-from node.identity.peer import Peer
-from node.run import Role
-
-REPOSITORY: Final = Path(__file__).parents[1]
 
 PROMISED: Final = 0.9
 
@@ -43,21 +38,19 @@ KINDS: Final[Mapping[str, type[tasks.GoodPrompts]]] = {
 }
 DEFAULT_KINDS: Final = ("too_long", "prompt_raises", "grader_raises", "grader_hangs")
 
-SAMPLERS: Final = ("sampler-1", "sampler-2")
-DAEMONS: Final = ("coordinator", "learner", *SAMPLERS)
-
 WALL_LIMIT_S: Final = 2.0
-"""What hangs is killed after it. A hundred times what it takes to sample a group here."""
+"""Limit after which a hanging task is killed: a hundred times what a group takes here."""
+
+CHANGES: Final[Mapping[str, Section]] = {
+    "coordinator": {"max_staleness_versions": 64, "concurrency_groups": 64, "buffer_groups": 64},
+    "coordinator.evaluation": {"every_versions": 0},
+    # Next to nothing: how fast the run goes must not depend on what it learns.
+    "learner": {"learning_rate": 1e-9},
+    "sampler": {"concurrency_groups": 8, "grader_wall_limit_s": WALL_LIMIT_S},
+}
 
 READY_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.1
-
-_ENVIRON: Final = {
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONPATH": str(REPOSITORY),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +81,24 @@ async def measure(
     Raises:
         ChildError: a process ended by itself, or did not begin to train.
     """
-    (root / "logs").mkdir(parents=True)
-    ports = free_ports(1 + len(DAEMONS))
-    hub, telemetry = f"127.0.0.1:{ports[0]}", dict(zip(DAEMONS, ports[1:], strict=True))
-    async with Children(
-        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
-    ) as children:
-        await children.run(
-            "init", "node", "init", str(root / "hub"), "--run-id", "bad-prompts", "--host", "127.0.0.1"
-        )
-        for name, document in _configurations(kind, root, model, hub=hub, telemetry=telemetry).items():
-            (root / f"{name}.toml").write_text(to_toml(document))
-            role = name.partition("-")[0]
-            await children.start(
-                name, "node", "--role", role, "--config", str(root / f"{name}.toml"), environ={}
-            )
-            if name == "coordinator":
-                await _wait_until_ready(children, name, telemetry[name])
-            elif name == SAMPLERS[-1]:
-                for sampler in SAMPLERS:
-                    await _wait_until_ready(children, sampler, telemetry[sampler])
-                await both_wait.wait()
+    async with children_below(root) as children:
+        stage = Stage(root, children=children, task=KINDS[kind], changes=CHANGES)
+        await stage.make(model)
+        async with asyncio.TaskGroup() as starting:
+            for name in SAMPLERS:
+                starting.create_task(stage.start(name, environ={}))
+        await both_wait.wait()
+        await stage.launch(LEARNER, environ={})
 
         async def trained() -> Measured:
-            tail = StepTail(root / "hub" / "learner" / "steps.jsonl")
+            tail = StepTail(stage.directory.step_log)
             deadline_s = time.monotonic() + READY_TIMEOUT_S
             while not tail.read():
                 if time.monotonic() > deadline_s:
-                    raise children.failure("learner", f"made no step within {READY_TIMEOUT_S:.0f} s")
+                    raise children.failure(LEARNER, f"made no step within {READY_TIMEOUT_S:.0f} s")
                 await asyncio.sleep(_POLL_S)
             await asyncio.sleep(seconds)
-            status = await fetch_status(hub, Peer("bad-prompts", Role.OPERATOR, "operator"))
+            status = await fetch_status(f"127.0.0.1:{stage.ports.members}", stage.operator())
             began_s = tail.steps[0].at_s
             groups = sum(len(step.groups) for step in tail.read() if step.at_s <= began_s + seconds)
             reasons = tuple(sorted({bad.reason for bad in status.bad_prompts}))
@@ -150,12 +130,12 @@ async def _measure_pairs(
     pairs = []
     for kind in kinds:
         both_wait = asyncio.Barrier(2)
-        good, bad = await asyncio.gather(
-            *(
-                measure(one, root / kind / one, root / "model", seconds=seconds, both_wait=both_wait)
-                for one in (NONE, kind)
-            )
+        names = {one: f"{kind}-{one}".replace("_", "-") for one in (NONE, kind)}
+        runs = (
+            measure(one, root / name, root / "model", seconds=seconds, both_wait=both_wait)
+            for one, name in names.items()
         )
+        good, bad = await asyncio.gather(*runs)
         pairs.append((good, bad))
         _say(
             f"{kind:14} {bad.groups_per_second:6.1f} groups/s, without {good.groups_per_second:6.1f}: "
@@ -167,67 +147,10 @@ async def _measure_pairs(
 
 async def _make_model(root: Path) -> None:
     (root / "logs").mkdir()
-    async with Children(
-        log_of=lambda name: root / "logs" / f"{name}.log", environ=os.environ | _ENVIRON
-    ) as children:
+    async with children_below(root) as children:
         await children.run(
             "model", "deploy.demo.warm_start", str(root / "model"), "--accuracy", "0.2", "--seed", "0"
         )
-
-
-async def _wait_until_ready(children: Children, name: str, port: int) -> None:
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
-    while not await is_ready(port):
-        if time.monotonic() > deadline_s:
-            raise children.failure(name, f"does not serve after {READY_TIMEOUT_S:.0f} s")
-        await children.wait_for_end(name, timeout_s=_POLL_S)
-
-
-def _configurations(
-    kind: str, root: Path, model: Path, *, hub: str, telemetry: Mapping[str, int]
-) -> dict[str, dict[str, Section]]:
-    task = KINDS[kind]
-    # The learning rate is next to nothing: how fast the run goes must not depend on what it learns.
-    sections: dict[str, dict[str, Section]] = {
-        "coordinator": {
-            "coordinator": {
-                "listen": hub,
-                "task": "sums",
-                "group_size": 4,
-                "batch_groups": 8,
-                "max_staleness_versions": 64,
-                "max_new_tokens": 8,
-                "heartbeat_interval_s": 0.5,
-                "concurrency_groups": 64,
-                "buffer_groups": 64,
-            }
-        },
-    }
-    for number, name in enumerate(SAMPLERS):
-        sections[name] = {
-            "sampler": {
-                "model_dir": str(model),
-                "threads": 1,
-                "seed": number,
-                "concurrency_groups": 8,
-                "grader_wall_limit_s": WALL_LIMIT_S,
-            },
-            "sampler.custom_tasks": {"sums": f"{task.__module__}:{task.__name__}"},
-        }
-    # The last to be started.
-    sections["learner"] = {"learner": {"model_dir": str(model), "threads": 1, "learning_rate": 1e-9}}
-    for name, section in sections.items():
-        is_sampler = name in SAMPLERS
-        section["node"] = {
-            "state_dir": str(root / name if is_sampler else root / "hub"),
-            "run_file": str(root / "hub" / "run.json"),
-            # All on this machine; what TLS costs is measured elsewhere.
-            "tls": False,
-            **({} if name == "coordinator" else {"coordinator": hub}),
-            **({"node_id": name} if is_sampler else {}),
-        }
-        section["telemetry"] = {"http_listen": f"127.0.0.1:{telemetry[name]}", "log_format": "json"}
-    return sections
 
 
 def _say(text: str) -> None:

@@ -24,7 +24,7 @@ from learner.objective.registry import load_objective
 from learner.training.model import Policy
 from learner.training.rate_schedule import RateSchedule
 from learner.training.train_step import StepSettings, train_step
-from node.rollout import Completion, Finish, LogprobMode, RolloutGroup, SamplingParameters
+from node.rollout import Completion, Finish, RolloutGroup, SamplingParameters
 
 LEARNING_RATE: Final = 1e-6
 """Small: every step then is like the first, however many are timed."""
@@ -146,7 +146,6 @@ def make_groups(shape: Shape) -> list[RolloutGroup]:
             prompt_token_ids=prompts[number],
             completions=tuple(completions[number * shape.group_size : (number + 1) * shape.group_size]),
             sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=shape.completion_tokens),
-            logprob_mode=LogprobMode.SAMPLED,
             sampling_started_at_s=0.0,
             sampling_finished_at_s=0.0,
             graded_at_s=0.0,

@@ -33,7 +33,7 @@ COMPLETIONS: Final = 64
 GROUP_SIZE: Final = 8
 TOKENS: Final = 1000
 LARGEST_SHARE: Final = 0.05
-"""What any one token may hold."""
+"""Largest share that one token may hold."""
 
 NAMED: Final = ((-15.0, -1.0), (-1.0, -15.0), (-8.0, -1.0), (-1.0, -8.0), (-1e4, -1.0), (0.0, LEAST_LOGPROB))
 """Learner and behaviour logprobs of outliers that were met, or are the farthest there can be."""
@@ -50,9 +50,9 @@ class Placement:
     spread: float
     """Standard deviation of log p/q of all other tokens, nats."""
     largest_share: float
-    """Of any token of the batch."""
+    """Largest share of any token of the batch."""
     completion_share: float
-    """Of the outlier's completion, with all of its tokens."""
+    """Share of the outlier's whole completion."""
 
     def __str__(self) -> str:
         """Describe the placement in one line."""

@@ -1,4 +1,4 @@
-"""What denominators do to weights and gradients as policies part: the figures of learner/objective/README.md.
+"""How denominators change weights and gradients as policies part: the figures of learner/objective/README.md.
 
     python -m bench.objective_variance          one minute, one core -> bench/results/objective_variance/
 
@@ -8,7 +8,6 @@ are drawn from q, weights come from learner.objective, and the policy gradient t
 with the exact one. Nothing is clipped: this is about denominators, and the gate of ``version_aware``.
 """
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -28,8 +27,6 @@ from learner.objective.importance import (
     log_expected_learner,
     log_group_expectation,
     log_group_mean,
-)
-from learner.objective.version_aware import (
     log_version_aware_denominator,
     trust_by_divergence,
     trust_by_sample_size,
@@ -177,17 +174,6 @@ def _cosine(estimates: Tensor, exact: Tensor) -> Tensor:
     return torch.cosine_similarity(estimates, exact.expand_as(estimates), dim=-1).mean()
 
 
-def write_csv(path: Path, rows: list[Row]) -> None:
-    """Write rows of equal keys."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(
-            {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
-            for row in rows
-        )
-
-
 def plot(path: Path, rows: list[Row], *, weights: Iterable[str], columns: Mapping[str, str]) -> None:
     """Draw n / ESS = 1 + CV^2, and one panel a column, over KL."""
     count = 1 + len(columns)
@@ -210,12 +196,10 @@ def plot(path: Path, rows: list[Row], *, weights: Iterable[str], columns: Mappin
 
 
 def main() -> None:
-    """Compute, write, draw."""
+    """Compute and draw."""
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
     gaussian, discrete = gaussian_rows(), discrete_rows()
-    write_csv(RESULTS / "gaussian.csv", gaussian)
-    write_csv(RESULTS / "discrete.csv", discrete)
     plot(
         RESULTS / "gaussian.png",
         gaussian,

@@ -70,7 +70,7 @@ class Moment:
     order: Order
     steps_behind: int
     gap: str
-    """What the status said; empty: the run went on at once."""
+    """Gap named by the status; empty: the run went on at once."""
     mended_by: str
     answered_s: float
     """From the last restart to an answer."""

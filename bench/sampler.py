@@ -16,8 +16,7 @@
                           of the medians
     core_over_bare        likewise of tokens_per_core_s
     lost_share            of the time between versions, one every ``--every`` seconds: by how much longer
-                          the same tokens took than without versions, by the clock. The words were at hand:
-                          what staging costs is bench/swap.py's
+                          the same tokens took than without versions, by the clock. The words were at hand
     lost_core_share       likewise by the processor time, as a share of all ``--threads``
     swap_s                mean time of handing a version over between two steps
     longest_turn_s        from a step's end to the next one's, the longest; longest_alone_s without versions
@@ -47,10 +46,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from bench.measure import CORES
 from bench.sampler_contestants import BareVllm, Contestant, Load, Ours, Round, Transformers
-from bench.swap import SIZES, made_model
 from learner.training.model import load_policy
 from sampler.engines.engine import FinishedRequest
 
@@ -63,6 +63,7 @@ PROCESSES: Final = {
 """Which contestants share a process."""
 
 KV_CACHES: Final = ("recompute", "keep")
+VOCABULARY: Final = 49_152
 
 
 def apart(load: Load, groups: Sequence[FinishedRequest]) -> dict[str, float]:
@@ -108,6 +109,32 @@ def measure(names: Sequence[str], load: Load, *, rounds: int, versions: int, eve
             print(json.dumps(line), flush=True)
 
 
+def made_model(directory: Path) -> Path:
+    """Save a random model of 33 million parameters in bfloat16, with a tokenizer of as many words."""
+    vocabulary = {str(number): number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="0", eos_token="1")  # type: ignore[no-untyped-call]
+    saved.save_pretrained(directory)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=64,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(config).bfloat16().save_pretrained(directory)
+    return directory
+
+
 def _contestant(name: str, load: Load, thread: ThreadPoolExecutor) -> Contestant:
     match name:
         case "transformers":
@@ -149,7 +176,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.model is None:
         with tempfile.TemporaryDirectory() as directory:
-            model_dir = made_model(Path(directory), SIZES["small"])
+            model_dir = made_model(Path(directory))
             again = [sys.executable, "-m", "bench.sampler", *sys.argv[1:], "--model", str(model_dir)]
             sys.exit(subprocess.run(again).returncode)
     if arguments.kv_cache is None or arguments.engines is None or len(arguments.engines) > 1:

@@ -1,4 +1,4 @@
-"""What ``bench.sampler`` compares: bare engines and ours, each of which completes the same prompts."""
+"""Contestants of ``bench.sampler``: bare engines and ours, each of which completes the same prompts."""
 
 import importlib
 import os
@@ -29,7 +29,7 @@ _OWN: Final = " own"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every contestant generates, and with what."""
+    """Prompts and settings that all contestants share."""
 
     model_dir: Path
     groups: int
@@ -43,7 +43,7 @@ class Load:
 
     @property
     def memory_share(self) -> float:
-        """Of vLLM: on a CPU, which others use as well, half."""
+        """Share of memory for vLLM: half on a CPU, which others use as well."""
         return 0.5 if self.device == "cpu" else 0.9
 
     @property
@@ -79,7 +79,7 @@ class Stream:
     round: Round
     groups: int
     change_s: float
-    """Of all versions together."""
+    """Sum over all versions."""
     longest_turn_s: float
 
 

@@ -1,13 +1,14 @@
 """``python -m bench.staleness``: which objective still learns from completions of old policies.
 
     tune      every method with as many settings on the design tasks --> OUT/staleness_tuning.jsonl,
-              and what follows from them --> OUT/staleness_frozen.json; commit both
+              and what follows from them --> OUT/staleness_frozen.json; commit that
     report    the frozen settings on the report tasks --> OUT/staleness_report.jsonl, staleness.md, .png;
               refuses settings that are not committed or do not follow from the tuning
     estimate  how long both take here, from a few versions of every kind of cell; about two minutes
 
-A line is a finished cell, and a run that was cut off goes on where it was. ``--quick`` does all of it, small,
-in minutes. What is held constant, and what the numbers mean, is written at the top of the report.
+A line is a finished cell, and a run that was cut off goes on where it was. The cells (4.5 MB) are not in the
+repository; its history has those of the committed report. ``--quick`` does all of it, small, in minutes. What
+is held constant, and what the numbers mean, is written at the top of the report.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def _tune(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
     results = Results(out / "staleness_tuning.jsonl")
     _fill(plan.tuning_cells(), results, arguments)
     Frozen.of(plan, results).write(out / _FROZEN)
-    print(f"{out / _FROZEN}: commit it with staleness_tuning.jsonl, then run the report")
+    print(f"{out / _FROZEN}: commit it, then run the report")
 
 
 def _report(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:

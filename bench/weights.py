@@ -80,7 +80,7 @@ class Codec(Protocol):
 
 
 class Ours:
-    """What learner and sampler call."""
+    """Our codec, as learner and sampler call it."""
 
     name = "ours"
 

@@ -26,7 +26,7 @@ Check = tuple[str, Callable[[], list[str]]]
 ROLES: Final = ("coordinator", "relay", "learner", "sampler")
 
 EXPOSURE_LIMIT: Final = 2.0
-"""Of systemd's 0 (sealed) to 10. What is left is sockets, memory that torch may execute, and GPUs."""
+"""Exposure, from systemd's 0 (sealed) to 10. Left are sockets, memory that torch may execute, and GPUs."""
 
 KUBERNETES_VERSION: Final = "1.29.0"
 """Oldest Kubernetes release whose schemas the manifests are held to; later ones only add fields."""
@@ -41,7 +41,7 @@ class ToolMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a tool said: nothing on either stream and 0 is the only full approval."""
+    """A tool's answer: only no output and exit code 0 are full approval."""
 
     exit_code: int
     stdout: str
@@ -72,7 +72,7 @@ def _run(*command: str | Path) -> Outcome:
 
 
 def config_complaints(role: str, file: Path) -> list[str]:
-    """What the daemon's own dry run says against one role's configuration."""
+    """Return the daemon's own complaints, by a dry run, about one role's configuration."""
     return _run(sys.executable, "-m", "node", "config", "--role", role, "--config", file).complaints
 
 
@@ -80,7 +80,7 @@ def config_complaints(role: str, file: Path) -> list[str]:
 
 
 def unit_complaints(units: Path, instance: str) -> list[str]:
-    """What systemd says against ``heterorl-node@<instance>.service`` with its drop-ins.
+    """Return systemd's complaints about ``heterorl-node@<instance>.service`` with its drop-ins.
 
     Judged in a root of its own, where the program exists and the targets are stubs, so that nothing
     of this machine is said. ``verify`` gives 0 even where it ignores a key: any word is a complaint.
@@ -120,7 +120,7 @@ def rendered(kustomization: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def manifest_complaints(kustomization: Path) -> list[str]:
-    """What kubectl, or the strict schemas of Kubernetes, say against a kustomization."""
+    """Return complaints of kubectl, or of Kubernetes' strict schemas, about a kustomization."""
     documents, complaints = rendered(kustomization)
     if complaints:
         return complaints
@@ -137,7 +137,7 @@ def manifest_complaints(kustomization: Path) -> list[str]:
 
 
 def image_complaints(dockerfile: Path) -> list[str]:
-    """What hadolint says against a Dockerfile."""
+    """Return hadolint's complaints about a Dockerfile."""
     return run_tool("hadolint", dockerfile).complaints
 
 
@@ -145,7 +145,7 @@ def image_complaints(dockerfile: Path) -> list[str]:
 
 
 def rule_complaints(monitoring: Path) -> list[str]:
-    """What promtool says against the alert rules, their unit tests and the server's configuration."""
+    """Return promtool's complaints about the alert rules, their unit tests and the server's configuration."""
     return [
         *run_tool("promtool", "check", "rules", "--lint-fatal", monitoring / "rules.yml").complaints,
         *run_tool("promtool", "test", "rules", monitoring / "rules_test.yml").complaints,
@@ -154,7 +154,7 @@ def rule_complaints(monitoring: Path) -> list[str]:
 
 
 def dashboard_complaints(file: Path) -> list[str]:
-    """What Grafana's own schema, and promtool for the queries, say against a dashboard."""
+    """Return complaints of Grafana's own schema, and of promtool for the queries, about a dashboard."""
     dashboard = json.loads(file.read_text())
     complaints = [f"Grafana knows no {path}" for path in _keys_grafana_drops(dashboard)]
     ids = [panel["id"] for panel in dashboard["panels"]]

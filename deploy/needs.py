@@ -30,11 +30,11 @@ class Need:
     packages: str = ""
     """Debian's, separated by spaces; empty: a package does not help."""
     otherwise: str = ""
-    """What to do where the packages are installed, or none has it."""
+    """Remedy where the packages are installed, or none has it."""
 
     @property
     def remedy(self) -> str:
-        """What to do about it, as part of a sentence."""
+        """The remedy, as part of a sentence."""
         install = f"apt-get install {self.packages}" if self.packages else ""
         return ", or ".join(filter(None, (install, self.otherwise)))
 

@@ -48,7 +48,6 @@ from node.process.service import Service
 from node.process.stop_order import StopsAfter
 from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
-from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import chat_template_digest, tokenizer_digest
@@ -151,7 +150,7 @@ async def build(context: RoleContext) -> list[Service]:
         clock=clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
-        comparison=comparison_with(target, context.identity, clock=clock),
+        identity=context.identity,
     )
     drain = RolloutDrain(
         rollouts,

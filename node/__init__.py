@@ -1,1 +1,1 @@
-"""What every peer shares, and the two roles without a model."""
+"""Code that every peer shares, and the two roles without a model."""

@@ -19,7 +19,7 @@ class HeteroRLError(Exception):
 
 
 class Recovery(enum.Enum):
-    """What a peer does after a refusal."""
+    """A peer's reaction to a refusal."""
 
     WAIT = enum.auto()
     """Send the same request again after a backoff."""
@@ -39,7 +39,7 @@ class Reason(enum.StrEnum):
     status: str
     """Name of the gRPC status the refusal travels as (a name, so that this file needs no grpc)."""
     recovery: Recovery
-    """What a peer that was refused for this reason does next."""
+    """The reaction of a peer that was refused for this reason."""
 
     def __new__(cls, value: str, status: str, recovery: Recovery = Recovery.UNDECIDED) -> Self:
         reason = str.__new__(cls, value)

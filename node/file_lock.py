@@ -77,3 +77,24 @@ def _holder(descriptor: int) -> str:
         return f"process {int(pid)} on {host}"
     except (OSError, ValueError):
         return "another process"
+
+
+LOCK_FILE: Final = "lock"
+
+_held: Final[dict[Path, FileLock]] = {}
+"""Locks of state directories, links resolved."""
+
+
+def lock_state_directory(directory: Path) -> None:
+    """Lock an existing directory, without waiting, until this process ends; its roles share the lock.
+
+    Raises:
+        StartupError: another process has it, or nothing can be locked there.
+    """
+    resolved = directory.resolve()
+    if resolved not in _held:
+        fix = (
+            "Stop that process first, or set node.state_dir to a directory of this one's own. "
+            "Copying the directory does not help: a peer's name and keys belong to one process."
+        )
+        _held[resolved] = FileLock.take(directory / LOCK_FILE, of=f"The state directory {directory}", fix=fix)

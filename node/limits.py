@@ -14,7 +14,7 @@ ROLLOUT_MESSAGE_BYTES: Final = 72 << 20
 own groups are smaller: see ``largest_group_bytes``."""
 
 SUBMISSION_HEADER_BYTES: Final = 8 << 10
-"""What a submission has besides the group: ids, a certificate, a signature."""
+"""Room for the rest of a submission: ids, a certificate, a signature."""
 
 BULK_MESSAGE_BYTES: Final = 6 << 20
 """Largest message of PolicyService: a manifest and its envelope; chunks are 1 MiB."""

@@ -5,13 +5,14 @@ group is wanted (lease, version, staleness, vocabulary of the run).
 """
 
 import enum
+import hashlib
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import fmean
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,15 +38,6 @@ class Verdict(enum.StrEnum):
     """Consumed in a batch that taught nothing; no step was taken."""
 
 
-class LogprobMode(enum.StrEnum):
-    """The distribution that recorded logprobs refer to."""
-
-    SAMPLED = "sampled"
-    """What each token was drawn from: after temperature and truncation, renormalised over what was kept."""
-    FULL = "full"
-    """The whole softmax after temperature, before truncation."""
-
-
 class Finish(enum.StrEnum):
     """What ended a completion."""
 
@@ -60,7 +52,7 @@ class Finish(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How completions are sampled; with ``LogprobMode`` it defines the meaning of a behaviour logprob.
+    """How completions are sampled. A behaviour logprob is of what each token was drawn from.
 
     The vocabulary is cut after temperature, by min-p, then top-k, then top-p.
     """
@@ -145,7 +137,7 @@ class Completion:
     token_ids: NDArray[np.int32]
     """[n]"""
     behaviour_logprob: NDArray[np.float32]
-    """[n], nats, of the distribution that the group's ``logprob_mode`` names."""
+    """[n], nats, of what each token was drawn from: after temperature and truncation, renormalised."""
     policy_version: NDArray[np.int32]
     """[n], the version that drew each token; never decreases within a completion."""
     reward: float
@@ -177,9 +169,9 @@ class Completion:
         return self.finish is not Finish.LENGTH
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RolloutGroup:
-    """All completions of one prompt: the unit that is leased, sent, judged and trained on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTerms:
+    """What a group says of itself besides its columns."""
 
     run_id: str
     group_id: str
@@ -187,35 +179,91 @@ class RolloutGroup:
     tokenizer_digest: bytes
     task: str
     prompt_index: int
-    prompt_token_ids: NDArray[np.int32]
-    completions: tuple[Completion, ...]
     sampling: SamplingParameters
-    logprob_mode: LogprobMode
     sampling_started_at_s: float
     sampling_finished_at_s: float
     graded_at_s: float
-    metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Name -> [completions]: what the grader measured besides the reward, finite, or NaN where it returned
-    none."""
     task_digest: bytes = b""
     """Of the task's name and options by which it was graded."""
     grader_digest: bytes = b""
     """Of the code that graded it."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHeader(GroupTerms):
+    """All that a hub reads of a group. Who decodes the columns checks that they agree with it."""
+
+    completions: int
+    prompt_tokens: int
+    longest_completion: int
+    """Tokens."""
+    tokens: int
+    """Of all completions, replies included."""
+    oldest_version: int
+    newest_version: int
+    least_reward: float
+    largest_reward: float
+    prompt_digest: bytes
+    """16 bytes: two samplers whose prompts have the same tokens state the same."""
+
+
+class EncodedGroup(NamedTuple):
+    """A group as its sampler encoded and signed it; handed on as it came."""
+
+    header: bytes
+    columns: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + len(self.columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RolloutGroup(GroupTerms):
+    """All completions of one prompt: the unit that is leased, sent, judged and trained on."""
+
+    prompt_token_ids: NDArray[np.int32]
+    completions: tuple[Completion, ...]
+    metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Name -> [completions]: what the grader measured besides the reward, finite, or NaN where it returned
+    none."""
+
+    @property
+    def header(self) -> GroupHeader:
+        """The header that agrees with it."""
+        prompt = self.prompt_token_ids.astype("<i4").tobytes()
+        rewards = np.array([completion.reward for completion in self.completions], np.float32)
+        return GroupHeader(
+            **{one.name: getattr(self, one.name) for one in fields(GroupTerms)},
+            completions=len(self.completions),
+            prompt_tokens=len(self.prompt_token_ids),
+            longest_completion=max((len(c.token_ids) for c in self.completions), default=0),
+            tokens=self.tokens,
+            oldest_version=self.oldest_version,
+            newest_version=self.newest_version,
+            least_reward=float(np.min(rewards, initial=math.inf)),
+            largest_reward=float(np.max(rewards, initial=-math.inf)),
+            prompt_digest=hashlib.blake2b(prompt, digest_size=16).digest(),
+        )
+
     @property
     def oldest_version(self) -> int:
         """Oldest behaviour version of any token; staleness counts from it."""
-        return int(np.concatenate([c.policy_version for c in self.completions]).min())
+        return min(
+            (int(c.policy_version.min()) for c in self.completions if len(c.policy_version)), default=0
+        )
 
     @property
     def newest_version(self) -> int:
         """Newest behaviour version of any token."""
-        return int(np.concatenate([c.policy_version for c in self.completions]).max())
+        return max(
+            (int(c.policy_version.max()) for c in self.completions if len(c.policy_version)), default=0
+        )
 
     @property
     def is_renormalised(self) -> bool:
         """Whether its logprobs are normalised over less than the vocabulary."""
-        return self.sampling.is_truncated and self.logprob_mode is LogprobMode.SAMPLED
+        return self.sampling.is_truncated
 
     @property
     def reward_mean(self) -> float:
@@ -260,7 +308,7 @@ def mean_metrics(groups: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(means[name]) for name in sorted(names)}
 
 
-def other_options(group: RolloutGroup, task_digest: bytes) -> str:
+def other_options(group: GroupTerms, task_digest: bytes) -> str:
     """Return how the options that a group was graded by differ from the run's; empty where they do not."""
     if group.task_digest == task_digest:
         return ""
@@ -270,30 +318,33 @@ def other_options(group: RolloutGroup, task_digest: bytes) -> str:
     )
 
 
-def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> None:
-    """Refuse a group that no honest sampler could have sent.
-
-    Args:
-        group: as decoded; arrays may hold anything.
-        vocabulary_size: ids must be below it; None where the caller does not know it.
+def check_header(header: GroupHeader) -> None:
+    """Refuse a group that no honest sampler could have sent, by its header alone.
 
     Raises:
-        RefusedError: MALFORMED for shapes and ranges, NON_FINITE for NaN and infinity,
-            OVER_LIMIT for sizes; names the completion and the value.
+        RefusedError: MALFORMED for shapes and ranges, NON_FINITE for NaN and infinity, OVER_LIMIT for sizes.
     """
-    if not 1 <= len(group.completions) <= limits.GROUP_COMPLETIONS:
+    if not 1 <= header.completions <= limits.GROUP_COMPLETIONS:
         raise RefusedError(
             Reason.MALFORMED,
-            f"group {group.group_id!r} has {len(group.completions)} completions, "
+            f"group {header.group_id!r} has {header.completions} completions, "
             f"allowed are 1 to {limits.GROUP_COMPLETIONS}",
         )
-    if not 1 <= len(group.prompt_token_ids) <= limits.PROMPT_TOKENS:
-        raise RefusedError(Reason.MALFORMED, f"the prompt has {len(group.prompt_token_ids)} tokens")
-    if group.tokens > limits.GROUP_TOKENS:
+    if not 1 <= header.prompt_tokens <= limits.PROMPT_TOKENS:
+        raise RefusedError(Reason.MALFORMED, f"the prompt has {header.prompt_tokens} tokens")
+    if header.tokens > limits.GROUP_TOKENS:
         raise RefusedError(
-            Reason.OVER_LIMIT, f"the group has {group.tokens} tokens, allowed are {limits.GROUP_TOKENS}"
+            Reason.OVER_LIMIT, f"the group has {header.tokens} tokens, allowed are {limits.GROUP_TOKENS}"
         )
-    stamps = (group.sampling_started_at_s, group.sampling_finished_at_s, group.graded_at_s)
+    for reward in (header.least_reward, header.largest_reward):
+        if not math.isfinite(reward):
+            raise RefusedError(Reason.NON_FINITE, f"the group has reward {reward}")
+        if abs(reward) > limits.REWARD:
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"the group has reward {reward:g}, beyond {limits.REWARD:g} in magnitude",
+            )
+    stamps = (header.sampling_started_at_s, header.sampling_finished_at_s, header.graded_at_s)
     if not all(math.isfinite(stamp) for stamp in stamps):
         raise RefusedError(Reason.NON_FINITE, f"timestamps {stamps} are not all finite")
     if not 0 <= stamps[0] <= stamps[1] <= stamps[2] <= limits.STAMP_S:
@@ -302,6 +353,18 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
             f"timestamps {stamps} are not those of sampling begun, then finished, then graded",
             fix="set the sampler's clock",
         )
+
+
+def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> None:
+    """Refuse a group that no honest sampler could have sent.
+
+    Args:
+        group: As decoded; arrays may hold anything.
+        vocabulary_size: Ids must be below it; None where the caller does not know it.
+    Raises:
+        RefusedError: As ``check_header``; names the completion and the value.
+    """
+    check_header(group.header)
     _check_ids(group.prompt_token_ids, vocabulary_size, where="the prompt")
     _check_metrics(group)
     with_mass = sum(completion.kept_mass is not None for completion in group.completions)
@@ -364,13 +427,6 @@ def _check_completion(completion: Completion, vocabulary_size: int | None, *, wh
         raise RefusedError(Reason.MALFORMED, f"{where} goes back to an older policy version")
     if completion.is_drawn is not None:
         _check_replies(completion, completion.is_drawn, where=where)
-    if not math.isfinite(completion.reward):
-        raise RefusedError(Reason.NON_FINITE, f"{where} has reward {completion.reward}")
-    if abs(completion.reward) > limits.REWARD:
-        raise RefusedError(
-            Reason.OVER_LIMIT,
-            f"{where} has reward {completion.reward:g}, beyond {limits.REWARD:g} in magnitude",
-        )
 
 
 def _check_replies(completion: Completion, is_drawn: NDArray[np.bool_], *, where: str) -> None:

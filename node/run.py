@@ -72,12 +72,12 @@ class StepReport:
     recommended_staleness: RecommendedStaleness | None = None
     """As of this step. None: not worked out yet, or by an older learner."""
     grader_metrics: dict[str, float] = field(default_factory=dict)
-    """What graders measured besides the reward, by name: the mean over the groups that have it."""
+    """Grader metrics besides the reward, by name: the mean over the groups that have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teaching:
-    """What the newest batches taught; fields as in membership.proto."""
+    """How much the newest batches taught; fields as in membership.proto."""
 
     groups: int
     uninformative_groups: int
@@ -111,7 +111,7 @@ class Evaluation:
     """Index in the task; the others follow."""
     prompts: int
     completions: int
-    """Of each prompt."""
+    """Completions of each prompt."""
     temperature: float
     """0: the most likely token each time."""
     max_new_tokens: int
@@ -130,12 +130,12 @@ class Evaluation:
     tokens_mean: float = 0.0
     """Of a completion."""
     sampling: str = ""
-    """What else its scores depend on and was not at its default, as JSON; empty: nothing.
+    """Everything else its scores depend on that was not at its default, as JSON; empty: nothing.
 
     The task's name and the digest of its options are in it too: grader, answer and prompt are among them.
     """
     metrics: str = ""
-    """What graders measured besides the reward, as a JSON object of means; empty: nothing."""
+    """Means of grader metrics besides the reward, as a JSON object; empty: none."""
     answers: int = 0
     """Groups that count: each prompt is asked of more than one sampler, where there are more."""
     samplers: int = 0
@@ -185,7 +185,7 @@ class EvaluationStatus:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationNotice:
-    """What a heartbeat's answer tells a learner: versions of which it keeps the masters, or None."""
+    """Versions of which the learner keeps the masters, as a heartbeat's answer tells it."""
 
     best: int | None = None
     """As in ``EvaluationStatus``."""
@@ -267,7 +267,7 @@ class RunStatus:
     teaching: Teaching | None = None
     batch_groups: int = 0
     task_dispute: str = ""
-    """What samplers do not agree on about the task, for people; empty: nothing."""
+    """Disagreement of samplers about the task, for people; empty: none."""
     bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
     """How many bad prompts for which reason."""
     grader_digest: bytes = b""

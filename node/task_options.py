@@ -54,7 +54,7 @@ RESERVED_ARGUMENTS: Final = frozenset(
         "tokenizer_kwargs",
     }
 )
-"""What ``apply_chat_template`` of transformers takes itself."""
+"""Arguments of transformers' own ``apply_chat_template``."""
 
 
 def column_of(row: Mapping[str, Any], name: str) -> Any:
@@ -141,7 +141,7 @@ class PromptOptions(TaskOptions):
 
 
 class JudgeOptions(BaseModel):
-    """What a model is asked about each completion; where that model is, each sampler's configuration says."""
+    """Question to a model about each completion; each sampler's configuration says where that model is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

@@ -11,7 +11,7 @@ from node.tokenizer import chat_template
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
 from sampler.tasks.dry_run import check_imports, check_template
-from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.local_graders import JudgeEndpoint
 
 
 def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.process.stop_order import StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
-from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import chat_template, chat_template_digest
@@ -194,7 +193,7 @@ async def build(context: RoleContext) -> list[Service]:
         clock=clock,
         backoff=Backoff(random.random),
         waiting=node_metrics.waiting,
-        comparison=comparison_with(target, context.identity, clock=clock),
+        identity=context.identity,
     )
     leasing = Leasing(
         leases,

@@ -43,13 +43,19 @@ class Stopover:
         self._left = left
         self._version: int | None = None
         self._since_s = 0.0
+        self._newest = 0
         self.from_version: int | None = None
 
-    def arrive(self, version: int, *, before: int, now: float) -> None:
-        """Note that ``version`` is held from now on."""
-        if self.from_version is not None and before < self.from_version <= version:
+    def arrive(self, version: int, *, now: float) -> None:
+        """Note that ``version`` is held from now on.
+
+        A version older than one held before is no place to stop: the cheapest way to the head may lead back
+        through it, and it is not sampled from.
+        """
+        if self.from_version is not None and self._newest < self.from_version <= version:
             self._version, self._since_s = version, now
             self._arrived()
+        self._newest = max(self._newest, version)
 
     def holds(self, version: int, *, now: float) -> bool:
         """Whether the sampler is to stay at the version that it holds."""

@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 
 from bench.attack_lab.enemy import CALL_TIMEOUT_S, Enemy, Foe
-from bench.kill_lab.task import EvenDigitsTask
+from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
 from node.identity.group_proof import GroupProof, GroupSigner
-from node.rollout import LeasePurpose, RolloutGroup
+from node.rollout import EncodedGroup, LeasePurpose, RolloutGroup
 from node.rpc.address import join_address
 from node.rpc.channel import ConnectionLost, dial_as_stranger
 from node.run import Role
@@ -141,7 +141,9 @@ async def unknown_fields(enemy: Enemy) -> None:
             for lease in await enemy.lease(foe, 2):
                 head = await enemy.head(foe)
                 group = enemy.group(foe, lease, version=head.number)
-                proof = GroupSigner.of(foe.identity).prove(group.group_id, group_to_wire(group) + junk)
+                padded = group_to_wire(group)
+                padded = padded._replace(columns=padded.columns + junk)
+                proof = GroupSigner.of(foe.identity).prove(group.group_id, padded)
                 await _submit_raw(enemy, foe, group, junk=junk, proof=proof)
             await asyncio.sleep(1)
 
@@ -245,10 +247,10 @@ async def refused_submissions(enemy: Enemy) -> None:
         n = 0
         while True:
             n += 1
-            data = rollout_pb2.RolloutGroup(run_id=enemy.stage.run_id).SerializeToString()
-            proof = GroupSigner.of(foe.identity).prove(f"{n}.1", data)
+            header = rollout_pb2.GroupHeader(run_id=enemy.stage.run_id).SerializeToString()
+            proof = GroupSigner.of(foe.identity).prove(f"{n}.1", EncodedGroup(header, b""))
             request = rollout_pb2.SubmitRolloutsRequest(
-                group=data, group_id=f"{n}.1", certificate=proof.certificate, signature=proof.signature
+                header=header, group_id=f"{n}.1", certificate=proof.certificate, signature=proof.signature
             )
             await enemy.tried("submissions", foe.rollouts.SubmitRollouts(request, timeout=CALL_TIMEOUT_S))
             await asyncio.sleep(FLOOD_CALLERS / 233)
@@ -297,7 +299,7 @@ ATTACKS: Final[Mapping[str, Callable[[Enemy], Awaitable[None]]]] = {
 
 async def _sampler(enemy: Enemy) -> Foe:
     foe = enemy.foe(Role.SAMPLER, "sampler-liar")
-    await enemy.join(foe, prompts=EvenDigitsTask.prompts)
+    await enemy.join(foe, prompts=CoinTask.prompts)
     return foe
 
 
@@ -328,8 +330,10 @@ async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: Lease
 async def _submit_raw(
     enemy: Enemy, foe: Foe, group: RolloutGroup, *, sampler_id: str = "", junk: bytes = b"", proof: GroupProof
 ) -> None:
+    encoded = group_to_wire(group)
     request = rollout_pb2.SubmitRolloutsRequest(
-        group=group_to_wire(group) + junk,
+        header=encoded.header,
+        columns=encoded.columns + junk,
         group_id=group.group_id,
         sampler_id=sampler_id,
         certificate=proof.certificate,

@@ -16,13 +16,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bench.attack_lab.stage import GROUP_SIZE, TASK, Stage
-from bench.kill_lab.task import EvenDigitsTask
+from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.enrolment.authority import LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.rollout import Completion, Finish, LogprobMode, PromptLease, RolloutGroup
+from node.rollout import Completion, Finish, PromptLease, RolloutGroup
 from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.wire.members import role_to_wire
@@ -31,7 +31,7 @@ from node.wire.rollouts import lease_grant_from_wire
 CALL_TIMEOUT_S: Final = 15.0
 
 _CLAIMED: Final = ("layout_digest", "tokenizer_digest", "chat_template_digest", "base_root", "base_parts")
-"""What the learner said of the model, which every member of a run knows."""
+"""Fields of the learner's Join, which every member of a run knows."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Foe:
 
 
 class Enemy:
-    """What an attack may use: certificates of the run, its addresses, and a count of what it did."""
+    """Means of an attack: certificates of the run, its addresses, and a count of its deeds."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -72,7 +72,7 @@ class Enemy:
 
     @cached_property
     def model(self) -> Any:
-        """What the run's learner said of the model."""
+        """The run's model, as its learner described it."""
         return self.stage.learner()
 
     @cached_property
@@ -102,7 +102,7 @@ class Enemy:
         self.did[name] += 1
         return answer
 
-    async def join(self, foe: Foe, *, prompts: int = EvenDigitsTask.prompts) -> None:
+    async def join(self, foe: Foe, *, prompts: int = CoinTask.prompts) -> None:
         """Join as a sampler or relay that claims the run's model, task and grader."""
         request = membership_pb2.JoinRequest(
             run_id=foe.identity.run_id, role=role_to_wire(foe.identity.role), instance=foe.instance
@@ -187,7 +187,7 @@ class Enemy:
                 finish=Finish.LENGTH if tokens == lease.sampling.max_new_tokens else Finish.END,
             )
 
-        prompt = EvenDigitsTask().prompt(lease.prompt_index)
+        prompt = CoinTask().prompt(lease.prompt_index)
         return RolloutGroup(
             run_id=self.stage.run_id,
             group_id=lease.lease_id,
@@ -198,7 +198,6 @@ class Enemy:
             prompt_token_ids=np.array(self._tokenizer.encode(prompt).ids, np.int32),
             completions=tuple(map(completion, range(lease.group_size or GROUP_SIZE))),
             sampling=lease.sampling,
-            logprob_mode=LogprobMode.SAMPLED,
             sampling_started_at_s=now - 1,
             sampling_finished_at_s=now - 0.5,
             graded_at_s=now - 0.2,

@@ -1,4 +1,4 @@
-"""The run under attack: a coordinator, a learner and two honest samplers, each a process of its own."""
+"""A run of coordinator, learner and two samplers, to be attacked or given bad prompts; real processes."""
 
 import asyncio
 import sqlite3
@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from bench.kill_lab.task import EvenDigitsTask
+from bench.attack_lab.task import CoinTask
 from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
@@ -16,9 +16,7 @@ from node.enrolment.authority import Authority
 
 SAMPLERS: Final = ("sampler-1", "sampler-2")
 
-TASK: Final = "even-digits"
-TASKS: Final[Section] = {TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask.__name__}"}
-
+TASK: Final = "coin"
 READY_TIMEOUT_S: Final = 240.0
 """Several processes that import torch on cores that others use too."""
 
@@ -31,18 +29,37 @@ EVALUATION: Final = {"every_versions": 20, "prompts": 8}
 class Stage(RunSession):
     """One run below ``root``. The caller ends the children that are left."""
 
-    def __init__(self, root: Path, *, children: Children) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        children: Children,
+        task: type = CoinTask,
+        changes: Mapping[str, Section] | None = None,
+    ) -> None:
+        """Prepare a run; ``changes`` to the sections of its configuration, by role or by section."""
         self.directory = RunDirectory(root)
         super().__init__(
             self.directory, enrolled=SAMPLERS, children=children, ready_timeout_s=READY_TIMEOUT_S
         )
         self.run_id = root.name
+        self._task = f"{task.__module__}:{task.__name__}"
+        self._changes = changes or {}
 
     async def begin(self, model: Path) -> None:
-        """Make the run on a copy of ``model`` and bring every process up.
+        """Make the run on ``model`` and bring every process up.
 
         Raises:
             ChildError: one did not come up.
+        """
+        await self.make(model)
+        await self.start_others()
+
+    async def make(self, model: Path) -> None:
+        """Make the run on ``model``, start its coordinator and let its samplers in.
+
+        Raises:
+            ChildError: the coordinator did not come up.
         """
         self.directory.make_folders()
         self.directory.model.symlink_to(model)
@@ -51,7 +68,6 @@ class Stage(RunSession):
             tasks.create_task(self.start(COORDINATOR, environ={}))
             for name in SAMPLERS:
                 tasks.create_task(self.let_in(name))
-        await self.start_others()
 
     def pid(self, name: str) -> int:
         """Return the process id of a daemon."""
@@ -89,13 +105,16 @@ class Stage(RunSession):
         }
         sections: dict[str, Mapping[str, Section]] = {
             COORDINATOR: {"coordinator": coordinator, "coordinator.evaluation": EVALUATION},
-            LEARNER: {"learner": {**model, "learning_rate": 1e-4}},
+            LEARNER: {"learner": {**model, "learning_rate": 1e-5}},
         }
         for seed, name in enumerate(SAMPLERS):
             sampler = {**model, "seed": seed, "concurrency_groups": 16}
-            sections[name] = {"sampler": sampler, "sampler.custom_tasks": TASKS}
+            sections[name] = {"sampler": sampler, "sampler.custom_tasks": {TASK: self._task}}
         dials = {COORDINATOR: None}
         return {
-            name: {**directory.place(name, ports, dials=dials.get(name, ports.members)), **section}
-            for name, section in sections.items()
+            name: {
+                **directory.place(name, ports, dials=dials.get(name, ports.members)),
+                **{key: {**section, **self._changes.get(key, {})} for key, section in its.items()},
+            }
+            for name, its in sections.items()
         }

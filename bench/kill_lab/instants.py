@@ -19,7 +19,7 @@ class Instant:
 
     name: str
     pattern: str = ""
-    """Of the files, below ``<state>/<role>``. Empty: none, any time will do."""
+    """Pattern of the files, below ``<state>/<role>``. Empty: none, any time will do."""
     is_change: bool = False
     """Whether a file has to change, rather than to appear."""
 

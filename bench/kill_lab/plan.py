@@ -33,7 +33,7 @@ _TASKS: Final[Section] = {_TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask._
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for."""
+    """The options of a campaign."""
 
     kills: int
     seed: int
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def enrolled(self) -> tuple[str, ...]:
-        """Those that come in with a token; ``init`` makes the other identities."""
+        """Peers that enrol with a token; ``init`` makes the other identities."""
         return (RELAY, *self.samplers)
 
 

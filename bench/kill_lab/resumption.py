@@ -1,4 +1,4 @@
-"""What a restarted process fetches, against what it had on its disk when it was killed."""
+"""Bytes that a restarted process fetches, compared with those on its disk when it was killed."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from bench.kill_lab.witness import Key, Witness
 
 POLL_S: Final = 0.1
 GIVE_UP_S: Final = 60.0
-"""What is not fetched by then was overtaken by something else."""
+"""A version not fetched by then was overtaken by a newer one."""
 
 _SLACK_BYTES: Final = 64 << 10
 _TIMEOUT_S: Final = 2.0

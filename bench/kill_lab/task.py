@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from sampler.tasks.task import CompletionText
+
 _EVEN: Final = frozenset("02468")
 
 
@@ -10,8 +12,8 @@ class EvenDigitsTask:
 
     prompts: int = 100
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
-    def grade(self, index: int, text: str) -> float:
-        return sum(character in _EVEN for character in text) / max(1, len(text))
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        return sum(character in _EVEN for character in completion.text) / max(1, len(completion.text))

@@ -1,4 +1,4 @@
-"""What was signed, and what lies on disks, read by nothing that is under test.
+"""Reads signed versions and copies on disk without any code that is under test.
 
 Follows proto/WEIGHTS.md: the digests, the manifest and the layout once more, in as few lines as they
 take. Words are compared with the learner's own checkpoints, which no codec has touched.

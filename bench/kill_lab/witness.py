@@ -37,14 +37,14 @@ class Held:
 
 @dataclass(slots=True)
 class _Log:
-    """What one sampler has said so far."""
+    """Everything one sampler has said so far."""
 
     path: Path
     read_bytes: int = 0
     newest: int = -1
     since_start: list[Held] = field(default_factory=list)
     promised: int = 0
-    """What its disk had at its last kill: it begins with this version or a newer one."""
+    """Version on its disk at its last kill: it begins with this one or a newer one."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ _WARM_LEARNING_RATE: Final = 3e-3
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What the columns of a parameter matrix [rows, size] are, in order."""
+    """Names of the columns of a parameter matrix [rows, size], in order."""
 
     named: Mapping[str, tuple[int, ...]]
 

@@ -46,7 +46,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a cell showed."""
+    """The result of a cell."""
 
     cell: Cell
     scores: tuple[tuple[float, ...], ...]

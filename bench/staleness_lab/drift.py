@@ -1,4 +1,4 @@
-"""What a learner knows of divergence by age: KL(behaviour || learner) a token and version of lag, online."""
+"""A learner's online estimate of divergence by age: KL(behaviour || learner) a token and version of lag."""
 
 from typing import Final
 

@@ -26,12 +26,12 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """What the report runs, and what that follows from."""
+    """Settings of the report, and a digest of the outcomes they follow from."""
 
     digest: str
-    """Of the tuning outcomes."""
+    """Digest of the tuning outcomes."""
     settings: Mapping[str, Setting]
-    """Of the methods of the report."""
+    """Setting of each method of the report."""
 
     @classmethod
     def of(cls, plan: Plan, results: Results) -> "Frozen":

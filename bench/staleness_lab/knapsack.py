@@ -17,7 +17,7 @@ from bench.staleness_lab.tasks import Completions
 _ITEMS: Final = 24
 _HEAVIEST: Final = 20
 _CAPACITY_SHARE: Final = 0.4
-"""Of the weight of all items: taking every other one bursts most sacks."""
+"""Share of the weight of all items: taking every other one bursts most sacks."""
 _FEATURES: Final = 6
 _HIDDEN: Final = 24
 _TRAINING: Final = 1024

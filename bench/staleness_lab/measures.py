@@ -1,4 +1,4 @@
-"""What is measured of divergence and weights while a cell runs."""
+"""Measures of divergence and weights while a cell runs."""
 
 import math
 from collections import defaultdict

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from learner.config import LearnerConfig
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
+from learner.objective.divergence import group_sample_size_ratio
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
-from learner.objective.staleness import polynomial_discount, sample_size_discount, version_discount
+from learner.objective.staleness import polynomial_discount, version_discount
 
 DEFAULT: Final[str] = LearnerConfig.model_fields["objective"].default
 """The method on trial."""
@@ -57,7 +58,6 @@ class Recipe:
 COMPOSED: Final = {
     "version_aware+discount": Recipe("version_aware", discount="exponential"),
     "decoupled_ppo_log_linear": Recipe("decoupled_ppo", {"proximal": "log_linear"}),
-    "vcpo+rate": Recipe("vcpo", scales_rate=True),
     "tis+vcpo": Recipe("tis", scales_rate=True),
     "grpo+sfpo": Recipe("grpo", fast_steps=3),
 }
@@ -80,7 +80,7 @@ def _by_age(batch: ObjectiveBatch, discount: Callable[[int], float]) -> Tensor:
 
 
 def _sample_size(batch: ObjectiveBatch) -> Tensor:
-    return sample_size_discount(batch.learner_mean.detach() - batch.behaviour_mean, batch.groups)
+    return group_sample_size_ratio(batch.learner_mean.detach() - batch.behaviour_mean, batch.groups)
 
 
 Discount = Callable[[ObjectiveBatch], Tensor]

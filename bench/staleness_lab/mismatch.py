@@ -1,4 +1,4 @@
-"""What a real sampler adds to staleness: logprobs that are not the learner's, however fresh.
+"""Mismatch that a real sampler adds to staleness: logprobs that are not the learner's, however fresh.
 
 none        what was recorded is what was drawn from
 bf16        recorded logprobs are rounded to bfloat16
@@ -25,7 +25,7 @@ _BLOCK: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shift:
-    """What is added to the logprobs of a version's tokens, [seeds, n, t], nats."""
+    """Shift of the logprobs of a version's tokens, [seeds, n, t], nats."""
 
     recorded: Tensor
     learner: Tensor

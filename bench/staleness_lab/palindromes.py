@@ -20,7 +20,7 @@ from torch import Tensor
 from bench.staleness_lab.answers import END, PAD, AnswerTask, Exercises
 
 _LETTERS: Final = (4, 5, 6)
-"""Of a word; reasoning-gym's own curriculum raises them too."""
+"""Lengths of a word; reasoning-gym's own curriculum raises them too."""
 _NAME: Final = f"palindromes_{_LETTERS[0]}_to_{_LETTERS[-1]}.json"
 _TRAINING_A_LENGTH: Final = 2048
 _HELD_OUT: Final = 256

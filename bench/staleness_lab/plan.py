@@ -27,7 +27,7 @@ class TaskPlan:
 
     versions: int
     learning_rate: float
-    """What settings multiply: chosen with GRPO on policy, when the task was made, and for all methods."""
+    """Base rate that settings multiply: chosen with GRPO on policy, when the task was made, for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Plan:
 
     methods: tuple[str, ...]
     named: tuple[str, ...]
-    """Of ``methods``: always in the report."""
+    """Methods that are always in the report."""
     screened: int
     """How many more may reach the report tasks: the best on the design tasks."""
     trials: int
@@ -47,9 +47,9 @@ class Plan:
     tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
     staleness: tuple[int, ...]
-    """Of the fixed delay, ascending; the other delay models have the last as their largest."""
+    """Lags of the fixed delay, ascending; the last is the largest of the other delay models."""
     mismatch_staleness: int
-    """Of the fixed delay, where the sampler's logprobs are off."""
+    """Lag of the fixed delay where the sampler's logprobs are off."""
 
     def tuning(self, method: str) -> list[tuple[Setting, list[Cell]]]:
         """Return the cells of each setting of a method, the published setting first."""

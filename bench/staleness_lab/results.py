@@ -62,7 +62,7 @@ class Results:
 
 
 def _kind(cell: Cell) -> tuple[str, bool, int]:
-    """What the time of a cell depends on most."""
+    """Key of cells that take about the same time."""
     return cell.task, cell.delay == "fixed", len(cell.seeds) * cell.versions
 
 

@@ -124,7 +124,7 @@ class _Version:
         self.policy: Tensor | None = None
         """The learner's log-distributions before anything moved."""
         self.weight: Tensor | None = None
-        """Of the first step."""
+        """Measures of the first step."""
         self.skipped = 0
         """Seeds and steps whose gradient was not finite."""
 

@@ -18,7 +18,7 @@ LEARNED: Final = 0.8
 
 _WINDOW: Final = 3
 _MOST_PATTERNS: Final = 1 << 13
-"""Of signs: all of them up to 13 seeds, then as many drawn at random."""
+"""Number of sign flips: all of them up to 13 seeds, then as many drawn at random."""
 _LEAST_ERROR: Final = 1e-4
 """Scores are kept to so many digits; a smaller standard error is rounding."""
 

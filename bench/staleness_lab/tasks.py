@@ -1,4 +1,4 @@
-"""What a task is: a policy family, prompts, sampling, scores. It knows neither objectives nor delays."""
+"""Interface of a task: a policy family, prompts, sampling, scores. It knows neither objectives nor delays."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -22,13 +22,13 @@ class UnfinishedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What the tuning runs made of a method."""
+    """The outcome of tuning one method."""
 
     setting: Setting
     score: float
     """Mean end over the design tasks, the staleness and the seeds."""
     published: float
-    """Of the published setting."""
+    """Score of the published setting."""
 
 
 def tuned(plan: Plan, results: Results) -> dict[str, Tuned]:

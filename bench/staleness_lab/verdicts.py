@@ -107,7 +107,7 @@ def _ties(question: str, found: list[Duel]) -> Verdict:
 
 
 def _lengths(table: Table, plan: Plan) -> Verdict:
-    """What is kept of the on-policy score at the largest staleness, by completion length."""
+    """Share of the on-policy score kept at the largest staleness, by completion length."""
     oldest, details, holds = plan.staleness[-1], [], []
     for task in plan.lengths:
         kept = {}

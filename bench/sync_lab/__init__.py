@@ -1,1 +1,1 @@
-"""What bench/sync.py is made of: emulated links, a hub, receivers, rivals, scenarios, a report."""
+"""Parts of bench/sync.py: emulated links, a hub, receivers, rivals, scenarios, a report."""

@@ -69,7 +69,7 @@ def _put(store: ArtifactStore, training: Path, name: str) -> None:
     with store.draft() as draft:
         for payload in payloads:
             draft.append(payload)
-        store.put_version(signed, draft)
+        store.put_version(store.offer_signed(signed)[0], draft)
 
 
 def say(**facts: Any) -> None:

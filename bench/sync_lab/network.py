@@ -31,7 +31,7 @@ def compiler() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a link does to packets, the same in both directions."""
+    """Effect of a link on packets, the same in both directions."""
 
     rate_mbit: float
     """Per second, headers included; 0: no limit."""
@@ -79,7 +79,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What passed one direction of a link."""
+    """Traffic of one direction of a link."""
 
     bytes: int
     segments: int

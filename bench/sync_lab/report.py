@@ -1,4 +1,4 @@
-"""What was measured, as a table of bars held or missed, and as plots."""
+"""Report of the measurements: a table of bars held or missed, and plots."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from bench.sync_lab.lab import Facts
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What one figure of some measurements must be."""
+    """Bound on one figure of some measurements."""
 
     claim: str
     scenario: str

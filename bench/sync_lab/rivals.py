@@ -1,4 +1,4 @@
-"""What our sync is held against: a file over HTTP, shardcast, and plain TCP.
+"""Rivals of our sync: a file over HTTP, shardcast, and plain TCP.
 
 nginx and curl     the whole bf16 file, sendfile, no TLS: what a run without deltas does
 shardcast          the same file through its own server and client, in a venv of its own

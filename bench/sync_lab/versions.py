@@ -84,7 +84,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a run published, in a directory that hub and receivers read."""
+    """Versions that a run published, in a directory that hub and receivers read."""
 
     directory: Path
     words: int
@@ -93,7 +93,7 @@ class Training:
     steps: tuple[Published, ...]
     """Deltas 0 -> 1 -> 2 ..."""
     keyframes: tuple[Published, ...]
-    """Of versions 1, 2 ..., as many as asked for."""
+    """Keyframes of versions 1, 2 ..., as many as asked for."""
 
     @property
     def model_bytes(self) -> int:

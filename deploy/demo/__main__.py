@@ -25,7 +25,7 @@ from deploy.demo.session import Session
 from deploy.runs.live_view import View
 from deploy.runs.observation import Observation
 from deploy.runs.plot import plot, plot_by_lag
-from deploy.runs.processes import ChildError, Children
+from deploy.runs.processes import ONE_THREAD_EACH, ChildError, Children
 from deploy.runs.promises import promises_of_any_run, reward_at_first, reward_at_last
 from deploy.runs.records import read_ledger
 from deploy.runs.run_directory import LEARNER, RunDirectory
@@ -37,13 +37,6 @@ STALL_S: Final = 60.0
 """The demo has failed after this long without a step; chaos costs a tenth of it."""
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
-
-_ENVIRON: Final = {
-    # One thread each: five processes may share two cores.
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 def main() -> int:
@@ -77,7 +70,7 @@ async def _run(plan: Plan, directory: RunDirectory, console: Console) -> summary
     with View(
         console, goal=str(plan.versions), samplers=SAMPLERS, began_s=began_s, line_every_s=LINE_EVERY_S
     ) as view:
-        async with Children(log_of=directory.log, environ={**os.environ, **_ENVIRON}) as children:
+        async with Children(log_of=directory.log, environ=os.environ | ONE_THREAD_EACH) as children:
             return await children.guard(_demo(plan, directory, children, view, began_s=began_s))
 
 

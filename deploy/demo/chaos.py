@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
+from deploy.demo import damaging_node
 from deploy.demo.plan import NEAR, SAMPLERS
 from deploy.runs.observation import Observation
 from deploy.runs.promises import LAST_BATCHES, Check
@@ -33,11 +34,18 @@ class Strike:
     """Share of all versions made by then."""
     environ: Mapping[str, str]
     """Environment of its next start."""
+    module: str = "node"
+    """What it is started as."""
 
 
 SCHEDULE: Final = (
     Strike(NEAR, at=0.25, environ={}),
-    Strike(COORDINATOR, at=0.6, environ={"HETERORL_COORDINATOR__CHAOS_DAMAGE_FRAMES": str(DAMAGED_FRAMES)}),
+    Strike(
+        COORDINATOR,
+        at=0.6,
+        environ={damaging_node.VARIABLE: str(DAMAGED_FRAMES)},
+        module=damaging_node.__name__,
+    ),
 )
 """Far enough apart that each fault is repaired before the next, or before the end."""
 
@@ -53,7 +61,7 @@ class Victims(Protocol):
         """Kill it (SIGKILL)."""
         ...
 
-    async def start(self, name: str, *, environ: Mapping[str, str]) -> None:
+    async def start(self, name: str, *, environ: Mapping[str, str], module: str) -> None:
         """Start it and wait until it serves."""
         ...
 
@@ -91,7 +99,7 @@ class Chaos:
             await self._victims.wait_until_busy(strike.name)
         at_s, began_s = time.time(), time.monotonic()
         await self._victims.kill(strike.name)
-        await self._victims.start(strike.name, environ=strike.environ)
+        await self._victims.start(strike.name, environ=strike.environ, module=strike.module)
         self.faults.append(Fault(strike.name, version, at_s, time.monotonic() - began_s))
 
 

@@ -1,4 +1,4 @@
-"""What the demo promises beyond ``promises_of_any_run``, each as a check on its steps; pure."""
+"""The demo's promises beyond ``promises_of_any_run``, each as a check on its steps; pure."""
 
 from collections.abc import Sequence
 from typing import Final

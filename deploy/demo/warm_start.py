@@ -101,7 +101,7 @@ def _examples(task: AdditionTask, tokenizer: PreTrainedTokenizerFast) -> tuple[T
     """Return inputs and targets of all prompts, [prompts, length]; only answers and ends are targets."""
     inputs, targets = [], []
     for index in range(task.prompts):
-        prompt = tokenizer(task.prompt(index)).input_ids
+        prompt = tokenizer(task.prompt(index, None)).input_ids
         answer = [*tokenizer(task.answer(index)).input_ids, tokenizer.eos_token_id]
         inputs.append(torch.tensor([*prompt, *answer[:-1]]))
         targets.append(torch.tensor([_NO_TARGET] * (len(prompt) - 1) + answer))

@@ -1,4 +1,4 @@
-"""What a model directory answers greedily, read by whatever can read it, in a process of its own each.
+"""Greedy answers of a model directory, by every library that can read it, each in a process of its own.
 
     questions.json --> python -m deploy.real.greedy_texts READER QUESTIONS ANSWERS --> answers.json
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from deploy.real.greedy_texts import Prompt
-from node.config.setting_sources import Reading
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
@@ -21,7 +20,7 @@ from sampler.tasks.task import Row, load_task, task_setup
 
 def settings_of(files: Sequence[Path]) -> CoordinatorConfig:
     """Return the coordinator's settings in its files."""
-    resolved = load(roles=["coordinator"], files=files, environ={}, flags=Reading((), ()))
+    resolved = load(roles=["coordinator"], files=files, environ={})
     return resolved.config.section(CoordinatorConfig)
 
 

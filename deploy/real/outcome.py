@@ -1,4 +1,4 @@
-"""What came of a real run, and the promises it is held against; pure."""
+"""The outcome of a real run, and its promises; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from deploy.runs.records import LedgerRecord, Step
 from node.run import Evaluation
 
 SHOWN_DIFFERENCES: Final = 2
-"""Of greedy texts."""
+"""Share of equal greedy texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class ExportedModel:
 
     version: int
     root: str
-    """Of the words written, hex."""
+    """Root of the words written, hex."""
     greedy_texts: Mapping[str, Sequence[str]]
-    """What it answers to the held-out prompts, by what reads it; the first of them is compared with."""
+    """Answers to the held-out prompts, by reader; the first reader's are compared with."""
 
 
 @dataclass(frozen=True, slots=True)

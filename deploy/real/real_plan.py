@@ -1,4 +1,4 @@
-"""What a real run is: its recipe, task, engines and end, and what each process adds to the recipe; pure."""
+"""Plan of a real run: its recipe, task, engines and end, and what each process adds to the recipe; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class Plan:
     task_file: Path
     """Configuration of the coordinator's task."""
     engines: Sequence[str]
-    """Of each sampler."""
+    """Engine of each sampler."""
     seed: int
-    """Of the order of prompts and of sampling."""
+    """Seed of the order of prompts and of sampling."""
     seconds: float
     """Time for training."""
     gain: float
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def readers(self) -> dict[str, str | None]:
-        """What answers with the exported model -> its interpreter; None: this one."""
+        """Reader of the exported model -> its interpreter; None: this one."""
         with_vllm = ("vllm", "vllm-engine") if self.vllm_python else ()
         return {
             **dict.fromkeys(("transformers", "torch-engine")),

@@ -23,6 +23,10 @@ _TAIL_BYTES: Final = 4000
 T = TypeVar("T")
 
 
+ONE_THREAD_EACH: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+"""Environment of processes that share a machine's cores."""
+
+
 class ChildError(Exception):
     """A child ended unexpectedly; the message has the end of its log."""
 
@@ -182,6 +186,14 @@ class Children:
         exit_code = await child.process.wait()
         if not child.is_stopping and not (child.may_end and exit_code == 0):
             self.failure(name, f"ended with exit code {exit_code}")
+
+
+def children_below(root: Path) -> Children:
+    """Return children that have a thread each, log below ``root`` and import from this repository."""
+    repository = Path(__file__).parents[2]
+    imports = os.pathsep.join(map(str, (repository, repository / "proto")))
+    environ = os.environ | ONE_THREAD_EACH | {"PYTHONPATH": imports}
+    return Children(log_of=lambda name: root / "logs" / f"{name}.log", environ=environ)
 
 
 def _signal(child: _Child, number: signal.Signals) -> None:

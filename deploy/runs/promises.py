@@ -1,4 +1,4 @@
-"""What every run promises, each as a check on its records; pure."""
+"""The promises of every run, each as a check on its records; pure."""
 
 import statistics
 from collections import Counter

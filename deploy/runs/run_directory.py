@@ -25,7 +25,7 @@ class Ports:
     telemetry: Mapping[str, int]
     """By process."""
     others: Mapping[str, int]
-    """Of relays and emulated links, by process."""
+    """Ports of relays and emulated links, by process."""
 
     @classmethod
     def free(cls, daemons: Sequence[str], *, others: Sequence[str] = ()) -> Self:

@@ -78,22 +78,22 @@ class RunSession:
         path.touch(mode=0o600)
         path.write_text(token)
 
-    async def start(self, name: str, *, environ: Mapping[str, str]) -> None:
-        """Start a daemon and wait until it serves.
+    async def start(self, name: str, *, environ: Mapping[str, str], module: str = "node") -> None:
+        """Start a daemon, as ``python -m module``, and wait until it serves.
 
         Raises:
             ChildError: it does not serve in time.
         """
-        await self.launch(name, environ=environ)
+        await self.launch(name, environ=environ, module=module)
         await self.wait_until_ready(name)
 
-    async def launch(self, name: str, *, environ: Mapping[str, str]) -> None:
+    async def launch(self, name: str, *, environ: Mapping[str, str], module: str = "node") -> None:
         """Start a daemon; it serves some time later."""
         files = (*self._recipe.get(name, ()), self._directory.config(name))
         configs = (part for file in files for part in ("--config", str(file)))
         await self._children.start(
             name,
-            *("node", "--role", role_of(name), *configs),
+            *(module, "--role", role_of(name), *configs),
             environ=environ,
             may_end=name == LEARNER,
             python=self._pythons.get(name),

@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.objective.drift import SUPPOSED_NATS_PER_VERSION
+from learner.objective.divergence import SUPPOSED_NATS_PER_VERSION
 
 KNOTS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Ages in versions between which drift is a straight line; beyond the last it is flat."""

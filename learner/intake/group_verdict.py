@@ -110,7 +110,7 @@ def _foreign(group: RolloutGroup, rules: GroupRules, version: int) -> str | None
     if group.is_renormalised and any(c.kept_mass is None for c in group.completions):
         return (
             f"{group.sampling.truncation}, and the group does not say what mass was kept: every weight would "
-            "be off by it; send kept_masses, or logprobs of mode FULL, or sample without truncation"
+            "be off by it; send kept_masses, or sample without truncation"
         )
     return None
 

@@ -1,7 +1,11 @@
-"""What every objective takes and gives: completions as padded rows, and one loss.
+"""The input and output of every objective: completions as padded rows, and one loss.
 
-An objective is a function ``(batch, options) -> ObjectiveOutcome``. Gradients reach it and leave
-it through ``learner_logprob`` alone; everything else is data.
+An objective is a function ``(batch, options) -> ObjectiveOutcome``. Gradients flow through
+``learner_logprob`` alone; everything else is data.
+
+``mean_*`` reduce a loss per completion or token to one loss per batch. Their divisors count the original mask
+and all completions, whatever was clipped, masked or discounted away: a batch with less to say makes a smaller
+step.
 """
 
 from collections.abc import Callable
@@ -12,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.objective.drift import supposed_divergence
+from learner.objective.divergence import supposed_divergence
 from learner.objective.groups import Groups
 from learner.objective.log_ratio import check_precision
 
@@ -21,8 +25,8 @@ from learner.objective.log_ratio import check_precision
 class ObjectiveBatch:
     """All completions of a step: n rows of t tokens, groups whole, in any order, padded anywhere.
 
-    What is outside ``mask`` may hold anything, also NaN, and changes nothing. What no logprob of the
-    learner's changes is worked out once: a step may evaluate its objective often.
+    Values outside ``mask`` may be anything, also NaN, and change nothing. Whatever does not depend on learner
+    logprobs is cached, because a step may evaluate its objective often.
     """
 
     learner_logprob: Tensor
@@ -40,7 +44,7 @@ class ObjectiveBatch:
     max_tokens: int
     """Longest completion the sampler may write; >= t."""
     discount: Tensor | None = None
-    """[n], >= 0: the outer factor, what each completion still counts. None: all count in full."""
+    """[n], >= 0: the outer factor on each completion. None: all count in full."""
     proximal_logprob: Tensor | None = None
     """[n, t], nats: the learner at the start of this batch. None: the learner has not moved since."""
     expected_kl_nats: Tensor | None = None
@@ -108,12 +112,12 @@ class ObjectiveBatch:
 
     @cached_property
     def behaviour_mean(self) -> Tensor:
-        """[n], likewise under the behaviour policy, float64: what group expectations are made of."""
+        """[n], mean token log-probability under the behaviour policy, float64, for group expectations."""
         return self.token_mean(self.behaviour_logprob.detach().double())
 
     @cached_property
     def expected_divergence(self) -> Tensor:
-        """[n], nats a token, float64: KL expected at each completion's age, supposed unless measured."""
+        """[n], nats a token, float64: KL expected at each completion's age; a prior unless measured."""
         if self.expected_kl_nats is None:
             return supposed_divergence(self.staleness_versions)
         return self.token_mean(self.expected_kl_nats.detach().double())
@@ -140,26 +144,70 @@ class ObjectiveBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectiveOutcome:
-    """A loss, and what it was made of."""
+    """A loss and its parts."""
 
     loss: Tensor
     """Scalar; carries the gradient."""
     weight: Tensor
-    """[n] or [n, t]: what each completion or token counted for its age; without gradient."""
+    """[n] or [n, t]: the weight of each completion or token; without gradient."""
     is_clipped: Tensor
     """Like ``weight``, bool: where the loss has no gradient on purpose; False outside the mask."""
-    is_clamped: Tensor | None = None
-    """[n], bool: whole completions whose log ratio was held before it was exponentiated. None: the objective
-    has no weight of whole completions. Tokens are counted from their own log ratios, see ``step_loss``."""
     is_truncated: Tensor | None = None
-    """[n, t], bool: tokens whose weight was cut to the objective's ceiling, but for those that are clipped.
+    """[n, t], bool: tokens whose weight was cut to the objective's ceiling, clipped ones excepted.
     None: the objective truncates nothing."""
     trust: Tensor | None = None
-    """[n], in [0, 1]: share of the correction for divergence that each completion gets. None: all of it."""
+    """[n], in [0, 1]: share of the correction for divergence that each completion gets. None: 1."""
     taught: Tensor | None = None
-    """Scalar: the part of ``loss`` that rewards make; the rest pulls towards the behaviour policy, whatever
-    the rewards. None: all of it."""
+    """Scalar: the part of ``loss`` that depends on rewards; the rest pulls towards the behaviour policy.
+    None: all of it."""
 
 
 ObjectiveFunction = Callable[[ObjectiveBatch, Any], ObjectiveOutcome]
 """The second argument is the objective's own options, see ``registry``."""
+
+
+def mean_over_groups(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """Return the mean over groups of the mean of [n] over their completions."""
+    groups = batch.groups
+    share = batch.counted(1 / (groups.spread(groups.size(loss.detach().double())) * groups.count))
+    return (share.to(loss.dtype) * loss).sum()
+
+
+def mean_over_completions(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """Return the mean of [n] over all completions."""
+    return batch.counted(loss).sum() / len(loss)
+
+
+def mean_of_token_means(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """Return the mean over completions of the mean of [n, t] over their tokens.
+
+    A token of a long completion counts less than one of a short completion.
+
+    Source: GRPO, arXiv:2402.03300, eq. 3.
+    """
+    return mean_over_completions(batch.token_mean(loss), batch)
+
+
+def mean_over_tokens(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """Return the mean of [n, t] over all tokens of the batch.
+
+    Source: DAPO, arXiv:2503.14476, section 3.3.
+    """
+    return batch.counted(batch.within(loss)).sum() / batch.mask.sum()
+
+
+def mean_over_budget(loss: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """Return the sum of [n, t] over n * max_tokens: no completion's length changes its weight.
+
+    Source: Dr. GRPO, arXiv:2503.20783, section 3.
+    """
+    return batch.counted(batch.within(loss)).sum() / (len(loss) * batch.max_tokens)
+
+
+def mean_over_kept_tokens(loss: Tensor, batch: ObjectiveBatch, *, keep: Tensor) -> Tensor:
+    """Return the mean of [n, t] over the tokens of the completions to keep, [n], bool; 0 if there are none.
+
+    Source: DAPO's dynamic sampling, arXiv:2503.14476, section 3.2: what is not kept was never in the batch.
+    """
+    mask = batch.mask & keep[:, None]
+    return batch.counted(torch.where(mask, loss, 0.0)).sum() / mask.sum().clamp(min=1)

@@ -1,10 +1,12 @@
 """How far the learner has moved from the policy that sampled, from that policy's samples.
 
 Estimators of divergences have two errors, of value and of gradient. Those here that carry a
-gradient have the right expectation of both, for tokens drawn from q.
+gradient have the right expectation of both, for tokens drawn from q. Logprobs are [...], nats, and only the
+learner's carry a gradient; shapes that differ are a ValueError.
 """
 
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,22 +15,21 @@ from torch.nn.functional import huber_loss
 from learner.objective.groups import Groups
 from learner.objective.log_ratio import bounded, bounded_ratio
 
+SUPPOSED_NATS_PER_VERSION: Final = 4.5e-4
+"""KL of a token for each version of its age, until it is measured: log p/q as a random walk whose steps
+have a standard deviation of 0.03. ``learner.intake.divergence_panel`` replaces it within a few steps."""
+
+
+def supposed_divergence(staleness_versions: Tensor) -> Tensor:
+    """Return the KL assumed of a token at some staleness, >= 0, while nothing is measured: nats, float64."""
+    return SUPPOSED_NATS_PER_VERSION * staleness_versions.double()
+
 
 def kl_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
     """Estimate KL(q || p) token by token, from tokens drawn from q.
 
     k3 = exp(lp - lq) - (lp - lq) - 1, unbiased, >= 0, smaller variance than lq - lp. The same
     expression with p and q exchanged estimates chi^2(q || p) - KL from these samples, and explodes.
-
-    Args:
-        learner_logprob: [...], nats.
-        behaviour_logprob: [...], nats, data.
-
-    Returns:
-        [...], nats; carries the gradient of ``learner_logprob``.
-
-    Raises:
-        ValueError: the shapes differ.
 
     Source: http://joschu.net/blog/kl-approx.html.
     """
@@ -43,8 +44,6 @@ def kl_penalty(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
     min(p/q, 2) - 1, within (-1, 1]; that of k3 is p/q - 1, without bound. Value and gradient are those of
     KL(q || p) wherever p <= 2q. Elsewhere the gradient is off by E_p[(1 - 2q/p)+ grad log p] at most, and
     still points back to q. Why no unbiased estimator can do better: README.md in this folder.
-
-    Args, returns, raises: as ``kl_behaviour_learner``.
     """
     log_ratio = _log_ratio(learner_logprob, behaviour_logprob)
     curved = log_ratio.clamp(max=math.log(2))
@@ -54,39 +53,18 @@ def kl_penalty(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
 def reference_penalty(
     learner_logprob: Tensor, reference_logprob: Tensor, behaviour_logprob: Tensor
 ) -> Tensor:
-    """Return a penalty on log p/reference whose gradient is that of KL(p || reference), and bounded.
+    """Return a penalty on log p/reference, >= 0, whose gradient is that of KL(p || reference), and bounded.
 
     With d = log p/reference: min(p/q, 2) times d^2 / 2 up to |d| = 3, and its tangent beyond. The gradient
     at lp is min(p/q, 2) d, d held within 3 nats: at most 6, and 0 where p is the reference. Its expectation
     is that of KL(p || reference), as E_p[grad log p] = 0, for tokens drawn from q wherever p <= 2q and p is
     within a factor of 20 of the reference. Beyond that factor it is the gradient of another f-divergence,
-    f'(p/reference) = d held within 3, which is also least at the reference.
-
-    Args:
-        learner_logprob: [...], nats.
-        reference_logprob: [...], nats, data.
-        behaviour_logprob: [...], nats, data.
-
-    Returns:
-        [...], >= 0; the value is no divergence, see ``kl_learner_reference`` for that.
-
-    Raises:
-        ValueError: the shapes differ.
+    f'(p/reference) = d held within 3, which is also least at the reference. The value is no divergence, see
+    ``kl_learner_reference`` for that.
     """
     weight = _log_ratio(learner_logprob.detach(), behaviour_logprob).clamp(max=math.log(2)).exp()
     distance = _log_ratio(learner_logprob, reference_logprob)
     return weight * huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=3.0)
-
-
-def kl_learner_behaviour(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
-    """Estimate KL(p || q) token by token, from tokens drawn from q: r log r - r + 1, r = p/q.
-
-    Unbiased and >= 0, but as wide as the weights: r log r has no bound.
-
-    Args, returns, raises: as ``kl_behaviour_learner``.
-    """
-    log_ratio = bounded(_log_ratio(learner_logprob, behaviour_logprob))
-    return log_ratio.exp() * log_ratio - torch.expm1(log_ratio)
 
 
 def kl_learner_reference(
@@ -95,15 +73,7 @@ def kl_learner_reference(
     """Estimate KL(p || reference) token by token, from tokens drawn from q: (p/q) k3(reference/p).
 
     Without the factor p/q, as usually written, value and gradient belong to another divergence as
-    soon as p is not q.
-
-    Args:
-        learner_logprob: [...], nats.
-        reference_logprob: [...], nats, data.
-        behaviour_logprob: [...], nats, data.
-
-    Returns:
-        [...], nats; carries the gradient of ``learner_logprob``, also through the factor.
+    soon as p is not q. The gradient flows through the factor too.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, eq. 7.
     """
@@ -112,41 +82,20 @@ def kl_learner_reference(
     return weight * (torch.expm1(from_learner) - from_learner)
 
 
-def chi_square_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
-    """Estimate chi^2(q || p) token by token, from tokens drawn from q: q/p - 1. A gauge, never a penalty.
-
-    Returns:
-        [...], dimensionless, without gradient; its mean is >= 0, one token's may be -1.
-    """
-    return torch.expm1(bounded(-_log_ratio(learner_logprob.detach(), behaviour_logprob)))
-
-
 def completion_divergence(learner_logprob: Tensor, behaviour_logprob: Tensor, mask: Tensor) -> Tensor:
-    """Return each completion's mean over its tokens of the estimate of KL(q || p).
+    """Return each completion's mean estimate of KL(q || p) over its tokens: [n], >= 0, from [n, t].
 
-    Args:
-        learner_logprob: [n, t], nats.
-        behaviour_logprob: [n, t], nats.
-        mask: [n, t]; what is outside may hold anything.
-
-    Returns:
-        [n], nats, >= 0, without gradient.
+    Without gradient. Values outside the mask may be anything.
     """
     kl = torch.where(mask, kl_behaviour_learner(learner_logprob.detach(), behaviour_logprob), 0.0)
     return kl.sum(dim=1) / mask.sum(dim=1)
 
 
 def effective_sample_size_ratio(weight: Tensor) -> float:
-    """Return (sum w)^2 / (n sum w^2): the share of the completions that the weights leave in effect.
-
-    Args:
-        weight: [n], >= 0, at least one > 0.
-
-    Returns:
-        In [1/n, 1]; 1 when all weights are equal.
+    """Return (sum w)^2 / (n sum w^2), in [1/n, 1]: the share of completions left in effect.
 
     Raises:
-        ValueError: there are no weights, or all are 0.
+        ValueError: there are no weights, [n], or all are 0.
 
     Source: Kish, Survey Sampling (1965), section 11.2.
     """
@@ -159,6 +108,9 @@ def effective_sample_size_ratio(weight: Tensor) -> float:
 
 def group_sample_size_ratio(log_weight: Tensor, groups: Groups) -> Tensor:
     """Return each completion the effective share of its group, (sum w)^2 / (size sum w^2).
+
+    As an outer factor: estimates of equal expectation are best averaged by the inverse of their variances,
+    and a group's variance goes with the inverse of its effective sample size.
 
     Args:
         log_weight: [n], nats.

@@ -1,4 +1,4 @@
-r"""Expected divergence of tokens by their age, and the weights and trust regions that follow from it.
+r"""The default objective: weights and trust regions that follow the expected divergence of tokens by age.
 
     d_t                 KL(q || p) expected of a token, for the version that drew it and its sampler
     K_i                 of a completion: its own estimate and the sum of d_t, each by what it is worth
@@ -6,7 +6,7 @@ r"""Expected divergence of tokens by their age, and the weights and trust region
     w_t = min(1, (p_t / q_t) (q_i / E))^f_i
     h_i = sqrt(2 mean_t d_t), within bounds: how far a completion's mean log ratio may have moved
 
-The objective that is made of them is ``drift_objective.drift_aware``; derivation and measurements: README.md.
+Derivation and measurements: README.md.
 """
 
 from typing import Final
@@ -14,9 +14,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-SUPPOSED_NATS_PER_VERSION: Final = 4.5e-4
-"""KL of a token for each version of its age, until it is measured: log p/q as a random walk whose steps
-have a standard deviation of 0.03. ``learner.divergence_panel`` replaces it within a few steps."""
+from learner.objective.advantage import standardised_advantage
+from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_of_token_means
+from learner.objective.divergence import kl_behaviour_learner
+from learner.objective.importance import log_group_expectation, trust_by_divergence
+from learner.objective.options import DriftAwareOptions
 
 RECORD_TOKENS: Final = 2.0
 """Tokens of its own that the expected divergence of a completion is worth. The estimate of KL over T tokens
@@ -31,16 +33,37 @@ LEAST_MOVE_NATS: Final = 0.03
 that SFPO takes within one batch."""
 
 
-def supposed_divergence(staleness_versions: Tensor) -> Tensor:
-    """Return the KL a token is supposed to show at some staleness, nats, as long as nothing is measured.
+def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveOutcome:
+    """Return GRPO with weights truncated at 1, and a trust region for completions, both by measured drift.
 
-    Args:
-        staleness_versions: [...], >= 0.
+    A completion of advantage A and tokens t counts -A w_t, unless it has moved by h the way A pushes it. At
+    age 0 and p = q, w_t = 1 and nothing has moved. What depends on a token (w_t) sees no advantage, and what
+    sees the advantage (h) looks at whole completions, so the many tokens that decide nothing cancel out, as
+    they do on policy.
 
-    Returns:
-        [...], float64.
+    Source: README.md in this folder.
     """
-    return SUPPOSED_NATS_PER_VERSION * staleness_versions.double()
+    log_ratio, expected = batch.log_ratio, batch.expected_divergence
+    kl = batch.within(kl_behaviour_learner(log_ratio.detach(), torch.zeros_like(log_ratio)))
+    divergence = blended_divergence(kl.double().sum(dim=1), expected * batch.lengths, batch.lengths)
+    trust = trust_by_divergence(divergence, scale_nats=options.scale_nats)
+    behaviour = batch.behaviour_mean
+    log_share = behaviour - log_group_expectation(behaviour, batch.groups)
+    weight = truncated_group_weight(log_ratio, log_share, trust)
+    is_cut = (log_ratio.detach() + log_share.to(log_ratio.dtype)[:, None] > 0) & (trust > 0)[:, None]
+    advantage = standardised_advantage(batch.reward, batch.groups)
+    limit = largest_move(expected, deviations=options.deviations, most_nats=options.most_nats)
+    is_over = has_moved(log_ratio, batch.mask, advantage, limit=limit)[:, None]
+    weight = torch.where(is_over, 0.0, weight)
+    now = torch.exp(batch.within(batch.learner_logprob - batch.learner_logprob.detach()))
+    loss = -weight * advantage.to(weight.dtype)[:, None] * now
+    return ObjectiveOutcome(
+        mean_of_token_means(loss, batch),
+        weight,
+        is_over & batch.mask,
+        is_truncated=is_cut & ~is_over & batch.mask,
+        trust=trust,
+    )
 
 
 def blended_divergence(measured: Tensor, expected: Tensor, tokens: Tensor) -> Tensor:
@@ -51,7 +74,7 @@ def blended_divergence(measured: Tensor, expected: Tensor, tokens: Tensor) -> Te
 
     Args:
         measured: [n], nats, sum over a completion's tokens of an estimate.
-        expected: [n], nats, sum over its tokens of what their ages make one expect.
+        expected: [n], nats, sum over its tokens of the divergence expected at their ages.
         tokens: T, [n].
 
     Returns:
@@ -84,16 +107,9 @@ def truncated_group_weight(log_ratio: Tensor, log_share: Tensor, trust: Tensor) 
 def largest_move(expected: Tensor, *, deviations: float, most_nats: float) -> Tensor:
     """Return how far a completion's mean log ratio may have moved: as far as single tokens of its age do.
 
-    c sqrt(2 d), within 0.03 and ``most_nats``. Where log ratios are normal, a divergence of d nats a token
-    is a standard deviation of sqrt(2 d).
-
-    Args:
-        expected: d, [n], nats a token.
-        deviations: c > 0.
-        most_nats: > 0.
-
-    Returns:
-        [n], nats a token.
+    c sqrt(2 d), within 0.03 and ``most_nats``, [n], nats a token, with d, [n], the expected divergence and c
+    ``deviations``. Where log ratios are normal, a divergence of d nats a token is a standard deviation of
+    sqrt(2 d).
     """
     move = deviations * torch.sqrt(2 * expected.detach().double())
     return move.clamp(min=LEAST_MOVE_NATS).clamp(max=most_nats)

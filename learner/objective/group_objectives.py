@@ -1,4 +1,4 @@
-"""Objectives whose denominator looks at the group, and the two that look at it only when they must.
+"""GEPO's family: objectives whose denominator looks at the group, always or only where it must.
 
 All work on mean token log-probabilities with a clipped surrogate; the batch loss is the mean over
 groups of the mean over completions. GEPO and its variants centre rewards; the version-aware ones
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learner.objective.advantage import centred_advantage, standardised_advantage
-from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
+from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_over_groups
 from learner.objective.divergence import completion_divergence
 from learner.objective.gates import fading_delight_gate
 from learner.objective.importance import (
@@ -19,6 +19,9 @@ from learner.objective.importance import (
     log_expected_learner,
     log_group_expectation,
     log_group_mean,
+    log_version_aware_denominator,
+    trust_by_divergence,
+    trust_by_sample_size,
 )
 from learner.objective.options import (
     ClipOptions,
@@ -28,13 +31,7 @@ from learner.objective.options import (
     VersionAwareKlOptions,
     VersionAwareOptions,
 )
-from learner.objective.reduction import mean_over_groups
 from learner.objective.surrogate import clipped_surrogate
-from learner.objective.version_aware import (
-    log_version_aware_denominator,
-    trust_by_divergence,
-    trust_by_sample_size,
-)
 
 
 def gepo(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
@@ -74,9 +71,9 @@ def eqp(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:
 
 
 def version_aware(batch: ObjectiveBatch, options: VersionAwareOptions) -> ObjectiveOutcome:
-    """GRPO on policy; p_i / (q_i^(1-a) E^a) and a gate where the group's plain weights have parted.
+    """GRPO on policy; p_i / (q_i^(1-a) E^a) and a gate where the group's plain weights diverge.
 
-    Of f = 1 - ESS/size of the group: a = f^power moves the denominator, f fades the gate in.
+    With f = 1 - ESS/size of the group, a = f^power moves the denominator and f fades the gate in.
 
     Source: README.md in this folder.
     """
@@ -86,7 +83,7 @@ def version_aware(batch: ObjectiveBatch, options: VersionAwareOptions) -> Object
 
 
 def version_aware_kl(batch: ObjectiveBatch, options: VersionAwareKlOptions) -> ObjectiveOutcome:
-    """Likewise with f = 1 - exp(-KL_i / scale) of each completion; it needs no other's learner logprobs.
+    """The same with f = 1 - exp(-KL_i / scale) of each completion; it needs no other's learner logprobs.
 
     Source: README.md in this folder.
     """
@@ -119,11 +116,5 @@ def _clipped(
     options: ClipOptions,
 ) -> ObjectiveOutcome:
     weight = expectation_weight(learner_mean, log_denominator)
-    surrogate = clipped_surrogate(
-        weight,
-        advantage,
-        clip_low=options.clip_low,
-        clip_high=options.clip_high,
-        dual_clip=options.dual_clip,
-    )
+    surrogate = clipped_surrogate(weight, advantage, **options.clips)
     return ObjectiveOutcome(mean_over_groups(surrogate.loss, batch), weight.detach(), surrogate.is_clipped)

@@ -1,7 +1,17 @@
-"""How much each completion counts, given that an older policy wrote it.
+r"""How much each completion counts, given that an older policy wrote it.
 
 Everything happens in log space on *mean* token log-probabilities: with sums over the sequence
 instead, one completion of a group would take all the weight.
+
+Between p/q and GEPO's p/E lie the version-aware denominators:
+
+    log D_i = (1 - a) log q_i + a log E,    w_i = p_i / D_i
+
+with a = 0 where the policies agree, so that the weight is p/q, which is 1, and a = 1 where nothing is left of
+the agreement. Derivation, figures and plots: README.md in this folder.
+
+Unless said otherwise logprobs are [n], nats per token; denominators are nats, float64, without gradient;
+``groups`` are the n completions by prompt, None: all of one.
 """
 
 import math
@@ -9,6 +19,7 @@ import math
 import torch
 from torch import Tensor
 
+from learner.objective.divergence import group_sample_size_ratio
 from learner.objective.groups import Groups
 from learner.objective.log_ratio import bounded_ratio
 
@@ -19,10 +30,6 @@ def group_expectation_weight(learner_logprob: Tensor, behaviour_logprob: Tensor)
     With p and q the length-normalised probabilities under the learner and the behaviour policy,
     w_i = p_i / (sum_j q_j^2 / sum_j q_j). The gradient flows through ``learner_logprob`` only;
     the denominator is data. On policy (p = q) the weight is q_i / E, not 1.
-
-    Args:
-        learner_logprob: [group], nats per token, under the parameters being trained.
-        behaviour_logprob: [group], nats per token, recorded when the completion was sampled.
 
     Returns:
         [group], dimensionless, > 0; in the type of ``learner_logprob``.
@@ -42,15 +49,7 @@ def group_expectation_weight(learner_logprob: Tensor, behaviour_logprob: Tensor)
 
 
 def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tensor:
-    r"""Return p_i / E for completions whose group expectation is known already.
-
-    Args:
-        learner_logprob: [completions], nats per token; carries the gradient.
-        log_expectation: scalar or [completions], nats: ``log_group_expectation`` of each one's group.
-
-    Returns:
-        [completions], dimensionless; in the type of ``learner_logprob``.
-    """
+    """Return p_i / E, [n], where the log of each completion's denominator, [n] or a scalar, is known."""
     return bounded_ratio(learner_logprob - log_expectation.to(learner_logprob.dtype))
 
 
@@ -60,13 +59,8 @@ def log_group_expectation(behaviour_logprob: Tensor, groups: Groups | None = Non
     Computed as LSE(2 lq) - LSE(lq) in float64; mean(q) <= E <= max(q). It depends on no
     parameter, so a group may be split among micro-batches once this number is known.
 
-    Args:
-        behaviour_logprob: [n], nats per token.
-        groups: the n completions by prompt; None: all of one.
-
     Returns:
-        Nats, float64, without gradient: [n], each completion's own group's; a scalar where
-        ``groups`` is None.
+        [n], each completion's own group's; a scalar where ``groups`` is None.
 
     Raises:
         ValueError: there is no completion, more than one axis, or a value is not finite.
@@ -83,7 +77,7 @@ def log_group_mean(behaviour_logprob: Tensor, groups: Groups | None = None) -> T
 
     GEPO's sum q^2 / sum q converges to sum q^3 / sum q^2 instead, which is larger.
 
-    Args, returns, raises: as ``log_group_expectation``.
+    Returns, raises: as ``log_group_expectation``.
     """
     data, by_prompt = _data(behaviour_logprob), groups or Groups.single(behaviour_logprob)
     per_group = by_prompt.logsumexp(data) - by_prompt.size(data).log()
@@ -97,13 +91,7 @@ def log_expected_learner(
 
     The mean weight under q-hat is then 1. The gradient flows through every p_j of the group.
 
-    Args:
-        learner_logprob: [n], nats per token; carries the gradient.
-        behaviour_logprob: [n], nats per token.
-        groups: the n completions by prompt; None: all of one.
-
-    Returns:
-        Nats, float64; shaped as ``log_group_expectation`` gives it.
+    Returns: as ``log_group_expectation``, with gradient.
 
     Source: the EqP variant of arXiv:2508.17850.
     """
@@ -113,15 +101,7 @@ def log_expected_learner(
 
 
 def log_defensive_mixture(learner_logprob: Tensor, behaviour_logprob: Tensor, *, share: float) -> Tensor:
-    """Return log(a sg(p) + (1 - a) q): a denominator under which no weight exceeds 1/a.
-
-    Args:
-        learner_logprob: [...], nats.
-        behaviour_logprob: [...], nats.
-        share: a, in (0, 1).
-
-    Returns:
-        [...], nats, float64, without gradient.
+    """Return log(a sg(p) + (1 - a) q), a in (0, 1): a denominator under which no weight exceeds 1/a.
 
     Source: defensive importance sampling, Hesterberg, Technometrics 37 (1995).
     """
@@ -132,23 +112,45 @@ def log_defensive_mixture(learner_logprob: Tensor, behaviour_logprob: Tensor, *,
 def log_expectation_where_far(
     behaviour_logprob: Tensor, log_expectation: Tensor, divergence: Tensor, *, threshold: float
 ) -> Tensor:
-    """Return log q_i where a completion's divergence is below the threshold, else log E of its group.
+    """Return log q_i where a completion's divergence, [n], is below the threshold, nats, else log E.
 
     At threshold 0 that is log E everywhere, on policy too.
-
-    Args:
-        behaviour_logprob: [n], nats per token.
-        log_expectation: [n], nats per token.
-        divergence: [n], nats, as ``completion_divergence`` gives it.
-        threshold: nats, >= 0.
-
-    Returns:
-        [n], nats, float64, without gradient.
 
     Source: the GEPO-plus variant of arXiv:2508.17850.
     """
     is_near = divergence.detach() < threshold
     return torch.where(is_near, behaviour_logprob.detach().double(), log_expectation.detach())
+
+
+def trust_by_sample_size(log_ratio: Tensor, groups: Groups, *, power: float) -> Tensor:
+    """Return a = (1 - ESS/size)^power of each completion's group under the plain weights p/q.
+
+    Args:
+        log_ratio: [n], nats: log of each completion's p/q, normalised by length as the weights are.
+        groups: the n completions by prompt.
+        power: > 0; higher leaves the plain weights alone for longer.
+
+    Returns:
+        [n], float64, in [0, 1), equal within a group.
+    """
+    return (1 - group_sample_size_ratio(log_ratio, groups)) ** power
+
+
+def trust_by_divergence(divergence: Tensor, *, scale_nats: float) -> Tensor:
+    """Return a = 1 - exp(-divergence / scale): [n], float64, in [0, 1), from [n], nats, >= 0.
+
+    At scale 1/2 this is the limit of 1 - ESS/size in large groups where p and q are Gaussians of
+    equal width, and to second order for any p near q. It needs no other completion.
+    """
+    return -torch.expm1(-divergence.detach().double() / scale_nats)
+
+
+def log_version_aware_denominator(
+    behaviour_logprob: Tensor, log_expectation: Tensor, trust: Tensor
+) -> Tensor:
+    """Return (1 - a) log q_i + a log E, with a in [0, 1], [n], the trust in the group's expectation."""
+    q, a = behaviour_logprob.detach().double(), trust.detach().double()
+    return (1 - a) * q + a * log_expectation.detach().double()
 
 
 def geometric_mean_weight(log_ratio: Tensor, mask: Tensor) -> Tensor:
@@ -159,66 +161,18 @@ def geometric_mean_weight(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return bounded_ratio(torch.where(mask, log_ratio, 0.0).sum(dim=1) / mask.sum(dim=1))
 
 
-def clipped_geometric_mean_weight(
-    log_ratio: Tensor, mask: Tensor, advantage: Tensor, *, log_clip: float
-) -> Tensor:
-    """Return the geometric mean of token ratios, each held from moving further the way it is pushed.
-
-    Token by token min(log rho, c) where the advantage is >= 0, max(log rho, -c) where it is not.
-
-    Args:
-        log_ratio: [n, t], nats; carries the gradient.
-        mask: [n, t]
-        advantage: [n]
-        log_clip: c > 0, nats: ratios within e^-c and e^c are whole.
-
-    Returns:
-        [n]
-
-    Source: GMPO, arXiv:2507.20673, eq. 4.
-    """
-    is_good = (advantage >= 0)[:, None]
-    held = torch.where(is_good, log_ratio.clamp(max=log_clip), log_ratio.clamp(min=-log_clip))
-    return geometric_mean_weight(held, mask)
-
-
 def log_linear_proximal(
     learner_logprob: Tensor, behaviour_logprob: Tensor, staleness_versions: Tensor
 ) -> Tensor:
-    """Approximate the logprobs of the version before the learner's, from versions on either side of it.
+    """Approximate the logprobs, [n, t], of the version before the learner's from versions on either side.
 
-    log prox = log q + (1 - 1/d) (log p - log q), d versions of staleness; q itself for d <= 1.
-
-    Args:
-        learner_logprob: [n, t], nats.
-        behaviour_logprob: [n, t], nats.
-        staleness_versions: [n], >= 0.
-
-    Returns:
-        [n, t], nats, without gradient.
+    log prox = log q + (1 - 1/d) (log p - log q), d >= 0 versions of staleness, [n]; q itself for d <= 1.
 
     Source: A-3PO, arXiv:2512.06547; AReaL's ``prox_logp_method = loglinear``.
     """
     p, q = learner_logprob.detach(), behaviour_logprob.detach()
     share = 1 - 1 / staleness_versions.to(p.dtype).clamp(min=1)
     return q + share[:, None] * (p - q)
-
-
-def gamma_weight(log_ratio: Tensor, *, power: Tensor, rate: Tensor) -> Tensor:
-    """Return W^k exp(lambda (1 - W)), 1 at W = 1, and 0 at both ends.
-
-    Args:
-        log_ratio: [n], nats: log W of whole completions, not normalised by length.
-        power: [n], k > 0.
-        rate: [n], lambda > 0.
-
-    Returns:
-        [n], without gradient.
-
-    Source: VESPO, arXiv:2602.10693; log W is held within 20 as in its code.
-    """
-    log_w = log_ratio.detach().clamp(-20, 20)
-    return bounded_ratio(power * log_w + rate * (1 - log_w.exp()))
 
 
 def _data(behaviour_logprob: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from learner.objective import options as o
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an objective is, and what there is to know of it before torch is imported."""
+    """Where an objective is, and what must be known of it before torch is imported."""
 
     path: str
     """``package.module:function``"""
@@ -23,13 +23,11 @@ class Entry:
 
 
 _GROUP: Final = "learner.objective.group_objectives"
-_SEQUENCE: Final = "learner.objective.sequence_objectives"
 _TOKEN: Final = "learner.objective.token_objectives"
-_CORRECTED: Final = "learner.objective.corrected_objectives"
-_DRIFT: Final = "learner.objective.drift_objective"
+_RATIO: Final = "learner.objective.ratio_objectives"
 
 MENU: Final = {
-    "drift_aware": Entry(f"{_DRIFT}:drift_aware", o.DriftAwareOptions),
+    "drift_aware": Entry("learner.objective.drift:drift_aware", o.DriftAwareOptions),
     "version_aware": Entry(f"{_GROUP}:version_aware", o.VersionAwareOptions, is_separable=False),
     "version_aware_kl": Entry(f"{_GROUP}:version_aware_kl", o.VersionAwareKlOptions),
     "gepo": Entry(f"{_GROUP}:gepo", o.ClipOptions),
@@ -37,46 +35,34 @@ MENU: Final = {
     "gepo_plus": Entry(f"{_GROUP}:gepo_plus", o.GepoPlusOptions),
     "gepo_defensive": Entry(f"{_GROUP}:gepo_defensive", o.DefensiveOptions),
     "eqp": Entry(f"{_GROUP}:eqp", o.ClipOptions, is_separable=False),
-    "gspo": Entry(f"{_SEQUENCE}:gspo", o.GspoOptions),
-    "gmpo": Entry(f"{_SEQUENCE}:gmpo", o.GmpoOptions),
-    "topr": Entry(f"{_SEQUENCE}:topr", o.ToprOptions),
-    "vespo": Entry(f"{_SEQUENCE}:vespo", o.VespoOptions),
-    "importance_sampling": Entry(f"{_SEQUENCE}:importance_sampling"),
-    "vcpo": Entry(f"{_SEQUENCE}:vcpo", o.VcpoOptions, is_separable=False),
     "grpo": Entry(f"{_TOKEN}:grpo", o.ClipOptions),
     "dr_grpo": Entry(f"{_TOKEN}:dr_grpo", o.ClipOptions),
     "bnpo": Entry(f"{_TOKEN}:bnpo", o.ClipOptions),
-    "bnpo_beta": Entry(f"{_TOKEN}:bnpo_beta", o.ClipOptions),
     "dapo": Entry(f"{_TOKEN}:dapo", o.DapoOptions),
     "rloo": Entry(f"{_TOKEN}:rloo", o.ClipOptions),
     "reinforce_plus_plus": Entry(f"{_TOKEN}:reinforce_plus_plus", o.ClipOptions),
     "reinforce": Entry(f"{_TOKEN}:reinforce"),
     "dg": Entry(f"{_TOKEN}:dg", o.DelightOptions),
-    "dg_hard": Entry(f"{_TOKEN}:dg_hard", o.HardDelightOptions),
-    "kondo": Entry(f"{_TOKEN}:kondo", o.KondoOptions, is_separable=False),
-    "sapo": Entry(f"{_TOKEN}:sapo", o.SapoOptions),
-    "opsm": Entry(f"{_TOKEN}:opsm", o.SequenceMaskOptions),
-    "opmd": Entry(f"{_TOKEN}:opmd", o.MirrorDescentOptions),
-    "cispo": Entry(f"{_CORRECTED}:cispo", o.CispoOptions),
-    "tis": Entry(f"{_CORRECTED}:tis", o.TruncatedOptions),
-    "mis": Entry(f"{_CORRECTED}:mis", o.MaskedOptions),
-    "mis_sequence": Entry(f"{_CORRECTED}:mis_sequence", o.SequenceMaskedOptions),
-    "mis_geometric": Entry(f"{_CORRECTED}:mis_geometric", o.GeometricMaskedOptions),
-    "icepop": Entry(f"{_CORRECTED}:icepop", o.IcePopOptions),
-    "decoupled_ppo": Entry(f"{_CORRECTED}:decoupled_ppo", o.DecoupledOptions),
-    "dppo_tv": Entry(f"{_CORRECTED}:dppo_tv", o.TotalVariationOptions),
-    "m2po": Entry(f"{_CORRECTED}:m2po", o.SecondMomentOptions, is_separable=False),
+    "gspo": Entry(f"{_RATIO}:gspo", o.GspoOptions),
+    "topr": Entry(f"{_RATIO}:topr", o.ToprOptions),
+    "sapo": Entry(f"{_RATIO}:sapo", o.SapoOptions),
+    "cispo": Entry(f"{_RATIO}:cispo", o.CispoOptions),
+    "tis": Entry(f"{_RATIO}:tis", o.TruncatedOptions),
+    "mis_geometric": Entry(f"{_RATIO}:mis_geometric", o.GeometricMaskedOptions),
+    "decoupled_ppo": Entry(f"{_RATIO}:decoupled_ppo", o.DecoupledOptions),
+    "dppo_tv": Entry(f"{_RATIO}:dppo_tv", o.TotalVariationOptions),
 }
-"""Name -> entry. An objective of one's own has no name: it is given by its import path."""
+"""Name -> entry: the methods of the papers implemented here, of the staleness report, and GRPO's near kin.
+Anything else is given by its import path."""
 
 _IMPORT_PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def check_name(name: str) -> str:
-    """Return the name of an objective, or what may be its import path.
+    """Return ``name`` if it is an objective of the menu or could be an import path.
 
     Raises:
-        ValueError: it is neither; says which names there are.
+        ValueError: it is neither; lists the names there are.
     """
     if name in MENU or _IMPORT_PATH.fullmatch(name):
         return name
@@ -86,7 +72,7 @@ def check_name(name: str) -> str:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Check the options of an objective of the menu; those of an import path show when it is imported.
+    """Check the options of an objective of the menu; those of an import path are checked when it is loaded.
 
     Raises:
         ValueError: an option is unknown or out of range; says which and why.

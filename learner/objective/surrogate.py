@@ -1,4 +1,8 @@
-"""The loss of a completion or token, given its weight and its advantage."""
+"""The loss of a completion or token, given its weight and its advantage.
+
+Weights and logprobs are [n] or [n, t] and carry the gradient; advantages are [n], data, spread over tokens
+where needed. Losses are shaped like weights.
+"""
 
 import math
 from typing import NamedTuple
@@ -22,19 +26,9 @@ def clipped_surrogate(
 ) -> Surrogate:
     """Return -min(w A, clip(w, 1 - low, 1 + high) A).
 
-    What is good is pushed until its weight is above 1 + high, what is bad until it is below
-    1 - low. Outside the clip the gradient is -A w grad log p. With a dual clip c the loss of what is bad
-    is at most -c A: without one it grows with the weight, and one token can be the whole gradient.
-
-    Args:
-        weight: [n] or [n, t], > 0, float32 or float64; carries the gradient.
-        advantage: [n], data; spread over the tokens where weights are tokens'.
-        clip_low: in (0, 1].
-        clip_high: > 0.
-        dual_clip: c > 1; inf: none.
-
-    Returns:
-        Loss and clip mask, shaped like ``weight``.
+    Good completions or tokens are pushed up until their weight is above 1 + high, bad ones down until it is
+    below 1 - low. Outside the clip the gradient is -A w grad log p. With a dual clip c the loss of a bad one
+    is at most -c A: without it the loss grows with the weight, and one token can be the whole gradient.
 
     Raises:
         ValueError: the shapes do not fit, a clip is out of range, or weights are narrower than float32.
@@ -67,21 +61,9 @@ def decoupled_surrogate(
     clip_high: float,
     dual_clip: float = math.inf,
 ) -> Surrogate:
-    """Return -(prox/q) min(u A, clip(u, 1 - low, 1 + high) A), u = p/prox.
+    """Return -(prox/q) min(u A, clip(u, 1 - low, 1 + high) A), u = p/prox, from logprobs in nats.
 
-    The clip is around a recent policy, and prox/q, data, is whole.
-
-    Args:
-        learner_logprob: [n] or [n, t], nats; carries the gradient.
-        proximal_logprob: shaped alike, nats, data.
-        behaviour_logprob: shaped alike, nats, data.
-        advantage: [n], data.
-        clip_low: in (0, 1].
-        clip_high: > 0.
-        dual_clip: of u, > 1; inf: none.
-
-    Returns:
-        Loss and clip mask, shaped like ``learner_logprob``.
+    The clip is around a recent policy; prox/q, data, is whole, and the dual clip is on u.
 
     Source: AReaL, arXiv:2505.24298, eq. 5.
     """
@@ -97,19 +79,9 @@ def decoupled_surrogate(
 def soft_gated_surrogate(
     weight: Tensor, advantage: Tensor, *, rate_good: float, rate_bad: float
 ) -> Surrogate:
-    """Return -(4 / tau) sigmoid(tau (w - 1)) A, tau = rate_good where A > 0, else rate_bad.
+    """Return -(4 / tau) sigmoid(tau (w - 1)) A, tau = rate_good where A > 0, else rate_bad; clips nothing.
 
-    The gradient is -A w grad log p at w = 1, and fades as sech^2(tau (w - 1) / 2) on both sides of it:
-    nothing is clipped off at once.
-
-    Args:
-        weight: [n] or [n, t], > 0, carries the gradient.
-        advantage: [n], data; spread over the tokens where weights are tokens'.
-        rate_good: tau > 0 of what is good.
-        rate_bad: tau > 0 of what is not; larger fades faster.
-
-    Returns:
-        Loss, shaped like ``weight``, and a clip mask that is False everywhere.
+    The gradient is -A w grad log p at w = 1, and fades as sech^2(tau (w - 1) / 2) on both sides of it.
 
     Source: SAPO, arXiv:2511.20347, eq. 5-6.
     """
@@ -120,16 +92,7 @@ def soft_gated_surrogate(
 
 
 def likelihood_loss(learner_logprob: Tensor, weight: Tensor, advantage: Tensor) -> Tensor:
-    """Return -w A log p, whose gradient is -w A grad log p whatever p is.
-
-    Args:
-        learner_logprob: [n] or [n, t], nats; carries the gradient.
-        weight: of the same shape or [n, 1], data.
-        advantage: [n], data; spread over the tokens where logprobs are tokens'.
-
-    Returns:
-        Shaped like ``learner_logprob``.
-    """
+    """Return -w A log p, whose gradient is -w A grad log p whatever p is; weights are data, [n, 1] too."""
     return -weight.detach() * _spread_over_tokens(advantage, like=learner_logprob) * learner_logprob
 
 

@@ -10,7 +10,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import merge_version, stored_version
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import signed_by
 from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class CatchUpDeltas:
                     is_superseded=is_superseded,
                 )
                 if manifest is not None:
-                    self._store.put_version(sign(manifest, self._signer.key), draft)
+                    self._store.put_version(signed_by(manifest, self._signer.key), draft)
         except RefusedError as refused:
             logger.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
             return False

@@ -48,7 +48,7 @@ from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, jo
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, version_root
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import signed_by
 from node.weights.store.artifact_files import Draft
 from node.weights.store.artifact_store import ArtifactStore
 
@@ -286,7 +286,7 @@ class Publisher:
             learner_epoch=self._signer.learner_epoch,
             published_at_s=self._clock.now(),
         )
-        self._store.put_version(sign(manifest, self._signer.key), draft)
+        self._store.put_version(signed_by(manifest, self._signer.key), draft)
         return manifest.policy_version
 
 

@@ -25,7 +25,7 @@ from node.errors import StartupError
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
-from node.weights.format.model_tensors import canonical_tensors, tensor_specs
+from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
@@ -158,9 +158,10 @@ def load_policy(
     with _model_errors_explained(model_dir, device=device):
         model = _load(model_dir)
         torch.nn.Module.to(model, torch.device(device))
+        parts = names_in_files(model.state_dict(), functools.partial(revert_weight_conversion, model))
         return Policy(
             model,
-            stored=StoredDtypes.of(model_dir).of_parts(_names_in_files(model)),
+            stored=StoredDtypes.of(model_dir).of_parts(parts),
             compute_dtype=compute_dtype,
             checkpoints_activations=checkpoints_activations,
         )
@@ -194,15 +195,6 @@ def _load(model_dir: Path) -> PreTrainedModel:
         model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
     )
     return model
-
-
-def _names_in_files(model: PreTrainedModel) -> dict[str, str]:
-    """Return names in the files -> in the model, of what transformers renames or joins as it loads."""
-    return {
-        part: name
-        for name, tensor in model.state_dict().items()
-        for part in revert_weight_conversion(model, {name: tensor.to("meta")})
-    }
 
 
 @contextmanager

@@ -21,16 +21,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
+from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_over_groups
 from learner.objective.divergence import (
+    group_sample_size_ratio,
     kl_behaviour_learner,
     kl_learner_reference,
     kl_penalty,
     reference_penalty,
 )
-from learner.objective.reduction import mean_over_groups
 from learner.objective.registry import Objective
-from learner.objective.staleness import sample_size_discount
 from learner.training.micro_batches import MicroBatch
 from learner.training.model import Policy, ScoringModel
 
@@ -70,7 +69,7 @@ class StepLoss:
         """Evaluate on a whole batch."""
         if self.discounts_by_sample_size:
             batch = replace(
-                batch, discount=sample_size_discount(batch.token_mean(batch.log_ratio), batch.groups)
+                batch, discount=group_sample_size_ratio(batch.token_mean(batch.log_ratio), batch.groups)
             )
         outcome = self.objective(batch)
         behaviour = batch.behaviour_logprob.to(batch.learner_logprob.dtype)

@@ -110,8 +110,8 @@ class StepOutcome:
     """NaN where the weights are all 0 or not all finite."""
     clip_fraction: float
     clamped_tokens: int
-    """Tokens whose log ratio (or whose completion's, where the objective weighs completions) was clamped
-    before exponentiation, see ``objective.log_ratio``: somebody's logprobs are not the policy's."""
+    """Tokens whose log ratio was clamped before exponentiation, see ``objective.log_ratio``: somebody's
+    logprobs are not the policy's."""
     truncated_fraction: float | None
     """Share of tokens whose ratio was cut to the objective's ceiling; None: it has none."""
     trust_mean: float | None
@@ -265,8 +265,6 @@ def _outcome(
     teaching = measured.loss.new_zeros(()) if measured.teaches is None else measured.teaches.sum()
     surprisal = -batch.within(batch.learner_logprob).sum()
     is_clamped = is_beyond_bound(batch.log_ratio)
-    if objective.is_clamped is not None:
-        is_clamped = (is_clamped | objective.is_clamped[:, None]) & batch.mask
     counts = [objective.is_clipped.sum(), is_clamped.sum(), _sum(objective.is_truncated, batch)]
     counts += [_sum(objective.trust, batch), _sum(measured.reference_kl_nats, batch), teaching]
     sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])

@@ -20,8 +20,9 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
+from node.identity.identity_store import Identity
 from node.rpc.channel import Backoff, ConnectionLost, call
-from node.rpc.clock_comparison import ClockComparison
+from node.rpc.clock_comparison import compare_clocks
 from node.run import EvaluationNotice, Role, RunSettings
 from node.waits import run_until
 from node.wire.members import role_to_wire, settings_from_wire
@@ -62,7 +63,7 @@ class MembershipClient:
         clock: Clock,
         backoff: Backoff,
         waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-        comparison: ClockComparison | None = None,
+        identity: Identity | None = None,
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
@@ -72,7 +73,7 @@ class MembershipClient:
             notices: Told what the answers say.
             backoff: Between two attempts to join.
             waiting: Counts a wait under its name, as ``NodeMetrics.waiting``.
-            comparison: With the coordinator's clock; None where TLS is off: nothing expires.
+            identity: This peer's, whose dates are compared with the clocks; None where TLS is off.
         """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
@@ -83,7 +84,8 @@ class MembershipClient:
         self._instance = secrets.token_hex(8)
         self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=clock)
         self._waiting = waiting
-        self._comparison = comparison
+        self._identity = identity
+        self._clock = clock
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
         self._joins = 0
@@ -178,25 +180,22 @@ class MembershipClient:
                 is_displaced = isinstance(error, RefusedError) and error.reason is Reason.NAME_IN_USE
                 if _is_final(error) or (is_displaced and self._joins):
                     raise
-                wait = await self._wait_after(error, stopping)
+                wait = self._wait_after(error)
             with wait:
                 await self._backoff.wait(stopping)
 
-    async def _wait_after(
-        self, error: RefusedError | ConnectionLost, stopping: asyncio.Event
-    ) -> contextlib.AbstractContextManager[object]:
+    def _wait_after(self, error: RefusedError | ConnectionLost) -> contextlib.AbstractContextManager[object]:
         """Log a failure; return a wait for the next attempt, which has a name where a clock is wrong.
 
         Raises:
             RefusedError: EXPIRED; both clocks agree that the certificate has.
         """
-        is_comparable = self._comparison is not None and not stopping.is_set()
-        finding = await self._comparison.after(error) if self._comparison and is_comparable else None
-        if finding is None:
-            _log(error)
-            return contextlib.nullcontext()
-        if finding.waits_for is None:
+        finding = compare_clocks(error, self._identity, now=self._clock.now())
+        if finding is not None and finding.has_expired:
             raise RefusedError(Reason.EXPIRED, finding.what, fix=finding.fix) from error
+        if finding is None or finding.waits_for is None:
+            _log(error, detail=finding or error)
+            return contextlib.nullcontext()
         logger.warning(
             "clocks disagree", extra={"waits_for": finding.waits_for.value, "detail": str(finding)}
         )
@@ -260,8 +259,8 @@ def _is_final(error: RefusedError | ConnectionLost) -> bool:
     return isinstance(error, RefusedError) and error.reason.recovery is Recovery.STOP
 
 
-def _log(error: RefusedError | ConnectionLost) -> None:
+def _log(error: RefusedError | ConnectionLost, *, detail: object = None) -> None:
     if isinstance(error, RefusedError):
         logger.warning("membership refused", extra={"reason": error.reason.value, "detail": str(error)})
     else:
-        logger.warning("connection to the coordinator lost", extra={"detail": str(error)})
+        logger.warning("connection to the coordinator lost", extra={"detail": str(detail or error)})

@@ -10,6 +10,7 @@ from node.failure import FailedLease
 from node.identity.group_proof import GroupSigner
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup, Verdict
+from node.rpc.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import call
 from node.wire.policies import policy_version_to_wire
 from node.wire.rollouts import failed_lease_to_wire, group_to_wire, lease_grant_from_wire, verdict_from_wire
@@ -45,10 +46,12 @@ class SamplerRolloutClient:
 
     async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         """Submit a group; safe to repeat. Return the hub's verdict and its reason."""
-        data = group_to_wire(group)
-        request = rollout_pb2.SubmitRolloutsRequest(group=data, group_id=group.group_id)
+        encoded = group_to_wire(group)
+        request = rollout_pb2.SubmitRolloutsRequest(
+            group_id=group.group_id, header=encoded.header, columns=encoded.columns
+        )
         if self._signer is not None:
-            proof = self._signer.prove(group.group_id, data)
+            proof = self._signer.prove(group.group_id, encoded)
             request.certificate, request.signature = proof.certificate, proof.signature
         response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
         return verdict_from_wire(response.verdict), response.detail
@@ -58,10 +61,14 @@ class RelayRolloutClient:
     """Submits groups for samplers, as a relay. Raises RefusedError and ConnectionLost."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+        # Without a serializer: what a relay has on disk is the request.
+        self._submit: grpc.aio.UnaryUnaryMultiCallable[bytes, rollout_pb2.SubmitRolloutsResponse] = (
+            channel.unary_unary(
+                SUBMIT_ROLLOUTS, response_deserializer=rollout_pb2.SubmitRolloutsResponse.FromString
+            )
+        )
 
     async def submit(self, data: bytes) -> tuple[Verdict, str]:
-        """Submit an encoded submission again; safe to repeat. Return the verdict and its reason."""
-        request = rollout_pb2.SubmitRolloutsRequest.FromString(data)
-        response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
+        """Submit an encoded request again; safe to repeat. Return the verdict and its reason."""
+        response = await call(self._submit, data, timeout_s=SUBMIT_TIMEOUT_S)
         return verdict_from_wire(response.verdict), response.detail

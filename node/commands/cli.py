@@ -58,6 +58,8 @@ example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    # gRPC's own lines are not events of the log; our errors carry what they say. grpc reads this at import.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if argv and argv[0] in COMMANDS:
         return _reporting_errors(lambda: _run_command(argv[0], argv[1:]))
     if argv and not argv[0].startswith("-"):
@@ -108,7 +110,6 @@ def _run_daemon(argv: Sequence[str]) -> int:
     # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to
     # exec, which needs none of them. grpc reads this when it is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    # Before anything heavy is imported: see node.telemetry.stderr_capture.
     telemetry = resolved.config.telemetry
     logs = importlib.import_module("node.telemetry.logging")
     logs.configure_process_logging(

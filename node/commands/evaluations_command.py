@@ -3,15 +3,14 @@
 import argparse
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
+from node.commands.terminal import console, table
 from node.coordinator.ledger.evaluation_record import read_evaluations
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.exit_code import ExitCode
@@ -28,18 +27,7 @@ prompt is asked of coordinator.evaluation.answers samplers where there are as ma
 completions that ended at the length limit.
 """
 
-_COLUMNS: Final = (
-    "version",
-    "reward",
-    "+-",
-    "prompts",
-    "dropped",
-    "cut",
-    "tokens",
-    "answers",
-    "finished",
-    "took s",
-)
+_COLUMNS: Final = "version|reward|+-|prompts|dropped|cut|tokens|answers|finished|took s"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             texts = {name: _object(getattr(evaluation, name)) for name in ("sampling", "metrics")}
             print(json.dumps(dataclasses.asdict(evaluation) | texts))
     elif evaluations:
-        Console(width=None if sys.stdout.isatty() else 120).print(_table(evaluations))
+        console().print(_table(evaluations))
     else:
         print("no version was evaluated; see coordinator.evaluation in `heterorl-node config`")
     return ExitCode.DRAINED
@@ -82,17 +70,15 @@ def _disagreement(evaluation: Evaluation) -> str:
 
 
 def _table(evaluations: Sequence[Evaluation]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in _COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = table(*_COLUMNS.split("|"), right=True)
     if has_metrics := any(one.metrics for one in evaluations):
-        table.add_column("graders measured")
+        rows.add_column("graders measured")
     if has_remarks := any(one.left_out or one.disputed_by for one in evaluations):
-        table.add_column("samplers")
+        rows.add_column("samplers")
     for one in evaluations:
         is_over = bool(one.finished_at_s)
         finished = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(one.finished_at_s))
-        table.add_row(
+        rows.add_row(
             str(one.version),
             f"{one.reward_mean:.4f}",
             f"{one.reward_standard_error:.4f}",
@@ -106,4 +92,4 @@ def _table(evaluations: Sequence[Evaluation]) -> Table:
             *([_measured(one)] if has_metrics else []),
             *([_disagreement(one)] if has_remarks else []),
         )
-    return table
+    return rows

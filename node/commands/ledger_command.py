@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from node.commands.terminal import add_coordinator_state
 from node.coordinator.ledger.ledger_check import Findings, examine
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import FILE_NAME
@@ -47,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on without the steps that the copy lacks; slots are numbered anew",
     )
     for one in (backup, put_back):
-        one.add_argument(
-            "--state-dir", type=Path, required=True, help="the coordinator's node.state_dir: what `init` made"
-        )
+        add_coordinator_state(one)
     for one in (backup, verify, put_back):
         one.add_argument("--json", action="store_true", help="one JSON object instead of lines")
 

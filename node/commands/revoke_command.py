@@ -11,9 +11,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from node.commands.terminal import add_coordinator_state, bad_argument, coordinator_state
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
-from node.errors import ConfigError, StartupError
+from node.errors import ConfigError
 from node.exit_code import ExitCode
 from node.identity.clock_skew import moment
 from node.identity.files import cannot_make, cannot_read, write_public
@@ -34,13 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "nodes", nargs="*", metavar="NODE", help="node ids, as `heterorl-node status` shows them"
     )
-    parser.add_argument(
-        "--state-dir",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="the coordinator's state directory, made by `heterorl-node init`; the command runs where it is",
-    )
+    add_coordinator_state(parser)
     parser.add_argument("--because", metavar="TEXT", default="", help="a remark, kept beside the name")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--undo", action="store_true", help="let the nodes in again")
@@ -49,20 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Change or print the list; a running coordinator reads a change by itself."""
-    state_dir = arguments.state_dir / Role.COORDINATOR
+    state_dir = coordinator_state(arguments)
     path = state_dir / FILE_NAME
-    if not state_dir.is_dir():
-        raise StartupError(
-            f"There is no coordinator's state in {arguments.state_dir}",
-            fix="Run this where the coordinator runs, with its node.state_dir as --state-dir.",
-        )
     text = _read(path)
     if arguments.is_list:
         _show(text)
         return ExitCode.DRAINED
     if not arguments.nodes:
-        fix = "Name one or more, or use --list."
-        raise ConfigError(key="NODE", value=None, source="the command line", rule="no node is named", fix=fix)
+        raise bad_argument("NODE", None, "no node is named", fix="Name one or more, or use --list.")
     if arguments.undo:
         _undo(path, text, arguments.nodes)
         return ExitCode.DRAINED
@@ -114,8 +103,7 @@ def _check(node: str, members: frozenset[str] | None, path: Path) -> None:
 
 def _bad(node: str, rule: str, *, close_to: Collection[str], otherwise: str = "Correct it.") -> ConfigError:
     close = difflib.get_close_matches(node, sorted(close_to), n=1)
-    fix = f"Did you mean {close[0]}?" if close else otherwise
-    return ConfigError(key="NODE", value=node, source="the command line", rule=rule, fix=fix)
+    return bad_argument("NODE", node, rule, fix=f"Did you mean {close[0]}?" if close else otherwise)
 
 
 def _read(path: Path) -> str:

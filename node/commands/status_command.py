@@ -13,25 +13,24 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.live import Live
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
 from node.commands.status_view import render
+from node.commands.terminal import console
 from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.init_run import IDENTITY_DIRECTORY
-from node.enrolment.token_file import how_to_get_a_token
+from node.enrolment.tokens import how_to_get_a_token
 from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
-from node.identity.identity_checks import check_own
-from node.identity.identity_store import Identity, load_identity
+from node.identity.identity_store import Identity, identity_on_disk
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
-from node.rpc.clock_comparison import comparison_with
+from node.rpc.clock_comparison import compare_clocks
 from node.run import Role, RunStatus
 from node.wire.members import run_status_from_wire
 
@@ -48,9 +47,6 @@ EXAMPLE: Final = """\
     heterorl-node status --state-dir ~/first --run-file run.json --token-file operator.token \\
       --coordinator hub.example.org:7700
 """
-
-_PIPE_COLUMNS: Final = 1 << 16
-"""Wider than any line: 11 columns of at most a few hundred characters."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,10 +98,8 @@ async def _answer(arguments: argparse.Namespace, description: RunDescription, *,
     try:
         await show(coordinator, caller, as_json=arguments.json, clock=clock)
     except (ConnectionLost, RefusedError) as error:
-        comparison = comparison_with(
-            coordinator, caller if isinstance(caller, Identity) else None, clock=clock
-        )
-        finding = None if comparison is None else await comparison.after(error)
+        identity = caller if isinstance(caller, Identity) else None
+        finding = compare_clocks(error, identity, now=clock.now())
         print(f"heterorl-node: no status from {coordinator}: {finding or error}", file=sys.stderr)
         return ExitCode.FAILED
     return ExitCode.DRAINED
@@ -155,8 +149,7 @@ def _print(status: RunStatus, *, as_json: bool) -> None:
     if as_json:
         print(to_json(status), flush=True)
     else:
-        # A pipe has no width, and its reader wants whole lines.
-        Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(render(status))
+        console().print(render(status))
 
 
 async def _caller(
@@ -165,9 +158,8 @@ async def _caller(
     if arguments.no_tls:
         return Peer(description.run_id, Role.OPERATOR, Role.OPERATOR.value)
     directory = arguments.state_dir / Role.OPERATOR / IDENTITY_DIRECTORY
-    identity = load_identity(directory)
+    identity = identity_on_disk(directory, role=Role.OPERATOR, run=description, node_id=None, now=now)
     if identity is not None:
-        check_own(identity, description, Role.OPERATOR, now)
         return identity
     if arguments.token_file is None:
         raise StartupError(

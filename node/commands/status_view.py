@@ -1,13 +1,13 @@
-"""What ``heterorl-node status`` prints: a few lines on the run and a row for each peer."""
+"""The view of ``heterorl-node status``: a few lines on the run and a row for each peer."""
 
 import json
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from node.commands.terminal import table
 from node.policy import PolicyVersion
 from node.rollout import Verdict
 from node.run import (
@@ -34,7 +34,7 @@ _BAD_PROMPTS_SHOWN: Final = 5
 """Enough to see the cause; --json has more."""
 
 WAITS_AT_BOUND: Final = "prompt lease: staleness"
-"""What a sampler waits for that the staleness bound holds back."""
+"""Name of the wait of a sampler that the staleness bound holds back."""
 
 _STATE_STYLES: Final = {
     "live": "green",
@@ -48,16 +48,14 @@ _STATE_STYLES: Final = {
 def render(status: RunStatus) -> RenderableType:
     """Return the run's state for a terminal: a few lines on the run, a row for each peer."""
     # One space between columns: the table fits a terminal of 80.
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("node", "role", "state"):
-        table.add_column(heading, no_wrap=True)
+    rows = table("node", "role", "state", spaces=1)
     for heading in ("holds", "behind", "lag s", "seen s", "stale", "leases", "trained"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("refused")
-    table.add_column("waits for")
+        rows.add_column(heading, justify="right", no_wrap=True)
+    rows.add_column("refused")
+    rows.add_column("waits for")
     for peer in status.peers:
-        table.add_row(*_row(peer))
-    return Group(_header(status), Text(), table, *_twins(status.peers), *_standings(status.peers))
+        rows.add_row(*_row(peer))
+    return Group(_header(status), Text(), rows, *_twins(status.peers), *_standings(status.peers))
 
 
 def _header(status: RunStatus) -> Text:

@@ -7,14 +7,12 @@ import time
 from pathlib import Path
 from typing import Final
 
+from node.commands.terminal import bad_argument, check_node_id
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
-from node.enrolment.token_file import write_token_file
-from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token
-from node.errors import ConfigError
+from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token, write_token_file
 from node.exit_code import ExitCode
 from node.identity.clock_skew import moment
-from node.identity.peer import is_name
 from node.rpc.address import ENROLMENT_PORT, check_target
 from node.run import Role
 
@@ -59,12 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print or write the token; print what to do with it on standard error."""
     authority = Authority.load(arguments.directory / Role.COORDINATOR / AUTHORITY_DIRECTORY)
-    if arguments.node_id is not None and not is_name(arguments.node_id):
-        raise _bad("--node-id", arguments.node_id, "a node id is 1-63 of a-z, 0-9 and -")
+    if arguments.node_id is not None:
+        check_node_id(arguments.node_id, argument="--node-id")
     check_target(arguments.address, flag="--address", example_port=ENROLMENT_PORT)
     lifetime_s = parse_duration(arguments.ttl)
     if lifetime_s is None or not 0 < lifetime_s <= MAX_LIFETIME_S:
-        raise _bad("--ttl", arguments.ttl, "a lifetime is a number and s, m, h or d, at most 7d")
+        raise bad_argument("--ttl", arguments.ttl, "a lifetime is a number and s, m, h or d, at most 7d")
     now = time.time()
     token = issue_token(
         authority,
@@ -94,7 +92,3 @@ def parse_duration(text: str) -> float | None:
     """Return the seconds in ``90s``, ``30m``, ``1h`` or ``2d``; None for anything else."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     return None if match is None else float(match[1]) * _UNIT_S[match[2]]
-
-
-def _bad(key: str, value: str, rule: str) -> ConfigError:
-    return ConfigError(key=key, value=value, source="the command line", rule=rule, fix="Correct it.")

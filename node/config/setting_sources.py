@@ -1,11 +1,11 @@
 """The sources of settings: files, the environment, flags. What the settings mean is decided elsewhere.
 
-Every reader returns its settings, later ones winning, and the faults it met.
+Every reader yields its settings, later ones winning, and the faults it meets.
 """
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,12 +31,7 @@ class Setting:
         return f"{self.section}.{self.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The settings and faults of one kind of source."""
-
-    settings: tuple[Setting, ...]
-    faults: tuple[ConfigError, ...]
+Reading = Iterable[Setting | ConfigError]
 
 
 class InvalidConfigError(HeteroRLError):
@@ -47,64 +42,58 @@ class InvalidConfigError(HeteroRLError):
         self.faults = faults
 
 
-def read_files(paths: Sequence[Path]) -> Reading:
+def read_files(paths: Iterable[Path]) -> Iterator[Setting | ConfigError]:
     """Read TOML files of ``[section]`` tables; later files win, key by key."""
-    settings: list[Setting] = []
-    faults: list[ConfigError] = []
     for path in paths:
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            faults.append(_bad_file(path, f"cannot be read: {error.strerror}", fix="Check the path."))
+            yield _bad_file(path, f"cannot be read: {error.strerror}", fix="Check the path.")
             continue
         except ValueError as error:  # both of TOML's and UTF-8's faults
-            faults.append(_bad_file(path, f"is not TOML: {error}", fix="Correct the file."))
+            yield _bad_file(path, f"is not TOML: {error}", fix="Correct the file.")
             continue
         for section, table in content.items():
-            if not isinstance(table, dict):
+            if isinstance(table, dict):
+                source = f"{path} [{section}]"
+                yield from (Setting(section, key, value, source, False) for key, value in table.items())
+            else:
                 rule = "every key belongs in a section"
                 fix = f"Put it under one, such as [node], or write [{section}] for a section."
-                faults.append(ConfigError(key=section, value=table, source=str(path), rule=rule, fix=fix))
-                continue
-            source = f"{path} [{section}]"
-            settings += [Setting(section, key, value, source, is_text=False) for key, value in table.items()]
-    return Reading(tuple(settings), tuple(faults))
+                yield ConfigError(key=section, value=table, source=str(path), rule=rule, fix=fix)
 
 
-def read_environment(environ: Mapping[str, str]) -> Reading:
+def read_environment(environ: Mapping[str, str]) -> Iterator[Setting]:
     """Read ``HETERORL_SECTION__KEY``, or ``HETERORL_SECTION__TABLE__KEY`` for a key of a table.
 
     Names without the double underscore are ignored: Kubernetes makes ``HETERORL_COORDINATOR_PORT``
     from the name of a service.
     """
-    settings = []
     for name in sorted(environ):
         section, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
         if name.startswith(ENVIRONMENT_PREFIX) and separator:
             source = f"environment {name}"
-            settings.append(Setting(section, key.replace("__", "."), environ[name], source, is_text=True))
-    return Reading(tuple(settings), ())
+            yield Setting(section, key.replace("__", "."), environ[name], source, is_text=True)
 
 
-def read_flags(shorthands: Mapping[str, tuple[str, str]], assignments: Iterable[str]) -> Reading:
+def read_flags(
+    shorthands: Mapping[str, tuple[str, str]], assignments: Iterable[str]
+) -> Iterator[Setting | ConfigError]:
     """Read flags for single keys (flag -> (section.key, value)), then each ``--set section.key=value``.
 
     A key may be ``table.key``, for one key of a table.
     """
-    settings = []
-    faults = []
     for flag, (name, value) in shorthands.items():
         section, _, key = name.partition(".")
-        settings.append(Setting(section, key, value, f"flag {flag}", is_text=True))
+        yield Setting(section, key, value, f"flag {flag}", is_text=True)
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         section, dot, key = name.strip().partition(".")
-        if not (equals and dot and section and key):
+        if equals and dot and section and key:
+            yield Setting(section, key, value, "flag --set", is_text=True)
+        else:
             rule, fix = "must be section.key=value", "For example: --set node.drain_timeout_s=60"
-            faults.append(ConfigError(key="--set", value=assignment, source="flag --set", rule=rule, fix=fix))
-            continue
-        settings.append(Setting(section, key, value, "flag --set", is_text=True))
-    return Reading(tuple(settings), tuple(faults))
+            yield ConfigError(key="--set", value=assignment, source="flag --set", rule=rule, fix=fix)
 
 
 def environment_name(section: str, key: str) -> str:
@@ -125,19 +114,19 @@ def value_of_text(text: str, *, is_optional: bool) -> object:
     try:
         return json.loads(text)
     except ValueError:
-        pass  # not JSON; TOML is next
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        return text  # such as [::1]:7400
+        return _toml_value(text, otherwise=text)  # such as [::1]:7400
 
 
 def untyped_value(text: str) -> object:
-    """Parse text that nothing else says the type of, as TOML; what is no TOML stays text."""
+    """Parse text that nothing else says the type of, as TOML or JSON; anything else stays text."""
+    return _toml_value(text, otherwise=value_of_text(text, is_optional=False))
+
+
+def _toml_value(text: str, *, otherwise: object) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:
-        return value_of_text(text, is_optional=False)
+        return otherwise
 
 
 def setting_value(setting: Setting, *, is_optional: bool) -> object:

@@ -157,21 +157,22 @@ class Resolved:
 
 
 def load(
-    *, roles: Iterable[str], files: Sequence[Path], environ: Mapping[str, str], flags: Reading
+    *, roles: Iterable[str], files: Sequence[Path], environ: Mapping[str, str], flags: Reading = ()
 ) -> Resolved:
     """Resolve the configuration of a process that will run ``roles``.
 
     Raises:
         InvalidConfigError: with every fault of every source and section.
     """
-    readings = (read_files(files), read_environment(environ), flags)
-    faults = [fault for reading in readings for fault in reading.faults]
+    faults: list[ConfigError] = []
     every: dict[str, list[Setting]] = {}
-    for setting in (setting for reading in readings for setting in reading.settings):
-        if setting.section in _SECTIONS:
-            every.setdefault(setting.section, []).append(setting)
+    for found in (*read_files(files), *read_environment(environ), *flags):
+        if isinstance(found, ConfigError):
+            faults.append(found)
+        elif found.section in _SECTIONS:
+            every.setdefault(found.section, []).append(found)
         else:
-            faults.append(unknown_section(setting, known=tuple(_SECTIONS)))
+            faults.append(unknown_section(found, known=tuple(_SECTIONS)))
     given: dict[str, dict[str, Setting]] = {}
     sections: dict[str, BaseModel] = {}
     wanted = {*_ALWAYS, *every, *roles}

@@ -152,8 +152,6 @@ class CoordinatorConfig(BaseModel):
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them. More serve peers that were away
     longer; each costs the model's size."""
-    chaos_damage_frames: int = Field(default=0, ge=0, le=1_000_000)
-    """Fault injection: flip a bit in this many of the first chunks of weights served. 0 in any real run."""
 
     @field_validator("task_options")
     @classmethod

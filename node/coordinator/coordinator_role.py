@@ -38,7 +38,7 @@ from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store, submission_door
-from node.serving.policy_servicer import PolicyServicer, damage_first
+from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.wire.rollouts import largest_group_bytes
 
@@ -108,8 +108,7 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         clock=clock,
     )
-    damage = damage_first(config.chaos_damage_frames) if config.chaos_damage_frames else None
-    policy = PolicyServicer(store, metrics=context.transfer_metrics, damage=damage)
+    policy = PolicyServicer(store, metrics=context.transfer_metrics)
     rollouts = RolloutServicer(
         spool,
         peers,

@@ -37,5 +37,5 @@ class Published:
         for _, key in sorted(fresh.items()):
             # One that is being removed was announced long ago; no peer holds it any more.
             with contextlib.suppress(RefusedError):
-                versions.append(self._store.manifest(key)[0].policy_version)
+                versions.append(self._store.manifest(key).policy_version)
         return tuple(versions)

@@ -12,6 +12,7 @@ from node.coordinator.peers import Peers
 from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.decisions import EMPTY_PAUSE_S, Submitted
+from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
@@ -19,16 +20,17 @@ from node.failure import detail_of
 from node.identity.peer import is_name
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
-from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
+from node.rollout import GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role
-from node.serving.submissions import SubmissionDoor
+from node.serving.submissions import Submission, SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.policies import optional_version_from_wire
 from node.wire.rollouts import (
     failed_lease_from_wire,
     group_from_wire,
     group_verdict_from_wire,
+    header_from_wire,
     lease_grant_to_wire,
     step_record_from_wire,
     verdict_to_wire,
@@ -104,17 +106,16 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         peer = peer_of(context)
         with self._door.admitted(
             request, peer, group_bytes=self._group_bytes, now=self._clock.now()
-        ) as sampler_id:
-            self._metrics.count_rollouts(received_bytes=len(request.group))
+        ) as submission:
+            sampler_id = submission.sampler_id
+            self._metrics.count_rollouts(received_bytes=submission.group.size_bytes)
             if self._revocations.is_revoked(sampler_id):  # since a relay took the group in
                 submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
             else:
-                submitted = await self._spool.submit(
-                    sampler_id, request.group_id, _decoded(request), request.group
-                )
+                submitted = await self._spool.submit(submission, _read(submission))
         if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             # The relay has told the sampler that the group is spooled.
-            verdict = GroupVerdict(request.group_id[:100], submitted.verdict, submitted.detail)
+            verdict = GroupVerdict(submission.group_id[:100], submitted.verdict, submitted.detail)
             self._peers.notify(sampler_id, verdict)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
@@ -132,7 +133,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         try:
             async for outgoing in self._spool.deliver(drain):
                 if isinstance(outgoing, StoredGroup):
-                    self._metrics.count_rollouts(sent_bytes=len(outgoing.data))
+                    self._metrics.count_rollouts(sent_bytes=outgoing.group.size_bytes)
                 yield _response(outgoing)
         finally:
             drain.end()
@@ -185,16 +186,21 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                     )
 
 
-def _decoded(request: rollout_pb2.SubmitRolloutsRequest) -> RolloutGroup | RefusedError:
+def _read(submission: Submission) -> GroupHeader | RolloutGroup | RefusedError:
+    """Read the header of a group for training, and all of one for evaluation, which goes no further."""
+    read: GroupHeader | RolloutGroup
     try:
-        group = group_from_wire(request.group)
+        if is_evaluation_lease(submission.group_id):
+            read = group_from_wire(submission.group)
+        else:
+            read = header_from_wire(submission.group.header)
     except RefusedError as refused:
         return refused
-    if group.group_id != request.group_id:
+    if read.group_id != submission.group_id:
         return RefusedError(
-            Reason.MALFORMED, f"group {group.group_id[:100]!r} was submitted as {request.group_id[:100]!r}"
+            Reason.MALFORMED, f"group {read.group_id[:100]!r} was submitted as {submission.group_id[:100]!r}"
         )
-    return group
+    return read
 
 
 async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> rollout_pb2.DrainHello:
@@ -217,10 +223,10 @@ def _response(outgoing: StoredGroup | int | Quarantines) -> rollout_pb2.DrainRol
     if isinstance(outgoing, int):
         acknowledged = rollout_pb2.StepAcknowledged(version=outgoing)
         return rollout_pb2.DrainRolloutsResponse(step_acknowledged=acknowledged)
-    delivered = rollout_pb2.DeliveredGroup(
-        group=outgoing.data,
-        group_id=group_id(outgoing.slot, outgoing.attempt),
-        sampler_id=outgoing.sampler_id,
-        spooled_at_s=outgoing.spooled_at_s,
-    )
-    return rollout_pb2.DrainRolloutsResponse(group=delivered)
+    # Filled in place: a message that is put into another one is copied.
+    response = rollout_pb2.DrainRolloutsResponse()
+    response.group.group_id = group_id(outgoing.slot, outgoing.attempt)
+    response.group.sampler_id = outgoing.sampler_id
+    response.group.spooled_at_s = outgoing.spooled_at_s
+    response.group.header, response.group.columns = outgoing.group
+    return response

@@ -33,8 +33,18 @@ from node.failure import FailedLease
 from node.identity.clock_skew import moment
 from node.limits import LEASED_ROWS_BYTES
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, PromptLease, RolloutGroup, Verdict, other_options
+from node.rollout import (
+    GroupHeader,
+    GroupTerms,
+    GroupVerdict,
+    LeaseGrant,
+    PromptLease,
+    RolloutGroup,
+    Verdict,
+    other_options,
+)
 from node.run import StepRecord
+from node.serving.submissions import Submission
 from node.telemetry.lag import submission_lags
 
 logger = logging.getLogger(__name__)
@@ -210,15 +220,18 @@ class Spool:
         )
 
     async def submit(
-        self, sampler_id: str, name: str, group: RolloutGroup | RefusedError, data: bytes
+        self, submission: Submission, group: GroupHeader | RolloutGroup | RefusedError
     ) -> Submitted:
         """Accept a group, or return why not; what is SPOOLED is on disk.
+
+        Args:
+            group: What was read of it, see ``decisions.submission``.
 
         Raises:
             RefusedError: BUSY where the spool is full, DISK where it cannot be written.
         """
-
-        if isinstance(group, RolloutGroup):
+        sampler_id, name, encoded = submission
+        if not isinstance(group, RefusedError):
             self._count_misgraded(group)
 
         def decide(now: float) -> Decision[Submitted]:
@@ -228,7 +241,7 @@ class Spool:
                 sampler_id=sampler_id,
                 name=name,
                 group=group,
-                data=data,
+                encoded=encoded,
                 is_published=self._is_published,
                 bounds=self._bounds,
                 now=now,
@@ -239,7 +252,7 @@ class Spool:
         groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
         groups.labels(submitted.verdict).inc()
         self._metrics.prompt_disagreements.inc(submitted.has_dissent)
-        if submitted.verdict is Verdict.SPOOLED and is_for_training and isinstance(group, RolloutGroup):
+        if submitted.verdict is Verdict.SPOOLED and is_for_training and isinstance(group, GroupTerms):
             self._observe_lags(sampler_id, group)
             if self._drain is not None:
                 self._drain.wake()
@@ -250,7 +263,7 @@ class Spool:
             )
         return submitted
 
-    def _count_misgraded(self, group: RolloutGroup) -> None:
+    def _count_misgraded(self, group: GroupTerms) -> None:
         if other_options(group, self._work.task_digest):
             self._metrics.misgraded_groups.labels("task options").inc()
         elif self._grader().objection(group.grader_digest):
@@ -386,7 +399,7 @@ class Spool:
         self._metrics.bad_prompts.set(self._accounts.bad_prompts.count_aside(self._clock.now()))
         self._metrics.show_evaluations(self._accounts.evaluations.status)
 
-    def _observe_lags(self, sampler_id: str, group: RolloutGroup) -> None:
+    def _observe_lags(self, sampler_id: str, group: GroupTerms) -> None:
         now = self._clock.now()
         lags = submission_lags(group, spooled_at_s=now)
         if not lags:

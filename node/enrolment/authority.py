@@ -31,7 +31,7 @@ LEAF_LIFETIME_S: Final = 365 * 86400.0
 """Longer than a run: an expired peer enrols again with a new token, a stolen key is revoked by name."""
 
 TOKEN_ALGORITHM: Final = "ES256"
-"""Of JSON Web Signatures: ECDSA on P-256 with SHA-256, like the certificates."""
+"""ECDSA on P-256 with SHA-256, like the certificates."""
 
 CLOCK_SKEW_S: Final = 86400.0
 """Certificates are valid from this long before they are made. Clocks are off by minutes, or by a time zone
@@ -99,12 +99,9 @@ class Authority:
         lifetime_s: float = LEAF_LIFETIME_S,
         hosts: Iterable[str] = (),
     ) -> bytes:
-        """Return the PEM certificate that says ``public_key`` is ``peer``.
+        """Return the PEM certificate that says ``public_key`` is ``peer``, of this authority's run.
 
         Args:
-            peer: of this authority's run.
-            public_key: on P-256.
-            now: Unix seconds.
             lifetime_s: from ``now``.
             hosts: names and addresses a hub is reached at, for tools that check them.
         """

@@ -16,14 +16,12 @@ import grpc.aio
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.enrolment.authority import signing_request
-from node.enrolment.token_file import check_fits, how_to_get_a_token, read_token_file
-from node.enrolment.tokens import Token
+from node.enrolment.tokens import Token, check_fits, how_to_get_a_token, read_token_file
 from node.errors import RefusedError, StartupError
 from node.identity.certificates import key_to_pem
 from node.identity.clock_skew import moment
 from node.identity.files import make_private_directory, write_public
-from node.identity.identity_checks import check_own
-from node.identity.identity_store import Identity, load_or_make_key, make_identity, save_identity
+from node.identity.identity_store import Identity, check_own, load_or_make_key, make_identity, save_identity
 from node.identity.peer import is_name
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT
@@ -55,11 +53,8 @@ async def enrol_with_token(
     """Fetch this peer's certificate with the token in a file, and keep it in ``directory``.
 
     Args:
-        run: the run to join; the token must be of its authority.
-        role: what the peer is started as; the token must be for it.
         node_id: the wanted name; None: what the token says, else a random one, kept.
-        directory: of the identity; may hold the key of an earlier try.
-        now: Unix seconds.
+        directory: may hold the key of an earlier try.
         warn: called with a sentence if others may read the token.
         patience_s: how long to try while the coordinator does not answer.
     Raises:

@@ -1,4 +1,4 @@
-"""What the coordinator remembers of enrolments: tokens spent, and node ids given out.
+"""The coordinator's record of enrolments: tokens spent, and node ids given out.
 
 SQLite, synchronous=FULL: a token is spent on disk before the coordinator answers, so that no crash makes it
 good for two peers.

@@ -36,10 +36,8 @@ def init_run(directory: Path, *, run_id: str, hosts: Sequence[str], now: float) 
     """Make a run: its authority, its signing key, and the first identities.
 
     Args:
-        directory: made if missing.
         run_id: a DNS label.
         hosts: names and addresses of the coordinator, for its certificate.
-        now: Unix seconds.
     Raises:
         StartupError: there is a run in ``directory``.
     """
@@ -70,13 +68,8 @@ def issue_identity(
 ) -> Identity:
     """Make a key and its certificate in one place, for peers of the authority's own machine.
 
-    Args:
-        authority: of the peer's run.
-        peer: whom to name.
-        hosts: see ``Authority.issue``.
-        now: Unix seconds.
-        lifetime_s: from ``now``. Those of ``init`` live as long as the authority: nobody could renew the
-            coordinator's, and whoever steals it has the authority's key too.
+    Those of ``init`` live as long as the authority: nobody could renew the coordinator's, and whoever steals
+    it has the authority's key too.
     """
     key = new_key()
     certificate_pem = authority.issue(peer, key.public_key(), hosts=hosts, now=now, lifetime_s=lifetime_s)

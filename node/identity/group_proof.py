@@ -18,6 +18,7 @@ from node.identity.certificates import is_issued_by, peer_in, read_certificate, 
 from node.identity.clock_skew import moment
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
+from node.rollout import EncodedGroup
 from node.run import Role
 
 _DOMAIN: Final = b"heterorl.v1.RolloutGroup\0"
@@ -55,9 +56,9 @@ class GroupSigner:
         assert isinstance(key, ec.EllipticCurvePrivateKey), "identities are made with such keys only"
         return cls(key, certificate_pem=identity.certificate_pem, run_id=identity.run_id)
 
-    def prove(self, group_id: str, data: bytes) -> GroupProof:
+    def prove(self, group_id: str, group: EncodedGroup) -> GroupProof:
         """Return the proof for an encoded group."""
-        signature = self._key.sign(_signed_message(self._run_id, group_id, data), _ALGORITHM)
+        signature = self._key.sign(_signed_message(self._run_id, group_id, group), _ALGORITHM)
         return GroupProof(self._certificate_pem, signature)
 
 
@@ -75,7 +76,9 @@ class GroupVerifier:
         self._run_id = run_id
         self._holder_of = lru_cache(maxsize=_HOLDERS)(lambda pem: _holder(pem, ca_pem))
 
-    def check(self, proof: GroupProof, *, sampler_id: str, group_id: str, data: bytes, now: float) -> None:
+    def check(
+        self, proof: GroupProof, *, sampler_id: str, group_id: str, group: EncodedGroup, now: float
+    ) -> None:
         """Check that ``sampler_id`` made the group; revocation is not looked at.
 
         Raises:
@@ -92,7 +95,7 @@ class GroupVerifier:
         if now >= holder.not_after_s:
             raise _unproved(f"the certificate of {sampler_id} expired at {moment(holder.not_after_s)}")
         try:
-            holder.key.verify(proof.signature, _signed_message(self._run_id, group_id, data), _ALGORITHM)
+            holder.key.verify(proof.signature, _signed_message(self._run_id, group_id, group), _ALGORITHM)
         except InvalidSignature:
             raise _unproved(f"{sampler_id} did not sign group {group_id[:100]!r} with these bytes") from None
 
@@ -108,9 +111,10 @@ def _holder(certificate_pem: bytes, ca_pem: bytes) -> _Holder:
     return _Holder(peer_in(certificate), key, certificate.not_valid_after_utc.timestamp())
 
 
-def _signed_message(run_id: str, group_id: str, data: bytes) -> bytes:
-    # Neither id has a NUL in it once it is accepted, and the digest has a fixed length.
-    return b"\0".join((_DOMAIN[:-1], run_id.encode(), group_id.encode(), blake3.blake3(data).digest()))
+def _signed_message(run_id: str, group_id: str, group: EncodedGroup) -> bytes:
+    # Neither id has a NUL in it once it is accepted, and digests have a fixed length.
+    digests = b"".join(blake3.blake3(part).digest() for part in group)
+    return b"\0".join((_DOMAIN[:-1], run_id.encode(), group_id.encode(), digests))
 
 
 def _unproved(what: str) -> RefusedError:

@@ -3,21 +3,22 @@
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from node import descriptors
-from node.clock import Clock, SystemClock
+from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
 from node.enrolment.enrolment_client import enrol_with_token, kept_name
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.exit_code import ExitCode
+from node.file_lock import lock_state_directory
 from node.identity.files import cannot_make, make_private_directory
-from node.identity.identity_checks import identity_on_disk
-from node.identity.identity_store import Identity, expiries
+from node.identity.identity_store import Identity, expiries, identity_on_disk
 from node.identity.run_description import RunDescription
 from node.process.abandoned_threads import exit_without_them
 from node.process.allocator import keep_freed_memory
@@ -26,7 +27,6 @@ from node.process.last_start import note_settings
 from node.process.preflight import no_certificate, too_few_descriptors
 from node.process.role_context import ROLE_MODULES, RoleContext, load_build
 from node.process.service import Service
-from node.process.state_lock import lock_state_directory
 from node.process.systemd import Systemd
 from node.process.telemetry_http import TelemetryServer
 from node.run import Role
@@ -53,29 +53,30 @@ def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
         logger.warning("few open files", extra={"detail": scarcity})
     logger.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        exit_code = runner.run(_serve(config, roles=[Role(name) for name in names], clock=SystemClock()))
+        exit_code = runner.run(_serve(config, roles=[Role(name) for name in names]))
     exit_without_them(exit_code)
     return exit_code
 
 
-async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> ExitCode:
-    registry = create_registry()
+async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
+    registry, clock = create_registry(), SystemClock()
     node_metrics = NodeMetrics(registry, roles=roles, clock=clock)
-    transfer_metrics = TransferMetrics(registry)
-    systemd = Systemd.from_environment(os.environ)
     pages: dict[str, Callable[[], bytes]] = {}
-    observers: list[Systemd | TelemetryServer] = [systemd]
-    if config.telemetry.http_listen is not None:
-        listen = config.telemetry.http_listen
+    observers: list[Systemd | TelemetryServer] = [Systemd.from_environment(os.environ)]
+    if (listen := config.telemetry.http_listen) is not None:
+        count = node_metrics.count_refusal
         observers.append(
-            TelemetryServer(
-                listen=listen,
-                registry=registry,
-                pages=pages,
-                clock=clock,
-                count_refusal=node_metrics.count_refusal,
-            )
+            TelemetryServer(listen=listen, registry=registry, pages=pages, clock=clock, count_refusal=count)
         )
+    context_of = partial(
+        RoleContext,
+        config=config,
+        registry=registry,
+        node_metrics=node_metrics,
+        transfer_metrics=TransferMetrics(registry),
+        clock=clock,
+        pages=pages,
+    )
 
     async def hold_state() -> Sequence[Service]:
         for role in roles:
@@ -91,52 +92,29 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role], clock: Clock) -> 
 
     # The lock comes first: a second process in a directory should hear of that, not of a port that is taken.
     stages = [StartStage("state directory", hold_state), StartStage("telemetry", build_telemetry)]
-    stages += [
-        _role_stage(role, config, registry, node_metrics, transfer_metrics, pages, clock) for role in roles
-    ]
+    stages += [StartStage(role, partial(_build, role, config.node, context_of)) for role in roles]
     return await run_daemon(stages, drain_timeout_s=config.node.drain_timeout_s, announce=announce)
 
 
-def _role_stage(
-    role: Role,
-    config: NodeConfig,
-    registry: CollectorRegistry,
-    node_metrics: NodeMetrics,
-    transfer_metrics: TransferMetrics,
-    pages: dict[str, Callable[[], bytes]],
-    clock: Clock,
-) -> StartStage:
-    async def build() -> Sequence[Service]:
-        run_description = RunDescription.load(config.node.run_file)
-        state_dir = config.node.state_dir / role
-        identity = None
-        if config.node.tls:
-            identity = await obtain_identity(config.node, role=role, run=run_description, now=clock.now())
-        for name, not_after_s in () if identity is None else expiries(identity):
-            node_metrics.watch_certificate(name, not_after_s=not_after_s)
-        node_id = identity.node_id if identity else config.node.node_id or kept_name(state_dir, role=role)
-        bind_peer(role=role, node_id=node_id)
-        context = RoleContext(
-            role=role,
-            config=config,
-            registry=registry,
-            node_metrics=node_metrics,
-            transfer_metrics=transfer_metrics,
-            clock=clock,
-            node_id=node_id,
-            state_dir=state_dir,
-            identity=identity,
-            run=run_description,
-            pages=pages,
-        )
-        # In a thread: importing torch takes seconds, and the watchdog does not wait.
-        build_role = await asyncio.to_thread(load_build, role)
-        services = await build_role(context)
-        if (section := getattr(config, role)) is not None:
-            note_settings(state_dir, role=role, settings=section.model_dump(mode="json"))
-        return services
-
-    return StartStage(role, build)
+async def _build(role: Role, node: NodeSection, context_of: Callable[..., RoleContext]) -> Sequence[Service]:
+    run_description = RunDescription.load(node.run_file)
+    state_dir = node.state_dir / role
+    identity = None
+    if node.tls:
+        identity = await obtain_identity(node, role=role, run=run_description, now=time.time())
+    node_id = identity.node_id if identity else node.node_id or kept_name(state_dir, role=role)
+    bind_peer(role=role, node_id=node_id)
+    context = context_of(
+        role=role, node_id=node_id, state_dir=state_dir, identity=identity, run=run_description
+    )
+    for name, not_after_s in () if identity is None else expiries(identity):
+        context.node_metrics.watch_certificate(name, not_after_s=not_after_s)
+    # In a thread: importing torch takes seconds, and the watchdog does not wait.
+    build_role = await asyncio.to_thread(load_build, role)
+    services = await build_role(context)
+    if (section := getattr(context.config, role)) is not None:
+        note_settings(state_dir, role=role, settings=section.model_dump(mode="json"))
+    return services
 
 
 def _hold_state(state_dir: Path) -> None:

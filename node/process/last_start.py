@@ -1,4 +1,4 @@
-"""What a role was configured with when it last started, and what differs now.
+"""A role's settings at its last start, compared with those of this one.
 
 A learning rate or staleness bound that changed between two starts explains a curve that bends, and nobody
 remembers it. The settings of a run's two authorities, coordinator and learner, are kept beside their state.

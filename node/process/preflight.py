@@ -9,24 +9,22 @@ Not checked: whether a port is free (a running daemon has its own ports), whethe
 whether the device exists, and what only loading the weights can show.
 """
 
-import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from node import descriptors
 from node.config.settings import NodeConfig, NodeSection
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
-from node.enrolment.token_file import check_fits, how_to_get_a_token, read_token_file
+from node.enrolment.tokens import check_fits, how_to_get_a_token, read_token_file
 from node.errors import ConfigError, HeteroRLError, StartupError
-from node.extras import NeededPackage
 from node.identity.clock_skew import moment
 from node.identity.files import cannot_make, cannot_read
-from node.identity.identity_checks import identity_on_disk
+from node.identity.identity_store import identity_on_disk
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.process.role_context import ROLE_MODULES
@@ -47,31 +45,6 @@ class NotReadyError(HeteroRLError):
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         super().__init__("\n".join(map(str, faults)))
         self.faults = faults
-
-
-@runtime_checkable
-class _LoadsModel(Protocol):
-    @property
-    def model_dir(self) -> Path: ...
-
-
-@runtime_checkable
-class _NeedsPackages(Protocol):
-    @property
-    def needed_packages(self) -> tuple[NeededPackage, ...]: ...
-
-
-@runtime_checkable
-class _ReadsData(_NeedsPackages, Protocol):
-    @property
-    def data_paths(self) -> Mapping[str, Path]: ...
-
-    def check_data(self, model_dir: Path | None) -> str: ...
-
-
-@runtime_checkable
-class _NamesCode(Protocol):
-    def check_code(self) -> None: ...
 
 
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
@@ -95,9 +68,6 @@ def check_everything(
     """Check everything that a start of ``roles`` needs; change nothing.
 
     Args:
-        config: which is valid.
-        roles: what would be started.
-        now: Unix seconds.
         warn: called with a sentence about anything that works and should be changed all the same.
     Raises:
         NotReadyError: with every fault.
@@ -105,27 +75,24 @@ def check_everything(
     roles = tuple(roles)
     node = config.node
     faults: list[Fault] = []
-    run: RunDescription | None = None
+    checks: list[Check] = [partial(_check_state_dir, node.state_dir / role) for role in roles]
     try:
         run = RunDescription.load(node.run_file)
     except StartupError as error:
         faults.append(error)
-    checks: list[Check] = [partial(_check_state_dir, node.state_dir / role) for role in roles]
-    for role in roles:
-        if run is not None:
-            checks += _identity_checks(node, role, run, now=now, warn=warn) if node.tls else []
-            if role is Role.LEARNER:
-                checks.append(partial(_check_signing_key, node.state_dir / Role.LEARNER, run))
-        if not node.tls:
-            checks.append(partial(_check_loopback, config, role))
-    scarcity = too_few_descriptors(config, roles)
-    if scarcity is not None:
+    else:
+        for role in roles if node.tls else ():
+            checks.append(partial(_check_identity, node, role, run, now=now, warn=warn))
+            if role is Role.COORDINATOR:
+                checks.append(partial(Authority.load, node.state_dir / role / AUTHORITY_DIRECTORY))
+        if Role.LEARNER in roles:
+            checks.append(partial(_check_signing_key, node.state_dir / Role.LEARNER, run))
+    if not node.tls:
+        checks += [partial(_check_loopback, config, role) for role in roles]
+    if (scarcity := too_few_descriptors(config, roles)) is not None:
         warn(scarcity)
-    checks += [
-        *_installed_checks(config, roles),
-        *_data_checks(config, roles, warn),
-        *_code_checks(config, roles),
-    ]
+    checks += [*_installed_checks(config, roles), *_data_checks(config, roles, warn)]
+    checks += [section.check_code for _, section in _sections(config, roles, having="check_code")]
     _raise_all(checks, faults)
 
 
@@ -135,7 +102,7 @@ def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> str | None
     most = descriptors.hard_limit()
     room = descriptors.peers_with_room(most)
     expected, why = _RELAYED_PEERS, "a relay may serve"
-    section: Any = getattr(config, Role.COORDINATOR)
+    section: Any = config.coordinator
     if Role.COORDINATOR in hubs and section is not None:
         expected, why = section.concurrency_groups, "coordinator.concurrency_groups lets work at once"
     if not hubs or room >= expected:
@@ -167,51 +134,46 @@ def _raise_all(checks: Iterable[Check], faults: Iterable[Fault] = ()) -> None:
         raise NotReadyError(tuple(found))
 
 
+def _sections(config: NodeConfig, roles: Iterable[Role], *, having: str) -> list[tuple[Role, Any]]:
+    """Return the sections of roles whose model has an attribute: what a section needs is its own business."""
+    sections = ((role, getattr(config, role)) for role in roles)
+    return [(role, section) for role, section in sections if hasattr(section, having)]
+
+
 def _installed_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
     """Return the checks of what was put on this machine for the roles: models and packages."""
-    sections = {role: getattr(config, role) for role in roles}
-    models = [
-        partial(_check_model, section.model_dir, key=f"{role}.model_dir")
-        for role, section in sections.items()
-        if isinstance(section, _LoadsModel)
+    roles = tuple(roles)
+    models = _sections(config, roles, having="model_dir")
+    needing = _sections(config, roles, having="needed_packages")
+    return [
+        *(partial(_check_model, section.model_dir, key=f"{role}.model_dir") for role, section in models),
+        *(needed.check for _, section in needing for needed in section.needed_packages),
     ]
-    needing = (section for section in sections.values() if isinstance(section, _NeedsPackages))
-    return [*models, *(check for section in needing for check in _package_checks(section))]
-
-
-def _package_checks(section: _NeedsPackages) -> list[Check]:
-    return [needed.check for needed in section.needed_packages]
-
-
-def _code_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
-    sections = (getattr(config, role) for role in roles)
-    return [section.check_code for section in sections if isinstance(section, _NamesCode)]
 
 
 def _data_checks(config: NodeConfig, roles: Iterable[Role], warn: Callable[[str], None]) -> list[Check]:
-    sections = [getattr(config, role) for role in roles]
-    models = (section.model_dir for section in sections if isinstance(section, _LoadsModel))
-    model_dir = next(models, None)
+    roles = tuple(roles)
+    model_dir = next((one.model_dir for _, one in _sections(config, roles, having="model_dir")), None)
     checks: list[Check] = []
-    for section in sections:
-        if isinstance(section, _ReadsData):
-            paths = [partial(_check_path, key, path) for key, path in section.data_paths.items()]
-            needs: list[Check] = [*paths, *_package_checks(section)]
-            if model_dir is not None:
-                needs.append(partial(_check_model, model_dir, key="model_dir"))
-            checks += [*paths, partial(_check_data, section, needs, model_dir=model_dir, warn=warn)]
+    for _, section in _sections(config, roles, having="data_paths"):
+        paths = [partial(_check_path, key, path) for key, path in section.data_paths.items()]
+        needs: list[Check] = [*paths, *(needed.check for needed in section.needed_packages)]
+        if model_dir is not None:
+            needs.append(partial(_check_model, model_dir, key="model_dir"))
+        checks += [*paths, partial(_check_data, section, needs, model_dir=model_dir, warn=warn)]
     return checks
 
 
 def _check_data(
-    section: _ReadsData, needs: Sequence[Check], *, model_dir: Path | None, warn: Callable[[str], None]
+    section: Any, needs: Sequence[Check], *, model_dir: Path | None, warn: Callable[[str], None]
 ) -> None:
     """Read the data, unless one of ``needs`` fails, which is reported by itself."""
-    with contextlib.suppress(StartupError, ConfigError):
+    try:
         for check in needs:
             check()
-        needs = ()
-    if not needs and (warning := section.check_data(model_dir)):
+    except (StartupError, ConfigError):
+        return
+    if warning := section.check_data(model_dir):
         warn(warning)
 
 
@@ -245,7 +207,7 @@ def _check_model(model_dir: Path, *, key: str) -> None:
     except OSError as error:
         raise cannot_read(Path(error.filename or model_dir), error, fix=fix) from error
     except ValueError as error:
-        raise StartupError(f"{model_dir} is damaged: {_first_line(error)}", fix=fix) from error
+        raise StartupError(f"{model_dir} is damaged: {str(error).splitlines()[0]}", fix=fix) from error
 
 
 def _check_state_dir(directory: Path) -> None:
@@ -257,15 +219,6 @@ def _check_state_dir(directory: Path) -> None:
         raise cannot_make(directory, NotADirectoryError(20, f"{there} is not a directory"), fix=fix)
     if not os.access(there, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise cannot_make(directory, PermissionError(13, "Permission denied"), fix=fix)
-
-
-def _identity_checks(
-    node: NodeSection, role: Role, run: RunDescription, *, now: float, warn: Callable[[str], None]
-) -> list[Check]:
-    checks: list[Check] = [partial(_check_identity, node, role, run, now=now, warn=warn)]
-    if role is Role.COORDINATOR:
-        checks.append(partial(Authority.load, node.state_dir / role / AUTHORITY_DIRECTORY))
-    return checks
 
 
 def _check_identity(
@@ -321,7 +274,3 @@ def _check_loopback(config: NodeConfig, role: Role) -> None:
             rule="TLS is off, and this is not loopback: anyone could join, read and publish",
             fix="Set node.tls = true, or use 127.0.0.1.",
         )
-
-
-def _first_line(error: ValueError) -> str:
-    return str(error).splitlines()[0]

@@ -101,8 +101,8 @@ class Mirror:
 
     async def _copy(self, key: ArtifactKey) -> None:
         try:
-            manifest, signed = await self._fetcher.signed_manifest(key)
-            _, missing = await asyncio.to_thread(self._store.offer, signed)
+            manifest = await self._fetcher.manifest(key)
+            missing = await asyncio.to_thread(self._store.offer, manifest)
             await asyncio.to_thread(self._store.set_arriving, key, True)
             try:
                 await self._fetcher.fetch(manifest, missing, lambda frame, data: self._put(key, frame, data))

@@ -33,7 +33,6 @@ from node.relay.mirror import Mirror
 from node.relay.relay_rollout_servicer import RelayRolloutServicer
 from node.relay.rollout_spool import RolloutSpool
 from node.rpc.channel import Backoff, Purpose, dial
-from node.rpc.clock_comparison import comparison_with
 from node.run import Role
 from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
@@ -142,7 +141,7 @@ async def build(context: RoleContext) -> list[Service]:
         clock=clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
-        comparison=comparison_with(target, context.identity, clock=clock),
+        identity=context.identity,
     )
     serving = StopsAfter(server)
     return [serving, StopsAfter(forwarder, other=serving), mirror, membership]

@@ -39,12 +39,12 @@ class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         """Spool a group; the coordinator's verdict follows in a heartbeat, if it is another one."""
         with self._door.admitted(
             request, peer_of(context), group_bytes=self._group_bytes(), now=self._clock.now()
-        ) as sampler_id:
-            request.sampler_id = sampler_id
+        ) as submission:
+            request.sampler_id = submission.sampler_id
             request.DiscardUnknownFields()
             data = request.SerializeToString()
             self._metrics.count_rollouts(received_bytes=len(data))
-            is_new = await self._forwarder.take(sampler_id, request.group_id, data)
+            is_new = await self._forwarder.take(submission.sampler_id, submission.group_id, data)
         verdict = Verdict.SPOOLED if is_new else Verdict.DUPLICATE
         return rollout_pb2.SubmitRolloutsResponse(verdict=verdict_to_wire(verdict))
 

@@ -17,8 +17,7 @@ import grpc.aio
 
 from node import limits
 from node.errors import HeteroRLError, Reason, RefusedError, StartupError
-from node.identity.identity_checks import check_dates
-from node.identity.identity_store import Identity
+from node.identity.identity_store import Identity, check_dates
 from node.identity.peer import Peer, hub_name
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
@@ -74,8 +73,19 @@ _BULK_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 )
 
 
+class TlsFailure(enum.Enum):
+    """How a handshake failed, as far as gRPC says it."""
+
+    HUB_DATES = enum.auto()
+    """The hub's certificate is not valid now, by this machine's clock."""
+    CLOSED = enum.auto()
+    """The hub closed the connection without a word, as it does on a certificate it does not accept."""
+
+
 class ConnectionLost(HeteroRLError):  # noqa: N818 - an event of every long run, not a fault
     """A call ended without a response from the hub: it may have taken effect. Retry with backoff."""
+
+    tls: TlsFailure | None = None
 
 
 class Backoff:
@@ -197,7 +207,7 @@ def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return RefusedError(Reason.OVER_LIMIT, details, is_remote=True)
-    return ConnectionLost(f"{code.name}: {details}{_hint(details)}")
+    return _lost(f"{code.name}: {details}", details)
 
 
 def _seconds(text: object) -> float | None:
@@ -208,17 +218,22 @@ def _seconds(text: object) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-def _hint(details: str) -> str:
+def _lost(what: str, details: str) -> ConnectionLost:
+    hint, tls = "", None
     if "certificate has expired" in details or "certificate is not yet valid" in details:
-        return " (the hub's certificate is not valid by this machine's clock: one of the two is wrong)"
-    if "SSL_ERROR_SSL" in details or "Hostname Verification Check failed" in details:
-        return " (the server at this address is not a hub of this run)"
-    if "Socket closed" in details:
-        return (
+        hint = " (the hub's certificate is not valid by this machine's clock: one of the two is wrong)"
+        tls = TlsFailure.HUB_DATES
+    elif "SSL_ERROR_SSL" in details or "Hostname Verification Check failed" in details:
+        hint = " (the server at this address is not a hub of this run)"
+    elif "Socket closed" in details:
+        hint = (
             " (if this stays so, the hub may not accept this node's certificate: expired or not yet valid by "
             "its clock, or of another run)"
         )
-    return ""
+        tls = TlsFailure.CLOSED
+    lost = ConnectionLost(what + hint)
+    lost.tls = tls
+    return lost
 
 
 def _options(message_bytes: int, keepalive: Keepalive) -> list[tuple[str, Any]]:

@@ -1,41 +1,74 @@
-"""Finds out whether a call failed because two clocks differ: from the refusal, or by a TLS handshake."""
+"""Says whether a call failed because two clocks differ, from what is known without asking again; pure.
 
-from node.clock import Clock
+    by this clock, the peer's certificate is        not valid yet   valid          expired
+    the hub refuses it as expired, with its time    own clock       hub's clock    final: both agree
+    the hub closes the connection without a word    own clock       both are said  final
+    the hub's own certificate is not valid here     own clock       own clock      own clock
+
+A clock can be set without anyone touching this peer, so a wrong one is waited for.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
 from node.errors import Reason, RefusedError
-from node.identity import clock_skew as clocks
-from node.identity.clock_skew import Finding, Window
+from node.identity.clock_skew import ENROL_AGAIN, moment
 from node.identity.identity_store import Identity
-from node.rpc.channel import ConnectionLost
-from node.rpc.handshake import Outcome, shake_hands
+from node.rpc.channel import ConnectionLost, TlsFailure
+
+_SET_THE_CLOCK: Final = "Set the clock that is wrong; nothing else needs to be done or restarted."
 
 
-def comparison_with(target: str, identity: Identity | None, *, clock: Clock) -> "ClockComparison | None":
-    """Return a comparison with the hub at ``target``; None where TLS is off, so that nothing expires."""
-    return None if identity is None else ClockComparison(target, identity, clock=clock)
+class Wait(enum.StrEnum):
+    """What a peer waits for while clocks disagree; the ``for`` label of its waits."""
+
+    HUB_CLOCK = "coordinator's clock"
+    OWN_CLOCK = "this machine's clock"
 
 
-class ClockComparison:
-    """Compares this machine's clock with the clock of the hub at one address."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a failed call says about the clocks."""
 
-    def __init__(self, target: str, identity: Identity, *, clock: Clock) -> None:
-        """Compare for ``identity``, which the run's authority has issued."""
-        self._target = target
-        self._identity = identity
-        self._clock = clock
+    what: str
+    fix: str
+    waits_for: Wait | None = None
+    """None: no clock is known to be wrong."""
+    has_expired: bool = False
+    """Both clocks agree that this peer's certificate has expired: nothing to wait for."""
 
-    async def after(self, error: RefusedError | ConnectionLost) -> Finding | None:
-        """Return what a failed call shows about the clocks; None if it failed for another reason.
+    def __str__(self) -> str:
+        return f"{self.what}. {self.fix}"
 
-        Takes up to ``handshake.TIMEOUT_S`` after a lost connection, and no time after a refusal.
-        """
-        identity, now = self._identity, self._clock.now()
-        own = Window(identity.not_before_s, identity.not_after_s)
-        who = {"node_id": identity.node_id, "role": str(identity.role)}
-        if isinstance(error, RefusedError):
-            if error.reason is not Reason.EXPIRED:
-                return None
-            return clocks.refused_as_expired(own, **who, now=now, hub_now=error.hub_now_s)
-        shaken = await shake_hands(self._target, identity)
-        if shaken.outcome is Outcome.REFUSED:
-            return clocks.refused_at_handshake(own, **who, now=now)
-        return None if shaken.hub is None else clocks.hub_not_valid(shaken.hub, now=now)
+
+def compare_clocks(
+    error: RefusedError | ConnectionLost, identity: Identity | None, *, now: float
+) -> Finding | None:
+    """Return what a failed call of ``identity`` (None: TLS is off) says about the clocks; None: nothing."""
+    if identity is None:
+        return None
+    clocks = f"this machine's clock says {moment(now)}"
+    if isinstance(error, RefusedError):
+        if error.reason is not Reason.EXPIRED:
+            return None
+        if error.hub_now_s is not None:
+            clocks = f"the coordinator's clock says {moment(error.hub_now_s)}, {clocks}"
+    elif error.tls is TlsFailure.HUB_DATES:
+        return Finding(
+            f"{clocks}, and the coordinator's certificate is not valid by it",
+            "Set this machine's clock, if it is wrong; else renew the hub's certificate.",
+            Wait.OWN_CLOCK,
+        )
+    elif error.tls is not TlsFailure.CLOSED:
+        return None
+    dates = f"from {moment(identity.not_before_s)} to {moment(identity.not_after_s)}"
+    if now >= identity.not_after_s:
+        expired = f"the certificate of {identity.node_id} expired at {moment(identity.not_after_s)}: {clocks}"
+        return Finding(expired, ENROL_AGAIN.format(role=identity.role), has_expired=True)
+    known = f"{clocks}, and the certificate of {identity.node_id} is valid {dates}"
+    if now < identity.not_before_s:
+        return Finding(known, _SET_THE_CLOCK, Wait.OWN_CLOCK)
+    if isinstance(error, RefusedError):
+        return Finding(known, _SET_THE_CLOCK, Wait.HUB_CLOCK)
+    return Finding(f"{error}: {known}", "If this stays so, the coordinator's clock is outside these dates.")

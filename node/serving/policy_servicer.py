@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,19 +41,12 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         *,
         metrics: TransferMetrics,
         batch_bytes: int = limits.BATCH_BYTES,
-        damage: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        """Serve ``store``.
-
-        Args:
-            batch_bytes: Small payloads are joined up to this much.
-            damage: Fault injection: changes every chunk of a frame before it is sent.
-        """
+        """Serve ``store``; small payloads are joined up to ``batch_bytes``."""
         self._store = store
         self._metrics = metrics
         self._batch_bytes = batch_bytes
         metrics.watch_lingering(lambda: store.readers.lingering_artifacts)
-        self._damage = damage
 
     async def WatchVersions(  # noqa: N802 - the name is the rpc's
         self, request: policy_pb2.WatchVersionsRequest, context: Context
@@ -66,16 +59,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.GetManifestRequest, context: Context
     ) -> policy_pb2.GetManifestResponse:
         key = artifact_key_from_wire(request.key)
-        manifest, signed = await asyncio.to_thread(self._store.manifest, key)
+        manifest = await asyncio.to_thread(self._store.manifest, key)
         with self._store.lease(manifest.key, lingers=True):
-            return policy_pb2.GetManifestResponse(signed_manifest=signed)
+            return policy_pb2.GetManifestResponse(signed_manifest=manifest.signed)
 
     async def FetchFrames(  # noqa: N802
         self, request: policy_pb2.FetchFramesRequest, context: Context
     ) -> AsyncGenerator[policy_pb2.FetchFramesResponse, None]:
         key = artifact_key_from_wire(request.key)
         with self._store.lease(key, lingers=True):
-            manifest, _ = await asyncio.to_thread(self._store.manifest, key)
+            manifest = await asyncio.to_thread(self._store.manifest, key)
             _check_wanted(request, manifest)
             start, end = request.first_offset_bytes, request.end_offset_bytes or None
             async for chunk in self._chunks(manifest, request.frames, start_bytes=start, end_bytes=end):
@@ -90,8 +83,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         key = await self._next_after(request.held_version, artifact_cost_bytes=cost_bytes)
         waited_s = time.monotonic() - started_s
         with self._store.lease(key):
-            manifest, signed = await asyncio.to_thread(self._store.manifest, key)
-            yield policy_pb2.AwaitArtifactResponse(signed_manifest=signed, waited_s=waited_s)
+            manifest = await asyncio.to_thread(self._store.manifest, key)
+            yield policy_pb2.AwaitArtifactResponse(signed_manifest=manifest.signed, waited_s=waited_s)
             most_bytes = min(request.most_bytes, limits.PUSH_BYTES)
             frames = pushed_frames(manifest, most_bytes=most_bytes, artifact_cost_bytes=cost_bytes)
             pushed_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
@@ -144,18 +137,18 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 is_here=lambda frame: self._store.has(key, frame),
             )
             sent += len(batch)
-            data = (await asyncio.to_thread(self._read, key, batch))[:end_bytes]
+            data = (await asyncio.to_thread(self.read, key, batch))[:end_bytes]
             for offset in range(start_bytes, len(data), limits.CHUNK_BYTES):
                 chunk = data[offset : offset + limits.CHUNK_BYTES]
                 # Before it is sent: a reader that has all it wants cancels, and nothing runs after the last.
                 self._metrics.count_sent(key, len(chunk))
-                yield _Chunk(batch[0], offset, chunk if self._damage is None else self._damage(chunk))
+                yield _Chunk(batch[0], offset, chunk)
             start_bytes = 0
 
-    def _read(self, key: ArtifactKey, batch: Sequence[int]) -> bytes:
-        if len(batch) == 1:
-            return self._store.read_payload(key, batch[0])
-        return b"".join(self._store.read_payload(key, frame) for frame in batch)
+    def read(self, key: ArtifactKey, frames: Sequence[int]) -> bytes:
+        """Return the payloads of frames, one after the other."""
+        payloads = [self._store.read_payload(key, frame) for frame in frames]
+        return payloads[0] if len(payloads) == 1 else b"".join(payloads)
 
     async def _wait_for(self, key: ArtifactKey, frame: int) -> None:
         """Return when a frame is here, or is not arriving: then the store says what is missing."""
@@ -177,7 +170,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def OfferArtifact(  # noqa: N802
         self, request: policy_pb2.OfferArtifactRequest, context: Context
     ) -> policy_pb2.OfferArtifactResponse:
-        _, missing = await asyncio.to_thread(self._store.offer, request.signed_manifest)
+        _, missing = await asyncio.to_thread(self._store.offer_signed, request.signed_manifest)
         return policy_pb2.OfferArtifactResponse(missing_frames=missing)
 
     async def UploadFrames(  # noqa: N802
@@ -187,7 +180,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         async for message in request:
             key = artifact_key_from_wire(message.key)
             if upload is None:
-                manifest, _ = await asyncio.to_thread(self._store.manifest, key)
+                manifest = await asyncio.to_thread(self._store.manifest, key)
                 upload = _Upload(manifest)
             payload = upload.take(key, message.frame, message.offset_bytes, message.data)
             self._metrics.count_received(key, len(message.data))
@@ -197,21 +190,6 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             raise RefusedError(Reason.MALFORMED, "the upload has no frame")
         missing = await asyncio.to_thread(self._store.missing, upload.manifest.key)
         return policy_pb2.UploadFramesResponse(missing_frames=missing)
-
-
-def damage_first(count: int) -> Callable[[bytes], bytes]:
-    """Return a fault that flips one bit in each of the first ``count`` chunks."""
-    left = count
-
-    def damage(data: bytes) -> bytes:
-        nonlocal left
-        if left == 0:
-            return data
-        left -= 1
-        middle = len(data) // 2
-        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-
-    return damage
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
 from node.identity.group_proof import GroupProof, GroupVerifier
 from node.identity.peer import Peer, is_name
+from node.rollout import EncodedGroup
 from node.run import Role
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,14 @@ logger = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES: Final = 256 << 20
 """Groups that may wait for the disk at once; senders keep the others. A slow disk takes two seconds."""
+
+
+class Submission(NamedTuple):
+    """A group whose sampler is proved."""
+
+    sampler_id: str
+    group_id: str
+    group: EncodedGroup
 
 
 class SubmissionDoor:
@@ -29,8 +38,8 @@ class SubmissionDoor:
     @contextmanager
     def admitted(
         self, request: rollout_pb2.SubmitRolloutsRequest, caller: Peer, *, group_bytes: int, now: float
-    ) -> Iterator[str]:
-        """Yield the node id of the sampler that a submission counts for; it is in flight during the body.
+    ) -> Iterator[Submission]:
+        """Yield a submission with the sampler that it counts for; it is in flight during the body.
 
         Args:
             group_bytes: Of the largest group of the run.
@@ -40,13 +49,15 @@ class SubmissionDoor:
             RefusedError: OVER_LIMIT; WRONG_ROLE or MALFORMED, as ``submitter``; BAD_SIGNATURE; BUSY, where
                 too much is in flight.
         """
-        size_bytes = len(request.group)
+        # Each look at a field of a message copies it.
+        group = EncodedGroup(request.header, request.columns)
+        size_bytes = group.size_bytes
         if size_bytes > group_bytes:
             raise RefusedError(
                 Reason.OVER_LIMIT,
                 f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}",
             )
-        sampler_id = submitter(caller, request.sampler_id)
+        submission = Submission(submitter(caller, request.sampler_id), request.group_id, group)
         if self._in_flight_bytes + size_bytes > max(IN_FLIGHT_BYTES, group_bytes):
             raise RefusedError(
                 Reason.BUSY,
@@ -54,39 +65,13 @@ class SubmissionDoor:
                 fix="send it again later",
             )
         if self._verifier is not None:
-            self._check_proof(self._verifier, request, caller, sampler_id, now=now)
+            proof = GroupProof(request.certificate, request.signature)
+            _check_proof(self._verifier, proof, submission, caller, now=now)
         self._in_flight_bytes += size_bytes
         try:
-            yield sampler_id
+            yield submission
         finally:
             self._in_flight_bytes -= size_bytes
-
-    def _check_proof(
-        self,
-        verifier: GroupVerifier,
-        request: rollout_pb2.SubmitRolloutsRequest,
-        caller: Peer,
-        sampler_id: str,
-        *,
-        now: float,
-    ) -> None:
-        proof = GroupProof(request.certificate, request.signature)
-        try:
-            verifier.check(
-                proof, sampler_id=sampler_id, group_id=request.group_id, data=request.group, now=now
-            )
-        except RefusedError as refused:
-            logger.warning(
-                "group not proved",
-                extra={
-                    "from_role": caller.role,
-                    "from_node": caller.node_id,
-                    "sampler": sampler_id,
-                    "group_id": request.group_id[:100],
-                    "detail": str(refused),
-                },
-            )
-            raise
 
 
 def submitter(caller: Peer, named: str) -> str:
@@ -108,3 +93,23 @@ def submitter(caller: Peer, named: str) -> str:
     if not is_name(named):
         raise RefusedError(Reason.MALFORMED, f"{named[:100]!r} is not the node id of a sampler to submit for")
     return named
+
+
+def _check_proof(
+    verifier: GroupVerifier, proof: GroupProof, submission: Submission, caller: Peer, *, now: float
+) -> None:
+    sampler_id, group_id, group = submission
+    try:
+        verifier.check(proof, sampler_id=sampler_id, group_id=group_id, group=group, now=now)
+    except RefusedError as refused:
+        logger.warning(
+            "group not proved",
+            extra={
+                "from_role": caller.role,
+                "from_node": caller.node_id,
+                "sampler": sampler_id,
+                "group_id": group_id[:100],
+                "detail": str(refused),
+            },
+        )
+        raise

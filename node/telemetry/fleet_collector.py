@@ -2,7 +2,8 @@
 
 Peers behind NAT cannot be scraped, so their metrics travel with heartbeats. Each sample gets the labels
 ``node`` and ``role``. A peer cannot claim another peer's labels or another subsystem's names, nor use memory
-without bound. Peers beyond ``PEERS`` have no series: ``fleet_places`` chooses them, a metric counts them.
+without bound. ``SAMPLERS`` samplers have series, those that have been live the longest without a break: one
+continuous series is worth more than several that take turns. A metric counts the others.
 """
 
 import logging
@@ -17,7 +18,6 @@ from prometheus_client.registry import Collector
 
 from node.identity.peer import Peer
 from node.run import Role
-from node.telemetry.fleet_places import FleetPlaces
 from node.telemetry.metrics import MetricFamily
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 _FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay)_[a-z0-9_]{1,100}")
 _LABEL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _RULES: Final = ("name", "shape", "samples")
-_ROLES: Final = (Role.LEARNER, Role.RELAY, Role.SAMPLER)
 _RESERVED_LABELS: Final = frozenset({"node", "role"})
 _SUFFIXES: Final = {
     "counter": frozenset({"_total"}),
@@ -36,41 +35,47 @@ _LABEL_VALUE_CHARACTERS: Final = 200
 _HELP_CHARACTERS: Final = 400
 SAMPLES_PER_PEER: Final = 2_000
 """About ten times what a peer has; 500 peers at the bound are 1 M samples, 300 MB."""
-PEERS: Final = 500
-"""Peers with series. At 80 samples a sampler, a scrape of all takes 0.2 s of a thread."""
+SAMPLERS: Final = 500
+"""With series, besides learner and relays. At 80 samples each, a scrape of all takes 0.2 s of a thread."""
 
 
 class FleetCollector(Collector):
     """The newest metrics of every peer."""
 
     def __init__(self) -> None:
-        self._places = FleetPlaces(capacity=PEERS)
         self._families: dict[Peer, tuple[MetricFamily, ...]] = {}
-        self._has_warned = False
+        """Metrics of each peer with a place, empty before its first."""
+        self._samplers = 0
+        self._left_out: set[Peer] = set()
         self.refused = Counter[str]()
         """Families left out, by the rule they break."""
 
     def shows(self, peer: Peer) -> bool:
         """Return whether a peer has a place, so that its metrics are worth decoding."""
-        return peer in self._places
+        return peer in self._families
 
     def admit(self, peer: Peer) -> bool:
-        """Ask for a place for a peer that sent a heartbeat; return whether it has one."""
-        answer = self._places.ask(peer)
-        if answer.displaced is not None:
-            self._families.pop(answer.displaced, None)
-        if not self._has_warned and (not answer.has_place or answer.displaced is not None):
-            self._has_warned = True
-            logger.warning(
-                "more peers than the metrics show",
-                extra={
-                    "shown_peers": PEERS,
-                    "first_without": (answer.displaced or peer).node_id,
-                    "note": "samplers that joined last have no series of their own until others leave; "
-                    "heterorl_coordinator_fleet_peers_left_out counts them",
-                },
-            )
-        return answer.has_place
+        """Give a peer that sent a heartbeat a place, if there is one; return whether it has one."""
+        if peer in self._families:
+            return True
+        is_sampler = peer.role is Role.SAMPLER
+        if is_sampler and self._samplers >= SAMPLERS:
+            if not self._left_out:
+                logger.warning(
+                    "more samplers than the metrics show",
+                    extra={
+                        "shown_samplers": SAMPLERS,
+                        "first_without": peer.node_id,
+                        "note": "samplers that joined last have no series of their own until others leave; "
+                        "heterorl_coordinator_fleet_peers_left_out counts them",
+                    },
+                )
+            self._left_out.add(peer)
+            return False
+        self._families[peer] = ()
+        self._samplers += is_sampler
+        self._left_out.discard(peer)
+        return True
 
     def update(self, peer: Peer, families: Iterable[MetricFamily]) -> None:
         """Replace a peer's metrics if it has a place; leave out and count what breaks a rule."""
@@ -93,8 +98,9 @@ class FleetCollector(Collector):
 
     def drop(self, peer: Peer) -> None:
         """Forget a peer that left or fell silent: its metrics are out of date, and its place is free."""
-        self._families.pop(peer, None)
-        self._places.give_up(peer)
+        self._left_out.discard(peer)
+        if self._families.pop(peer, None) is not None:
+            self._samplers -= peer.role is Role.SAMPLER
 
     def collect(self) -> Iterator[Metric]:
         """Return one metric per name, with the samples of every peer that has it."""
@@ -108,11 +114,9 @@ class FleetCollector(Collector):
         yield refused
         left_out = GaugeMetricFamily(
             "heterorl_coordinator_fleet_peers_left_out",
-            "Live peers whose metrics are not shown, because there are more peers than places.",
-            labels=["role"],
+            "Live samplers whose metrics are not shown, because there are more than places.",
+            value=len(self._left_out),
         )
-        for role in _ROLES:
-            left_out.add_metric([role], self._places.waiting(role))
         yield left_out
         metrics: dict[str, Metric] = {}
         # A copy: the scraper runs in another thread than ``update``.

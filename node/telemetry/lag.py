@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from node.rollout import RolloutGroup
+from node.rollout import GroupTerms
 
 AHEAD_S: Final = 300.0
 """How far another peer's timestamp may be ahead: its estimate of this clock is good to a round trip."""
@@ -63,7 +63,7 @@ def believed_lag_s(since_s: float, *, now: float) -> float | None:
     return max(0.0, lag_s) if -AHEAD_S <= lag_s <= LONGEST_LAG_S else None
 
 
-def submission_lags(group: RolloutGroup, *, spooled_at_s: float) -> dict[str, float]:
+def submission_lags(group: GroupTerms, *, spooled_at_s: float) -> dict[str, float]:
     """Return the seconds of the stages up to the spool, by name; none where they cannot be believed.
 
     Timestamps are on the coordinator's clock as the sampler estimates it; a stage that comes out negative is

@@ -6,10 +6,11 @@
     {"time": "2026-11-21T10:15:02.120+00:00", "level": "info", "event": "step finished", ..., "version": 12}
 
 Every record names a peer of the process: the one ``bind_peer`` set in the record's context, else all roles of
-the process. A message that repeats is logged a few times a minute and then counted. Whatever ends a process,
-in Python or in native code, is an event too.
+the process. A message that repeats is logged a few times a minute and then counted. An exception that ends
+the process is an event too; a crash in native code leaves its traceback on standard error as text.
 """
 
+import contextlib
 import contextvars
 import datetime
 import faulthandler
@@ -18,12 +19,10 @@ import logging
 import math
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, TextIO
-
-from node.telemetry.repeat_limit import RepeatLimit
-from node.telemetry.stderr_capture import capture_standard_error
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -36,10 +35,12 @@ OUR_PACKAGES: Final = ("node", "learner", "sampler", "deploy", "bench")
 _RESERVED: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 REPEATS_S: Final = 60.0
+REPEATING_MESSAGES: Final = 1000
+"""Counted at once: several times as many as our code has."""
 WARNINGS_PER_INTERVAL: Final = 20
-"""Of one message. A peer refused 1 400 times a second fills no disk, and 20 lines show what it does."""
+"""Lines of one message. A peer refused 1 400 times a second fills no disk, and 20 lines show what it does."""
 STORY_PER_INTERVAL: Final = 3000
-"""Of one message at INFO: far above the steps and batches of the fastest run."""
+"""Lines of one message at INFO: far above the steps and batches of the fastest run."""
 
 _peer: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("peer", default=None)
 
@@ -52,17 +53,8 @@ def bind_peer(*, role: str, node_id: str) -> None:
 def configure_process_logging(
     *, log_format: Literal["auto", "json", "human"], level: str, roles: Iterable[str]
 ) -> None:
-    """Log everything this process writes: records, the output of native code, and how the process ends.
-
-    Off a terminal, standard output and error are captured; see ``stderr_capture``. Call it before threads are
-    started and before anything heavy is imported.
-    """
-    roles = tuple(roles)
-    stream = sys.stderr
-    if not _is_for_people(log_format, stream):
-        stream = capture_standard_error(JsonFormatter("+".join(roles)).format)
-        log_format = "json"
-    configure_logging(log_format=log_format, level=level, roles=roles, stream=stream)
+    """Log records and uncaught exceptions of this process to standard error."""
+    configure_logging(log_format=log_format, level=level, roles=roles)
     faulthandler.enable()
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
@@ -80,17 +72,13 @@ def configure_logging(
     stream = stream or sys.stderr
     process_role = "+".join(roles)
     handler = BoundedHandler(stream)
-    is_human = _is_for_people(log_format, stream)
+    is_human = log_format == "human" or (log_format == "auto" and stream.isatty())
     handler.setFormatter(HumanFormatter(process_role) if is_human else JsonFormatter(process_role))
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.WARNING)
     for package in OUR_PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
     logging.captureWarnings(True)
-
-
-def _is_for_people(log_format: Literal["auto", "json", "human"], stream: TextIO) -> bool:
-    return log_format == "human" or (log_format == "auto" and stream.isatty())
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -115,35 +103,40 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._warnings = RepeatLimit[tuple[str, int, str]](passed=WARNINGS_PER_INTERVAL, interval_s=REPEATS_S)
-        self._story = RepeatLimit[tuple[str, int, str]](passed=STORY_PER_INTERVAL, interval_s=REPEATS_S)
+        self._seen = Counter[tuple[str, int, str]]()
+        self._began_at_s = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, after the counts that are due. Called with the handler's lock held."""
-        if record.levelno < logging.INFO:
-            super().emit(record)
-            return
-        limit = self._story if record.levelno < logging.WARNING else self._warnings
-        decision = limit.decide((record.name, record.levelno, str(record.msg)), now=record.created)
-        for suppressed in decision.suppressed:
-            self._write_count(*suppressed.key, suppressed.count)
-        if decision.passes:
-            super().emit(record)
+        if record.levelno >= logging.INFO:
+            # Threads may be out of order by a little; a clock that was set back by more ends an interval.
+            is_over = abs(record.created - self._began_at_s) >= REPEATS_S
+            if is_over or len(self._seen) > REPEATING_MESSAGES:
+                self._write_counts()
+                self._began_at_s = record.created
+            key = (record.name, record.levelno, str(record.msg))
+            self._seen[key] += 1
+            if self._seen[key] > _most(record.levelno):
+                return
+        super().emit(record)
 
     def close(self) -> None:
         """Write the counts that are left; ``logging.shutdown`` calls this at the end of the process."""
-        self.acquire()
-        try:
-            for suppressed in (*self._warnings.flush(), *self._story.flush()):
-                self._write_count(*suppressed.key, suppressed.count)
-        finally:
-            self.release()
+        with self.lock or contextlib.nullcontext():
+            self._write_counts()
         super().close()
 
-    def _write_count(self, name: str, level: int, message: str, count: int) -> None:
-        record = logging.LogRecord(name, level, "", 0, "repeated, not logged", None, None)
-        vars(record).update(repeated=message, times=count, within_s=REPEATS_S)
-        super().emit(record)
+    def _write_counts(self) -> None:
+        for (name, level, message), seen in self._seen.items():
+            if seen > _most(level):
+                record = logging.LogRecord(name, level, "", 0, "repeated, not logged", None, None)
+                vars(record).update(repeated=message, times=seen - _most(level), within_s=REPEATS_S)
+                super().emit(record)
+        self._seen.clear()
+
+
+def _most(level: int) -> int:
+    return STORY_PER_INTERVAL if level < logging.WARNING else WARNINGS_PER_INTERVAL
 
 
 class _PeerFormatter(logging.Formatter):

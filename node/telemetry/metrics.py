@@ -183,6 +183,6 @@ class NodeMetrics:
 
     @property
     def waits_for(self) -> str:
-        """What the longest open wait is for, sent with heartbeats; empty when nothing waits."""
+        """Name of the longest open wait, sent with heartbeats; empty when nothing waits."""
         with self._lock:
             return next(iter(self._open_waits.values()), "")

@@ -4,6 +4,7 @@ A group travels as columns, raw little-endian arrays: neither side visits tokens
 """
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -17,37 +18,39 @@ from node.failure import FAULTS, FailedLease, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
+    EncodedGroup,
     Entry,
     Finish,
+    GroupHeader,
+    GroupTerms,
     GroupVerdict,
     LeaseGrant,
     LeasePurpose,
-    LogprobMode,
     PromptLease,
     RolloutGroup,
     SamplingParameters,
     Verdict,
 )
 from node.run import StepRecord
-from node.wire.mapping import EnumMapping, from_wire, to_wire
+from node.wire.mapping import EnumMapping, Wire, from_wire, to_wire
 
 _VERDICTS: Final = EnumMapping(common_pb2.Verdict.Value, "VERDICT", Verdict, of="verdict")
-_LOGPROB_MODES: Final = EnumMapping(
-    rollout_pb2.LogprobMode.Value, "LOGPROB_MODE", LogprobMode, of="logprob mode"
-)
 _PURPOSES: Final = EnumMapping(
     rollout_pb2.LeasePurpose.Value, "LEASE_PURPOSE", LeasePurpose, of="lease purpose"
 )
 _FAULTS: Final = EnumMapping(rollout_pb2.LeaseFault.Value, "LEASE_FAULT", FAULTS, of="fault")
 
-_GROUP_HEADER_BYTES: Final = 16 << 10
-"""Bytes of a group besides its columns: names, digests, stop strings; at most 7 KiB of them."""
+_HEADER_BYTES: Final = 8 << 10
+"""Largest header of a group: names, digests, stop strings; at most 7 KiB of them."""
+
+_METRIC_NAME_BYTES: Final = 2 << 10
+"""Names of metrics, and what protobuf puts before each column."""
 
 _I32: Final = np.dtype("<i4")
 _F32: Final = np.dtype("<f4")
 _U8: Final = np.dtype("u1")
 _FINISHES: Final = (Finish.LENGTH, Finish.END, Finish.STOP)
-"""By their number in the column ``finished``, which was a truth value before there were stop strings."""
+"""By their number in the column ``finished``."""
 
 
 def verdict_to_wire(verdict: Verdict) -> Any:
@@ -135,12 +138,11 @@ def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
             Reason.OVER_LIMIT,
             f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed",
         )
-    purpose = _PURPOSES.from_wire(message.purpose) if message.purpose else LeasePurpose.TRAINING
     return from_wire(
         PromptLease,
         message,
         sampling=sampling_from_wire(message.sampling),
-        purpose=purpose,
+        purpose=_PURPOSES.from_wire(message.purpose),
         policy_version=message.policy_version if message.HasField("policy_version") else None,
     )
 
@@ -153,19 +155,14 @@ def largest_group_bytes(*, group_size: int, max_new_tokens: int, prompt_tokens: 
     """
     tokens = min(group_size * max_new_tokens, limits.GROUP_TOKENS)
     columns = 4 * prompt_tokens + 16 * tokens + (tokens + 7) // 8
-    return _GROUP_HEADER_BYTES + columns + group_size * (9 + 4 * limits.GROUP_METRICS)
+    return _HEADER_BYTES + _METRIC_NAME_BYTES + columns + group_size * (9 + 4 * limits.GROUP_METRICS)
 
 
-def group_to_wire(group: RolloutGroup) -> bytes:
+def group_to_wire(group: RolloutGroup) -> EncodedGroup:
     """Return the group encoded, as it is signed, stored and handed on."""
     completions = group.completions
-    message = rollout_pb2.RolloutGroup(
-        run_id=group.run_id,
-        group_id=group.group_id,
-        layout_digest=group.layout_digest,
-        tokenizer_digest=group.tokenizer_digest,
-        task=group.task,
-        prompt_index=group.prompt_index,
+    header = to_wire(rollout_pb2.GroupHeader, group.header, sampling=sampling_to_wire(group.sampling))
+    columns = rollout_pb2.GroupColumns(
         prompt_token_ids=group.prompt_token_ids.astype(_I32).tobytes(),
         completion_lengths=np.array([len(c.token_ids) for c in completions], _I32).tobytes(),
         token_ids=_joined((c.token_ids for c in completions), _I32),
@@ -173,32 +170,40 @@ def group_to_wire(group: RolloutGroup) -> bytes:
         policy_versions=_joined((c.of_drawn(c.policy_version) for c in completions), _I32),
         rewards=np.array([c.reward for c in completions], _F32).tobytes(),
         finished=bytes(_FINISHES.index(c.finish) for c in completions),
-        sampling=sampling_to_wire(group.sampling),
-        sampling_started_at_s=group.sampling_started_at_s,
-        sampling_finished_at_s=group.sampling_finished_at_s,
-        graded_at_s=group.graded_at_s,
-        logprob_mode=_LOGPROB_MODES.to_wire(group.logprob_mode),
         kept_masses=_joined((c.of_drawn(c.kept_mass) for c in completions if c.kept_mass is not None), _F32),
         metrics=[
             rollout_pb2.CompletionMetric(name=name, values=values.astype(_F32).tobytes())
             for name, values in group.metrics.items()
         ],
         drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
-        task_digest=group.task_digest,
-        grader_digest=group.grader_digest,
     )
-    return message.SerializeToString()
+    return EncodedGroup(header.SerializeToString(), columns.SerializeToString())
 
 
-def group_from_wire(data: bytes) -> RolloutGroup:
+def header_from_wire(data: bytes) -> GroupHeader:
+    """Return an encoded header.
+
+    Raises:
+        RefusedError: OVER_LIMIT; MALFORMED where it is not a header, or has bytes that no field of it holds.
+    """
+    if len(data) > _HEADER_BYTES:
+        raise RefusedError(
+            Reason.OVER_LIMIT, f"a group's header of {len(data)} bytes, allowed are {_HEADER_BYTES}"
+        )
+    message = _parsed(rollout_pb2.GroupHeader(), data)
+    return from_wire(GroupHeader, message, sampling=sampling_from_wire(message.sampling))
+
+
+def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
     """Return an encoded group.
 
     Raises:
-        RefusedError: MALFORMED where it is not a group, has bytes that no field of it holds, or columns
-            that disagree in length; OVER_LIMIT where it is larger than any we take; both before anything is
-            split.
+        RefusedError: MALFORMED where it is not a group, has bytes that no field of it holds, columns that
+            disagree in length, or a header that says something else; OVER_LIMIT where it is larger than any
+            we take. Lengths are checked before anything is split.
     """
-    message = _group_message(data)
+    header = header_from_wire(encoded.header)
+    message = _parsed(rollout_pb2.GroupColumns(), encoded.columns)
     lengths = _column(message.completion_lengths, _I32, "completion_lengths")
     if not 1 <= len(lengths) <= limits.GROUP_COMPLETIONS:
         raise RefusedError(
@@ -230,13 +235,8 @@ def group_from_wire(data: bytes) -> RolloutGroup:
         behaviour_logprobs = _spread(behaviour_logprobs, is_drawn, np.float32(0))
         kept_masses = _spread(kept_masses, is_drawn, np.float32(1)) if has_kept_masses else kept_masses
     ends = np.cumsum(lengths, dtype=np.int64)
-    return RolloutGroup(
-        run_id=message.run_id,
-        group_id=message.group_id,
-        layout_digest=message.layout_digest,
-        tokenizer_digest=message.tokenizer_digest,
-        task=message.task,
-        prompt_index=message.prompt_index,
+    group = RolloutGroup(
+        **{one.name: getattr(header, one.name) for one in fields(GroupTerms)},
         prompt_token_ids=_column(message.prompt_token_ids, _I32, "prompt_token_ids"),
         completions=tuple(
             Completion(
@@ -250,24 +250,27 @@ def group_from_wire(data: bytes) -> RolloutGroup:
             )
             for length, end, reward, finish in zip(lengths, ends, rewards, finished, strict=True)
         ),
-        sampling=sampling_from_wire(message.sampling),
-        logprob_mode=_LOGPROB_MODES.from_wire(message.logprob_mode),
-        sampling_started_at_s=message.sampling_started_at_s,
-        sampling_finished_at_s=message.sampling_finished_at_s,
-        graded_at_s=message.graded_at_s,
         metrics=_metrics(message, n),
-        task_digest=message.task_digest,
-        grader_digest=message.grader_digest,
     )
+    _check_agreement(header, group.header)
+    return group
 
 
-def _group_message(data: bytes) -> rollout_pb2.RolloutGroup:
-    message = rollout_pb2.RolloutGroup()
+def _check_agreement(stated: GroupHeader, found: GroupHeader) -> None:
+    for one in fields(GroupHeader):
+        said, is_now = getattr(stated, one.name), getattr(found, one.name)
+        if said != is_now and not said != said:  # NaN has its own refusal
+            raise RefusedError(
+                Reason.MALFORMED, f"the group's header says {one.name} = {said!r}, its columns {is_now!r}"
+            )
+
+
+def _parsed(message: Wire, data: bytes) -> Wire:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
         raise RefusedError(Reason.MALFORMED, f"{len(data)} bytes that are not a group") from error
-    # Protobuf keeps unknown fields and lets the last of repeated ones win: both would be stored unseen.
+    # Protobuf keeps unknown fields and lets the last of repeated ones win: both would go on unseen.
     message.DiscardUnknownFields()
     if spare := len(data) - message.ByteSize():
         raise RefusedError(
@@ -279,10 +282,11 @@ def _group_message(data: bytes) -> rollout_pb2.RolloutGroup:
 
 
 def delivered_group_from_wire(message: rollout_pb2.DeliveredGroup) -> DeliveredGroup:
-    return DeliveredGroup(group_from_wire(message.group), message.sampler_id, message.spooled_at_s)
+    group = group_from_wire(EncodedGroup(message.header, message.columns))
+    return DeliveredGroup(group, message.sampler_id, message.spooled_at_s)
 
 
-def _metrics(message: rollout_pb2.RolloutGroup, n: int) -> dict[str, NDArray[np.float32]]:
+def _metrics(message: rollout_pb2.GroupColumns, n: int) -> dict[str, NDArray[np.float32]]:
     metrics = {metric.name: _column(metric.values, _F32, "metrics", n) for metric in message.metrics}
     if len(metrics) < len(message.metrics):
         raise RefusedError(Reason.MALFORMED, "the group has a metric twice")

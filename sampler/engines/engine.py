@@ -80,7 +80,7 @@ class Tokenizer(Protocol):
         prompt: str | Sequence[Mapping[str, str]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
-        """Tokenize a text, or messages in the model's chat template; see ``prompt_encoding``.
+        """Tokenize a text, or messages in the model's chat template; see ``model_tokenizer``.
 
         Args:
             template_arguments: Variables of the template.

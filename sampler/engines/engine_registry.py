@@ -1,6 +1,6 @@
 """Engines by name, imported only when chosen: a wrong name is refused before torch loads.
 
-To add an engine, write a module with a function ``(EngineSettings) -> Engine`` and name it in ``ENGINES``;
+To add an engine, write a class or function ``(EngineSettings) -> Engine`` and name it in ``ENGINES``;
 its options, if it has any, go into ``engine_options``. An engine that can only change its weights in place
 refuses ``settings.apply == "spare"`` with a StartupError.
 """
@@ -17,8 +17,8 @@ from sampler.engines.engine import Engine, EngineSettings
 
 ENGINES: Final[Mapping[str, str]] = {
     "torch": "sampler.engines.torch_engine:load",
-    "vllm": "sampler.engines.vllm.vllm_engine:load",
-    "remote": "sampler.engines.remote.remote_engine:load",
+    "vllm": "sampler.engines.vllm.vllm_engine:VllmEngine",
+    "remote": "sampler.engines.remote.remote_engine:RemoteEngine",
 }
 """Name -> ``package.module:function``."""
 
@@ -29,11 +29,7 @@ _IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", 
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it is an engine's name or may be an import path.
-
-    Raises:
-        ValueError: it is neither; the message lists the names.
-    """
+    """Return an engine's name, or what may be an import path; a ValueError lists the names."""
     if name in (AUTO, *ENGINES) or _IMPORT_PATH.fullmatch(name):
         return name
     raise ValueError(
@@ -60,11 +56,7 @@ def has_vllm(device: str) -> bool:
 
 
 def load_in_own_process(name: str, settings: EngineSettings, *, step_limit_s: float) -> Engine:
-    """Load an engine in a process of its own, which is killed when a call takes longer than the limit.
-
-    Raises:
-        ConfigError, StartupError: as ``load_engine`` does.
-    """
+    """Load an engine in a process that is killed if a call takes too long; see ``load_engine``."""
     module = importlib.import_module("sampler.engines.own_process.process_engine")
     engine: Engine = module.ProcessEngine(name, settings, step_limit_s=step_limit_s)
     return engine

@@ -25,12 +25,7 @@ class StopSearch:
     """Looks for stop strings in one completion, token by token."""
 
     def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str]) -> None:
-        """Start with an empty completion.
-
-        Args:
-            decode: Returns the text of some tokens.
-            stop: at least one, none empty.
-        """
+        """Start with an empty completion and at least one stop string, none of them empty."""
         self._decode = decode
         self._stop = stop
         self._kept_characters = max(map(len, stop)) - 1

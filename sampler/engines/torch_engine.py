@@ -26,13 +26,13 @@ from node.errors import StartupError
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
-from node.weights.format.model_tensors import canonical_tensors, tensor_specs
+from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decoder import Decoder
-from sampler.engines.decoding.draws import by_inverse, by_noise
+from sampler.engines.decoding.sampling import by_inverse, by_noise
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, check_fits
+from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.torch_options import TorchOptions
 from sampler.engines.torch_words import LiveTensors, aliases
 
 _CACHE_SHARE: Final = 0.8
@@ -72,10 +72,7 @@ class TorchEngine:
             model_dir: Holds safetensors weights and a fast tokenizer.
             compute_dtype: bfloat16 or float32; float32 holds published floats exactly.
             threads: For tensor work of the whole process; 0 leaves the choice to torch.
-            seed: Of the sampling; None: a random one.
-            options: None: the defaults.
             has_spare: Whether room for a second copy of the weights is to be left.
-
         Raises:
             StartupError: the directory holds no such model, or this machine lacks the device.
         """
@@ -83,7 +80,7 @@ class TorchEngine:
             torch.set_num_threads(threads)
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            self._tokenizer = ModelTokenizer(model_dir)
+            self.tokenizer = ModelTokenizer(model_dir)
             stored = StoredDtypes.of(model_dir)
             self._model = _load_model(model_dir, compute_dtype)
             self._model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
@@ -100,14 +97,15 @@ class TorchEngine:
         self._model.requires_grad_(False).train(False)
         same, state = aliases(self._model), self._model.state_dict()
         tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
-        self._layout = Layout.of(tensor_specs(state, stored.of_parts(_names_in_files(self._model))))
+        parts = names_in_files(state, partial(revert_weight_conversion, self._model))
+        self.layout = Layout.of(tensor_specs(state, stored.of_parts(parts)))
         del state
-        self._weights = LiveTensors(
+        self.weights = LiveTensors(
             tensors,
-            layout=self._layout,
+            layout=self.layout,
             dtype=compute_dtype,
             device=torch.device(device),
-            exact={} if compute_dtype is torch.float32 else _exact(model_dir, self._layout),
+            exact={} if compute_dtype is torch.float32 else _exact(model_dir, self.layout),
         )
         self._version = 0
         options = options or TorchOptions()
@@ -117,25 +115,11 @@ class TorchEngine:
                 draw=partial(
                     by_inverse if options.draw == "inverse" else by_noise, generator=self._generator
                 ),
-                end_ids=self._tokenizer.end_ids,
-                decode=self._tokenizer.decode_window,
+                tokenizer=self.tokenizer,
                 chunk_tokens=options.prefill_chunk_tokens,
                 memory_bytes=options.memory_bytes or self._free_bytes(has_spare=has_spare),
                 keeps_cache=options.kv_cache == "keep",
-                is_cpu=self._model.device.type == "cpu",
             )
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def weights(self) -> LiveTensors:
-        return self._weights
-
-    @property
-    def tokenizer(self) -> ModelTokenizer:
-        return self._tokenizer
 
     @property
     def running(self) -> int:
@@ -169,7 +153,7 @@ class TorchEngine:
     def close(self) -> None:
         self._decoder.cancel_all()
         self._model.to("meta")  # type: ignore[arg-type]
-        del self._weights
+        del self.weights
 
     def _free_bytes(self, *, has_spare: bool) -> int | None:
         device = self._model.device
@@ -178,15 +162,6 @@ class TorchEngine:
         free, _ = torch.cuda.mem_get_info(device)
         spare = sum(tensor.nbytes for tensor in self._model.parameters()) if has_spare else 0
         return max(0, int(_CACHE_SHARE * (free - spare)))
-
-
-def _names_in_files(model: transformers.PreTrainedModel) -> dict[str, str]:
-    """Return names in the files -> in the model, of what transformers renames or joins as it loads."""
-    return {
-        part: name
-        for name, tensor in model.state_dict().items()
-        for part in revert_weight_conversion(model, {name: tensor.to("meta")})
-    }
 
 
 def _exact(model_dir: Path, layout: Layout) -> dict[str, Tensor]:

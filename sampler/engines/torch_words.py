@@ -23,8 +23,30 @@ from node.weights.format.dtypes import BFLOAT16, Dtype
 from node.weights.format.layout import FrameSpan, Layout, TensorSpan
 from sampler.engines.model_words import ModelWords
 
-_SHIFT: Final = 16
+SHIFT: Final = 16
 """bfloat16 is the upper half of float32. Only integers are shifted: float conversions may flush denormals."""
+
+
+def words_in(values: Tensor) -> Tensor:
+    """Return the words of values as int16: float32 that holds bfloat16, or words as they are."""
+    if values.dtype is not torch.float32:
+        return values.view(torch.int16)
+    bits = values.view(torch.int32)
+    # The lower half is zero. A bit that flips there changes the word, so the damage is found.
+    return (bits >> SHIFT ^ bits).to(torch.int16)
+
+
+def put_words(values: Tensor, words: Tensor) -> None:
+    """Replace values by those of int16 words; see ``words_in``."""
+    if values.dtype is torch.float32:
+        values.view(torch.int32).copy_(words).bitwise_left_shift_(SHIFT)
+    else:
+        values.view(torch.int16).copy_(words)
+
+
+def halves_of(words: Words) -> Tensor:
+    """Return words as an int16 tensor; torch refuses views of read-only memory."""
+    return torch.from_numpy((words if words.flags.writeable else words.copy()).view(np.int16))
 
 
 class TorchWords:
@@ -59,24 +81,12 @@ class TorchWords:
         return part.view(span.shape)
 
     def read(self, frame: FrameSpan) -> Words:
-        part = self._part(frame.start_word, frame.words, frame.dtype)
-        if part.dtype is torch.float32:
-            bits = part.view(torch.int32)
-            # The lower half is zero. A bit that flips there changes the word, so the damage is found.
-            halves = (bits >> _SHIFT ^ bits).to(torch.int16)
-        else:
-            halves = part.view(torch.int16)
+        halves = words_in(self._part(frame.start_word, frame.words, frame.dtype))
         words: Words = halves.cpu().numpy().view(np.uint16)
         return words
 
     def write(self, frame: FrameSpan, words: Words) -> None:
-        # torch refuses views of read-only memory.
-        halves = torch.from_numpy((words if words.flags.writeable else words.copy()).view(np.int16))
-        part = self._part(frame.start_word, frame.words, frame.dtype)
-        if part.dtype is torch.float32:
-            part.view(torch.int32).copy_(halves).bitwise_left_shift_(_SHIFT)
-        else:
-            part.view(torch.int16).copy_(halves)
+        put_words(self._part(frame.start_word, frame.words, frame.dtype), halves_of(words))
 
     def memory(self, frame: FrameSpan) -> Words | None:
         part = self._part(frame.start_word, frame.words, frame.dtype)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from node.rollout import LogprobMode, RolloutGroup
+from node.rollout import RolloutGroup
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.work_queue import Job
 from sampler.tasks.grader_process import Grades
@@ -46,7 +46,6 @@ def graded_group(
             for conversation, reward in zip(conversations, grades.rewards, strict=True)
         ),
         sampling=lease.sampling,
-        logprob_mode=LogprobMode.SAMPLED,
         # In order, although the clock may have been set meanwhile.
         sampling_started_at_s=min(job.at_s, finished_at_s, graded_at_s) + offset_s,
         sampling_finished_at_s=min(finished_at_s, graded_at_s) + offset_s,

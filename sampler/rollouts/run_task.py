@@ -143,13 +143,13 @@ def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:
     """Return how many prompts a run has: its rows, where it has data, or else the task's own.
 
     Raises:
-        ConfigError: the task takes no rows, or the run has none for it.
+        ConfigError: the task has prompts of its own besides the run's, or the run has none for it.
     """
-    if rows and not description.takes_rows:
+    if rows and description.prompts is not None:
         raise unusable(
             path,
-            "the run has data, and the task takes no rows: it needs prompt(self, index, row) and "
-            "grade(self, index, row, completion), or a coordinator without coordinator.data",
+            f"the run has data, and the task has {description.prompts} prompts of its own: set prompts = "
+            "None on its class, and grade by the row, or leave coordinator.data out",
         )
     prompts = rows or description.prompts
     if prompts is None:

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from sampler.tasks.task import CompletionText
+
 _DIGITS: Final = 10
 
 
@@ -10,12 +12,12 @@ class AdditionTask:
 
     prompts: int = _DIGITS * _DIGITS
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         a, b = divmod(index, _DIGITS)
         return f"{a}+{b}="
 
     def answer(self, index: int) -> str:
         return str(sum(divmod(index, _DIGITS)))
 
-    def grade(self, index: int, text: str) -> float:
-        return float(text == self.answer(index))
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        return float(completion.text == self.answer(index))

@@ -21,11 +21,7 @@ tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=Fal
 
 
 def check_imports(key: str, paths: Iterable[str], variables: Collection[str]) -> None:
-    """Import ``package.module:name`` each, as graders do.
-
-    Raises:
-        ConfigError: the first that cannot be imported.
-    """
+    """Import ``package.module:name`` each, as graders do; ConfigError for the first that cannot be."""
     for path in paths:
         if problem := _problem(_IMPORT, path, variables):
             raise ConfigError(
@@ -38,11 +34,7 @@ def check_imports(key: str, paths: Iterable[str], variables: Collection[str]) ->
 
 
 def check_template(model_dir: Path) -> None:
-    """Render a question by the model's chat template.
-
-    Raises:
-        StartupError: it does not take one.
-    """
+    """Render a question by the model's chat template; StartupError if it does not take one."""
     if problem := _problem(_RENDER, str(model_dir), ()):
         raise StartupError(
             f"the chat template of {model_dir} does not render a question: {problem}",

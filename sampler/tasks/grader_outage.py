@@ -25,11 +25,7 @@ class Outage(enum.StrEnum):
 
 
 class GraderOutageError(Exception):
-    """A group cannot be graded now, through no fault of its prompt.
-
-    Attributes:
-        outage: The last of the failed attempts.
-    """
+    """A group cannot be graded now, through no fault of its prompt; ``outage``: of the last attempt."""
 
     def __init__(self, outage: Outage, what: str) -> None:
         super().__init__(what)

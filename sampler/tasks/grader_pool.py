@@ -10,9 +10,9 @@ served by one process. New processes load what the task needs while the others w
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from sampler.tasks.grader_process import Grader, Grades, TaskDescription, TaskError
 from sampler.tasks.task import CompletionText, Message
@@ -22,8 +22,6 @@ SLOW_S: Final = 0.1
 
 QUICK: Final = 2
 """Processes to have besides those that may hang, once one may: one works while the other is spare."""
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +35,7 @@ class TaskPrompt:
 
 
 class GraderPool:
-    """Prompts of one task and rewards for their completions.
-
-    Args:
-        make: Makes one more grader of the task.
-        most: Processes at most.
-    """
+    """Prompts of one task and rewards for their completions, by at most ``most`` graders."""
 
     def __init__(self, make: Callable[[], Grader], *, most: int, slow_s: float = SLOW_S) -> None:
         self._make = make
@@ -67,46 +60,30 @@ class GraderPool:
         return len(self._gradings) + len(self._prompts)
 
     async def start(self) -> TaskDescription:
-        """Start the first process and return what the task declares.
-
-        Raises:
-            TaskUnusableError, TaskError: see ``Grader.describe``.
-        """
+        """Start the first process and return what the task declares; errors as of ``Grader.describe``."""
         description = await self._graders[0].describe()
         self._is_stateful = description.is_stateful
         return description
 
     async def prompt(self, index: int, row: str = "") -> TaskPrompt:
         """Return a prompt; see ``Grader.prompt``."""
-
-        async def ask(number: int) -> TaskPrompt:
+        async with self._any(self._prompts) as number:
             grader = self._graders[number]
-            content = await grader.prompt(index, row)
-            return TaskPrompt(content, number, grader.incarnation)
-
-        return await self._answer(self._prompts, ask)
+            return TaskPrompt(await grader.prompt(index, row), number, grader.incarnation)
 
     async def grade(
         self, prompt: TaskPrompt, index: int, completions: Sequence[CompletionText], row: str = ""
     ) -> Grades:
         """Return what the grader says of the completions; see ``Grader.grade``."""
-        incarnation = prompt.incarnation if self._is_stateful else None
-
-        async def ask(number: int) -> Grades:
-            return await self._graders[number].grade(index, completions, row=row, incarnation=incarnation)
-
-        return await self._go_on(prompt, ask)
+        async with self._grader_for(prompt) as (grader, incarnation):
+            return await grader.grade(index, completions, row=row, incarnation=incarnation)
 
     async def reply(
         self, prompt: TaskPrompt, index: int, conversation: Sequence[Message], row: str = ""
     ) -> str | list[Message] | None:
         """Return what the task says next in a conversation; see ``Grader.reply``."""
-        incarnation = prompt.incarnation if self._is_stateful else None
-
-        async def ask(number: int) -> str | list[Message] | None:
-            return await self._graders[number].reply(index, conversation, row=row, incarnation=incarnation)
-
-        return await self._go_on(prompt, ask)
+        async with self._grader_for(prompt) as (grader, incarnation):
+            return await grader.reply(index, conversation, row=row, incarnation=incarnation)
 
     async def close(self) -> None:
         """End every process."""
@@ -117,34 +94,42 @@ class GraderPool:
         for grader in self._graders:
             await grader.close()
 
-    async def _go_on(self, prompt: TaskPrompt, ask: Callable[[int], Awaitable[Answer]]) -> Answer:
-        """Ask the process that made a prompt, where the task is stateful, or else any."""
+    @contextlib.asynccontextmanager
+    async def _grader_for(self, prompt: TaskPrompt) -> AsyncIterator[tuple[Grader, int | None]]:
+        """Lend the process that made a prompt, where the task is stateful, or else any."""
         if not self._is_stateful:
-            return await self._answer(self._gradings, ask)
+            async with self._any(self._gradings) as number:
+                yield self._graders[number], None
+            return
         number = prompt.grader
         was_idle = number in self._idle
         if was_idle:
             self._idle.remove(number)  # No prompt should wait behind this.
-        notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
         try:
-            return await ask(number)
+            with self._watched(number):
+                yield self._graders[number], prompt.incarnation
         finally:
-            notice.cancel()
-            self._slow.discard(number)
             if was_idle:
                 self._give(number)
 
-    async def _answer(
-        self, queue: deque[asyncio.Future[int]], ask: Callable[[int], Awaitable[Answer]]
-    ) -> Answer:
+    @contextlib.asynccontextmanager
+    async def _any(self, queue: deque[asyncio.Future[int]]) -> AsyncIterator[int]:
+        """Lend the next process that is free."""
         number = await self._take(queue)
+        try:
+            with self._watched(number):
+                yield number
+        finally:
+            self._give(number)
+
+    @contextlib.contextmanager
+    def _watched(self, number: int) -> Iterator[None]:
         notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
         try:
-            return await ask(number)
+            yield
         finally:
             notice.cancel()
             self._slow.discard(number)
-            self._give(number)
 
     async def _take(self, queue: deque[asyncio.Future[int]]) -> int:
         if self._idle:

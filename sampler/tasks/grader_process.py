@@ -22,8 +22,8 @@ from typing import Any, Final
 from node.failure import Failure
 from node.limits import GROUP_METRICS, METRIC_VALUE, REWARD
 from sampler.process_tree import kill_tree
-from sampler.tasks.framing import MOST_TURNS, PROMPT_CHARACTERS, REPLY_BYTES, TRACEBACK_CHARACTERS, framed
 from sampler.tasks.grader_outage import Outage
+from sampler.tasks.grader_worker import PROMPT_CHARACTERS, TRACEBACK_CHARACTERS, framed
 from sampler.tasks.task import CompletionText, Message, TaskSetup
 
 logger = logging.getLogger(__name__)
@@ -44,16 +44,18 @@ VARIABLES: Final = re.compile(
 coordinator and may name a variable to a library, which sends its value somewhere: none of these holds a
 secret."""
 
+MOST_TURNS: Final = 1024
+"""Most turns that a task may declare: each is a request of its own, to the engine and to the task."""
+
+REPLY_BYTES: Final = 6 * PROMPT_CHARACTERS + 1024
+"""A prompt with every character escaped. More means that a grader writes where it should not."""
+
 PRINTED_BYTES: Final = 64 << 10
 """What a task may print for one request; it goes to this process's standard error, and the rest nowhere."""
 
 
 class TaskError(Exception):
-    """A task did not deliver a prompt or its rewards; ``str()`` says why.
-
-    Attributes:
-        fault: What is wrong with the prompt; None if the prompt is not the cause.
-    """
+    """A task did not deliver a prompt or its rewards; ``fault``: what is wrong with the prompt, if it is."""
 
     def __init__(self, what: str, *, fault: Failure | None) -> None:
         super().__init__(what)
@@ -76,8 +78,6 @@ class TaskDescription:
     """None: one for each row of the run's data."""
     is_stateful: bool
     """Whether the process that made a prompt also has to grade it."""
-    takes_rows: bool
-    """Whether it can be told the rows of a run's data."""
     max_prompt_tokens: int | None
     """Longer prompts are set aside; None: only the model's own limit counts."""
     max_turns: int = 1
@@ -115,9 +115,8 @@ class Grader:
     """Prompts of one task and rewards for their completions, one request at a time.
 
     Args:
-        setup: The task.
         wall_limit_s: For one request, from asking to answer.
-        cpu_limit_s: For one request, in whole seconds; the kernel ends the process after it.
+        cpu_limit_s: For one request; the kernel ends the process after it.
         memory_limit_bytes: Address space of the process.
         killed: Called each time the process was killed or died.
         failed: Called with why attempts to grade failed, and how many.
@@ -192,8 +191,6 @@ class Grader:
 
         Args:
             conversation: What was said since the prompt.
-            row: As for ``prompt``.
-            incarnation: As for ``grade``.
         Raises:
             TaskError: as for ``prompt`` and ``grade``.
         """
@@ -212,7 +209,6 @@ class Grader:
         """Return one finite reward per completion, and what else the grader measured.
 
         Args:
-            row: As for ``prompt``.
             incarnation: The process that has to do it; None: any.
         Raises:
             TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
@@ -305,49 +301,24 @@ class Grader:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 ready = await _asked(self._process, self._setup)
+            self._description = _described(ready)
+            loaded = self._description.code_digest
+            self.code_digest = self.code_digest or loaded
+            if loaded != self.code_digest:
+                raise TaskChangedError(
+                    f"the task's code was changed on the disk: digest {loaded.hex()}, "
+                    f"loaded before was {self.code_digest.hex()}",
+                    fault=None,
+                )
         except (TimeoutError, OSError, EOFError, ValueError) as error:
             await self._kill()
             raise TaskError(
                 f"the grader did not start: {type(error).__name__}: {error}", fault=None
             ) from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, TaskError):
             await self._kill()
             raise
-        self._description = await self._described(ready)
-        loaded = self._description.code_digest
-        self.code_digest = self.code_digest or loaded
-        if loaded != self.code_digest:
-            await self._kill()
-            raise TaskChangedError(
-                f"the task's code was changed on the disk: digest {loaded.hex()}, "
-                f"loaded before was {self.code_digest.hex()}",
-                fault=None,
-            )
         return self._process
-
-    async def _described(self, ready: dict[str, Any]) -> TaskDescription:
-        prompts = ready.get("prompts")
-        longest, turns = ready.get("max_prompt_tokens"), ready.get("max_turns", 1)
-        if "unusable" in ready:
-            problem = str(ready["unusable"])
-        elif prompts is not None and (not isinstance(prompts, int) or prompts < 1):
-            problem = f"its attribute prompts is {prompts!r:.100}, not a number of at least 1"
-        elif longest is not None and (not isinstance(longest, int) or longest < 1):
-            problem = f"its attribute max_prompt_tokens is {longest!r:.100}, not a number of at least 1"
-        elif not isinstance(turns, int) or not 1 <= turns <= MOST_TURNS:
-            problem = f"its attribute max_turns is {turns!r:.100}, not a number of 1 to {MOST_TURNS}"
-        else:
-            return TaskDescription(
-                prompts,
-                bool(ready.get("is_stateful")),
-                bool(ready.get("takes_rows")),
-                longest,
-                turns,
-                ready.get("template_arguments", {}),
-                bytes.fromhex(ready.get("code_digest", "")),
-            )
-        await self._kill()
-        raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
 
     async def _pass_on(self, printed: asyncio.StreamReader) -> None:
         while chunk := await printed.read(1 << 20):
@@ -386,6 +357,28 @@ class Grader:
                 pipe.cancel()
             await asyncio.wait(pipes)
         return code
+
+
+def _described(ready: dict[str, Any]) -> TaskDescription:
+    declared = {"max_turns": 1, **ready}
+    problem = ready.get("unusable")
+    for name, most in (("prompts", None), ("max_prompt_tokens", None), ("max_turns", MOST_TURNS)):
+        value = declared.get(name)
+        if problem or (value is None and name != "max_turns"):
+            continue
+        if not isinstance(value, int) or value < 1 or (most is not None and value > most):
+            bounds = "at least 1" if most is None else f"1 to {most}"
+            problem = f"its attribute {name} is {value!r:.100}, not a number of {bounds}"
+    if problem:
+        raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
+    return TaskDescription(
+        ready.get("prompts"),
+        bool(ready.get("is_stateful")),
+        ready.get("max_prompt_tokens"),
+        declared["max_turns"],
+        ready.get("template_arguments", {}),
+        bytes.fromhex(ready.get("code_digest", "")),
+    )
 
 
 def environment(variables: Container[str]) -> dict[str, str]:
@@ -430,17 +423,16 @@ def _said(reply: dict[str, Any], kind: _Kind) -> str | list[Message]:
     return text
 
 
+def _wrong(what: str) -> TaskError:
+    return TaskError(f"the grader returned {what}", fault=Failure.GRADING_FAILED)
+
+
 def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
     rewards = reply.get("rewards")
     if not isinstance(rewards, list) or len(rewards) != texts:
-        raise TaskError(
-            f"the grader returned {rewards!r:.100} for {texts} completions", fault=Failure.GRADING_FAILED
-        )
+        raise _wrong(f"{rewards!r:.100} for {texts} completions")
     if not all(_is_number(reward, REWARD) for reward in rewards):
-        raise TaskError(
-            f"the grader returned a reward that is not finite, or beyond {REWARD:g}: {rewards!r:.100}",
-            fault=Failure.GRADING_FAILED,
-        )
+        raise _wrong(f"a reward that is not finite, or beyond {REWARD:g}: {rewards!r:.100}")
     return rewards
 
 
@@ -451,7 +443,7 @@ def _is_number(value: Any, largest: float) -> bool:
 def _metrics(reply: dict[str, Any], completions: int) -> dict[str, list[float]]:
     columns = reply.get("metrics")
     if not isinstance(columns, dict) or len(columns) > GROUP_METRICS:
-        raise TaskError(f"the grader returned metrics {columns!r:.100}", fault=Failure.GRADING_FAILED)
+        raise _wrong(f"metrics {columns!r:.100}")
     return {name: _column(name, values, completions) for name, values in columns.items()}
 
 
@@ -460,4 +452,4 @@ def _column(name: str, values: Any, completions: int) -> list[float]:
         column = [math.nan if value is None else value for value in values]
         if all(value is None or _is_number(value, METRIC_VALUE) for value in values):
             return column
-    raise TaskError(f"the grader returned {values!r:.100} for metric {name}", fault=Failure.GRADING_FAILED)
+    raise _wrong(f"{values!r:.100} for metric {name}")

@@ -2,9 +2,22 @@
 
     python -m sampler.tasks.grader_worker CPU_SECONDS MEMORY_BYTES
 
-The first request says which task. The kernel enforces the limits: address space of each process, number of
-processes, CPU seconds for each request. They stop a task that loops or hoards memory; they are no sandbox
-against a malicious one.
+A JSON object a line:
+
+    {"path": "p.m:Task", "options": {...}}  -> {"prompts": 100, ...} | {"unusable": ...}
+    {"index": 7, "row": "{...}"}            -> {"text": "3+4="} | {"messages": [...]} | {"error": ...}
+                                               | {"odd": ...} | {"too_long": characters}
+    {"index": 7, "row": "{...}", "conversation": [{"role": ..., "content": ...}]}
+                                            -> the same | {"is_over": true}
+    {"index": 7, "row": "{...}", "completions": [["7", 2, "end"]]}
+                                            -> {"rewards": [1.0], "metrics": {"a": [0.5]}} | {"error": ...}
+                                               | {"unavailable": ...}, each with {"outages": {reason: n}}
+
+Every request but the first has a "number", which its answer repeats: what a task writes where answers are
+read is not taken for one.
+
+The kernel enforces the limits: address space of each process, number of processes, CPU seconds for each
+request. They stop a task that loops or hoards memory; they are not a sandbox against a malicious one.
 """
 
 import json
@@ -16,15 +29,23 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
 from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
 from sampler.tasks.code_digest import code_digest
-from sampler.tasks.framing import PROMPT_CHARACTERS, TRACEBACK_CHARACTERS, TURNS, framed
 from sampler.tasks.grader_outage import GraderOutageError
-from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task, replies_of, takes_rows
+from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task
+
+PROMPT_CHARACTERS: Final = 4 << 20
+"""About the length of a prompt of a million tokens, the most that a group may have."""
+
+TURNS: Final = 16
+"""Turns of a completion at most, unless a task that replies says otherwise."""
+
+TRACEBACK_CHARACTERS: Final = 8000
+"""The end of a traceback that is passed on; its last frames say most."""
 
 
 def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
@@ -44,7 +65,6 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
         ready = {
             "prompts": None if prompts is None else int(prompts),
             "is_stateful": bool(getattr(task, "is_stateful", False)),
-            "takes_rows": takes_rows(task),
             "max_prompt_tokens": getattr(task, "max_prompt_tokens", None),
             "max_turns": _max_turns(task),
             "template_arguments": getattr(task, "template_arguments", {}),
@@ -70,10 +90,15 @@ def _limit_processes() -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
-def _max_turns(task: Task) -> Any:
-    declared = getattr(task, "max_turns", None)
-    if replies_of(task) is None:
+def framed(message: dict[str, Any]) -> bytes:
+    """Return ``message`` as a line: JSON escapes the line breaks within it."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def _max_turns(task: Any) -> Any:
+    if not hasattr(task, "reply"):
         return 1
+    declared = getattr(task, "max_turns", None)
     return TURNS if declared is None else declared
 
 
@@ -109,12 +134,10 @@ def _said(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     return {"too_long": characters} if characters > PROMPT_CHARACTERS else reply
 
 
-def _made(task: Task, request: dict[str, Any]) -> Any:
-    index, row = request["index"], _row(request)
-    if "conversation" not in request:
-        return task.prompt(index, row)
-    reply = replies_of(task)
-    return None if reply is None else reply(index, row, request["conversation"])
+def _made(task: Any, request: dict[str, Any]) -> Any:
+    if "conversation" in request:
+        return task.reply(request["index"], _row(request), request["conversation"])
+    return task.prompt(request["index"], _row(request))
 
 
 def _is_chat(made: Any) -> bool:
@@ -150,7 +173,7 @@ def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     except GraderOutageError as error:
         return {"unavailable": f"{error.outage}: {error}"[:1000]}
     except Exception as error:
-        # Likewise, for this group.
+        # Whatever it is, it is reported for this group.
         return _raised(error)
 
 

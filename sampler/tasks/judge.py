@@ -26,7 +26,7 @@ import httpx
 
 from node.task_options import JUDGE_FIELD, JudgeOptions
 from sampler.tasks.grader_outage import GraderOutageError, Outage
-from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.local_graders import JudgeEndpoint
 
 REPLY_BYTES: Final = 1 << 20
 """Longest HTTP answer that is read. A judge's longest, 8192 tokens, takes a tenth of it."""
@@ -48,16 +48,7 @@ class _AttemptError(Exception):
 
 
 class Judge:
-    """Scores completions.
-
-    Args:
-        options: What is asked.
-        endpoint: Who is asked.
-        group_limit_s: Longest time for a group.
-        outages: Counts the attempts that failed.
-    Raises:
-        StartupError: there is no API key where the configuration says.
-    """
+    """Scores completions and counts failed attempts in ``outages``; StartupError without the API key."""
 
     def __init__(
         self,
@@ -77,11 +68,7 @@ class Judge:
         self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def rewards(self, question: str, answer: str, completions: Sequence[str]) -> list[tuple[float, float]]:
-        """Return reward and score of each completion.
-
-        Raises:
-            GraderOutageError: one of them got no score.
-        """
+        """Return reward and score of each completion; GraderOutageError if one got no score."""
         return asyncio.run(self._group(question, answer, completions))
 
     async def _group(

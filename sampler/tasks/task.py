@@ -59,9 +59,6 @@ class Task(Protocol):
     ``assistant``. It returns what is said next, a text or messages, and the model goes on; or None, and the
     conversation is over. A text is the user's message where the prompt was messages. ``max_turns`` of the
     class, 16 by default, bounds the model's turns, and ``max_new_tokens`` bounds turns and replies together.
-
-    A task that needs neither rows nor more than the text may have ``prompt(index)``, ``grade(index, text)``
-    and ``reply(index, conversation)``.
     """
 
     @property
@@ -101,8 +98,8 @@ class TaskSetup:
 
 BUILT_IN: Final[Mapping[str, str]] = {
     "addition": "sampler.tasks.addition:AdditionTask",
-    "jsonl": "sampler.tasks.jsonl_task:JsonlTask",
-    "reasoning_gym": "sampler.tasks.reasoning_gym_task:ReasoningGymTask",
+    "jsonl": "sampler.tasks.question_tasks:JsonlTask",
+    "reasoning_gym": "sampler.tasks.question_tasks:ReasoningGymTask",
     "verifiers": "sampler.tasks.environments.verifiers_task:VerifiersTask",
 }
 """Task name -> import path."""
@@ -118,16 +115,12 @@ def task_setup(
     group_size: int = 1,
     local_graders: LocalGraders = NO_LOCAL_GRADERS,
 ) -> TaskSetup:
-    """Return what the run's task is on this sampler.
+    """Return the run's task on this sampler, from the name and options that the coordinator sent.
 
     Args:
-        name: As the coordinator sent it.
-        options: Likewise.
         custom: Task name -> import path, in addition to the built-in ones.
         allowed_graders: Import paths that an option may name.
-        has_chat_template: Whether this sampler's model has one.
         group_size: Completions of a group.
-        local_graders: What this sampler has for the graders that need more than a function.
     Raises:
         ConfigError: ``name`` is neither built in nor in ``custom``, an option cannot be had here, or a
             package that it needs is not installed here.
@@ -189,11 +182,7 @@ def _check_allowed(option: str, code: str, allowed_graders: Sequence[str]) -> No
 
 
 def import_path(name: str, custom: Mapping[str, str]) -> str:
-    """Return the ``package.module:Class`` that ``name`` stands for.
-
-    Raises:
-        ConfigError: ``name`` is neither built in nor in ``custom``.
-    """
+    """Return the ``package.module:Class`` of a name, built in or in ``custom``; ConfigError for others."""
     known = {**BUILT_IN, **custom}
     if name not in known:
         raise ConfigError(
@@ -207,68 +196,23 @@ def import_path(name: str, custom: Mapping[str, str]) -> str:
 
 
 def load_task(setup: TaskSetup) -> Task:
-    """Import ``package.module:Class`` and instantiate it.
-
-    Raises:
-        ConfigError: it cannot be imported or instantiated, or has other methods than a task's.
-    """
+    """Import ``package.module:Class`` and instantiate it; ConfigError if that is not possible, or no task."""
     module, _, name = setup.path.partition(":")
     try:
         local = {"local": setup.local} if setup.local else {}
-        task = getattr(importlib.import_module(module), name)(**setup.options, **local)
-        reply = replies_of(task)
-        takes = tuple(_takes(method) for method in (task.prompt, task.grade, reply) if method is not None)
+        task: Task = getattr(importlib.import_module(module), name)(**setup.options, **local)
+        methods = [task.prompt, task.grade, getattr(task, "reply", None)]
+        takes = [_takes(method) for method in methods if method is not None]
     except Exception as error:
         # Whatever a task raises while it is made is the answer to whoever configured it.
         raise unusable(setup.path, f"{type(error).__name__}: {error}") from error
-    if takes in ((1, 2), (1, 2, 2)):
-        return _ShortTask(task)
-    if takes not in ((2, 3), (2, 3, 3)):
+    if takes not in ([2, 3], [2, 3, 3]):
         raise unusable(
             setup.path,
             "its methods must be prompt(self, index, row) and grade(self, index, row, completion), and "
-            "perhaps reply(self, index, row, conversation); or prompt(self, index) and grade(self, index, "
-            "text), and perhaps reply(self, index, conversation)",
+            "perhaps reply(self, index, row, conversation)",
         )
-    loaded: Task = task
-    return loaded
-
-
-def takes_rows(task: Task) -> bool:
-    """Whether the task can be told the rows of a run's data."""
-    return not isinstance(task, _ShortTask)
-
-
-def replies_of(task: Any) -> Callable[..., Any] | None:
-    """Return the task's ``reply``; None if it has none."""
-    reply: Callable[..., Any] | None = getattr(task, "reply", None)
-    return reply
-
-
-class _ShortTask:
-    """A task of the short form, as one of the whole."""
-
-    def __init__(self, task: Any) -> None:
-        self._task = task
-        self.is_stateful = bool(getattr(task, "is_stateful", False))
-        self.max_prompt_tokens = getattr(task, "max_prompt_tokens", None)
-        self.max_turns = getattr(task, "max_turns", None)
-        self.template_arguments = getattr(task, "template_arguments", {})
-        reply = replies_of(task)
-        self.reply = reply and (lambda index, row, conversation: reply(index, conversation))
-
-    @property
-    def prompts(self) -> int | None:
-        prompts: int | None = self._task.prompts
-        return prompts
-
-    def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
-        made: str | Sequence[Message] = self._task.prompt(index)
-        return made
-
-    def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
-        graded: Graded = self._task.grade(index, completion.text)
-        return graded
+    return task
 
 
 def unusable(path: str, problem: str) -> ConfigError:

@@ -12,6 +12,7 @@ Blocking. One thread at a time, except ``LoggedArtifact.keep``.
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from node import durable
@@ -121,14 +122,15 @@ class DeltaLog:
             None: the disk is full or broken, so that the version is not logged.
         """
         for files in [files for files in self._artifacts.values() if not files.is_whole]:
-            if files.signed != signed:
+            if files.manifest.signed != signed:
                 self.drop(files.manifest.key)
         begun = self._artifacts.get(manifest.key)
-        if begun is not None and begun.signed == signed:
+        if begun is not None and begun.manifest.signed == signed:
             return self._logged(begun)
         self.drop(manifest.key)
         try:
-            files = ArtifactFiles.create(self._directory / directory_name(manifest.key), signed, manifest)
+            directory = self._directory / directory_name(manifest.key)
+            files = ArtifactFiles.create(directory, replace(manifest, signed=signed))
             durable.sync(self._directory)
         except OSError as error:
             self._fail(RefusedError(Reason.DISK, f"version {manifest.version} is not logged: {error}"))

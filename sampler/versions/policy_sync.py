@@ -128,7 +128,7 @@ class PolicySync:
             RefusedError: no source will ever announce anything to this peer; BASE_MISMATCH.
         """
         await self._held.load()
-        self._plan = self._plan.advanced(self._held.version, self._held.high_water)
+        self._note_held()
         ready()
         await run_until(stopping, self._follow())
 
@@ -226,8 +226,8 @@ class PolicySync:
             await wait_at_most(self._changed, LONGEST_STOP_S)
 
     async def _fetch(self, artifact: Artifact) -> VersionAssembly:
-        manifest, signed = await self._fetcher.signed_manifest(artifact.key)
-        assembly = await self._held.begin(manifest, signed)
+        manifest = await self._fetcher.manifest(artifact.key)
+        assembly = await self._held.begin(manifest, manifest.signed)
         await fetch_into(
             assembly,
             self._fetcher,
@@ -279,8 +279,7 @@ class PolicySync:
         await self._held.begin_again(is_head=self._plan.is_at_head)
 
     def _note_held(self) -> None:
-        before, version = self._plan.held_version, self._held.version.number
-        self._stopover.arrive(version, before=before, now=self._monotonic())
+        self._stopover.arrive(self._held.version.number, now=self._monotonic())
         self._plan = self._plan.advanced(self._held.version, self._held.high_water)
 
     def _remedy(self) -> Remedy:

@@ -8,7 +8,7 @@ import torch
 
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
-from node.wire.rollouts import group_from_wire
+from node.wire.rollouts import delivered_group_from_wire
 from sampler.engines.engine import SampledCompletion
 from sampler.engines.torch_engine import TorchEngine
 from support.engines import WAYS, Driven, settings_of
@@ -43,7 +43,7 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
         while len(groups) < spooled + 6:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":
-                groups.append(group_from_wire(response.group.group))
+                groups.append(delivered_group_from_wire(response.group).group)
         assert await sampler.drained() is ExitCode.DRAINED
         assert sampler.value("engine_restarts_total") == sampler.value("probe_failures_total") == 0
     versions = set()

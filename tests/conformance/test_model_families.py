@@ -13,7 +13,7 @@ from learner.training.model import load_policy
 from node.errors import StartupError
 from node.rollout import SamplingParameters
 from sampler.engines.engine_registry import has_vllm
-from sampler.engines.vllm.declared_tensors import DeclaredTensors
+from sampler.engines.vllm.model_directory import DeclaredTensors
 from support.engines import Driven, load
 from support.model_families import ENDS, FAMILIES, make_model
 from support.tiny_model import VOCABULARY_SIZE

@@ -12,7 +12,7 @@ import torch
 
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, SamplingParameters
-from node.wire.rollouts import group_from_wire
+from node.wire.rollouts import delivered_group_from_wire
 from sampler.engines.remote.vllm_server import ServerError
 from sampler.engines.restartable_engine import RestartableEngine
 from sampler.engines.torch_engine import TorchEngine
@@ -121,7 +121,7 @@ async def test_a_sampler_whose_server_is_killed_goes_on_with_its_version_and_dou
         while len(groups) < wanted:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":
-                groups.append(group_from_wire(response.group.group))
+                groups.append(delivered_group_from_wire(response.group).group)
         assert len({group.group_id for group in groups}) == wanted
         assert await sampler.drained() is ExitCode.DRAINED
         assert (await learner.status()).slots.get("leased", 0) == 0

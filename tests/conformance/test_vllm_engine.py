@@ -10,7 +10,7 @@ from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.vllm import vllm_words
+from sampler.engines.vllm import live_parameters
 from support.engines import Driven, load
 from support.tiny_model import make_mixed_model, make_tiny_model
 
@@ -102,6 +102,6 @@ def test_layers_that_new_words_do_not_reach_are_found_at_the_start(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As once with tied embeddings on a CPU: the head was computed with a copy that no reload replaced."""
-    monkeypatch.setattr(vllm_words.LiveParameters, "settle", lambda self: None)
+    monkeypatch.setattr(live_parameters.LiveParameters, "settle", lambda self: None)
     with pytest.raises(StartupError, match="does not compute with words written to it"):
         load("vllm", model_dir)

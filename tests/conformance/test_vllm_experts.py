@@ -15,7 +15,7 @@ from learner.training.model import Policy, load_policy
 from node.errors import StartupError
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
-from sampler.engines.vllm import vllm_words
+from sampler.engines.vllm import live_parameters
 from support.engines import Driven, load
 from support.model_families import FAMILIES, USUAL, make_model
 
@@ -76,7 +76,7 @@ def test_a_swap_moves_no_parameter(model_dir: Path) -> None:
 def test_experts_that_new_words_do_not_reach_are_found_at_the_start(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_words, "settle_experts", lambda layer: None)
+    monkeypatch.setattr(live_parameters, "settle_experts", lambda layer: None)
     with pytest.raises(
         StartupError, match=r"layers\.0\.mlp\.experts do not compute with words written to them"
     ):

@@ -42,7 +42,7 @@ INSTRUMENT_MODULES: Final = {
 """Where metrics are made: all of them are built below."""
 
 FLEET_LABELS: Final = {"node", "role"}
-"""What the coordinator puts on the metrics of other peers."""
+"""Labels that the coordinator adds to the metrics of other peers."""
 
 _FAMILIES: Final = (CounterMetricFamily, GaugeMetricFamily)
 

@@ -148,7 +148,7 @@ def test_every_bit_of_the_words_held_is_found_in_its_frame_where_they_matter(fra
 
 
 def test_every_bit_of_the_frame_records_and_roots_is_found_even_when_the_learner_has_signed_it() -> None:
-    """What bad memory does at the learner between coding and signing."""
+    """Flip a bit at the learner between coding and signing."""
     for damaged in flips(MANIFEST.to_bytes()):
         changed = damaged + KEY.sign(DOMAIN, damaged)
         try:

@@ -15,7 +15,7 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.format.digests import payload_digest
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import Manifest, sign
 from node.weights.format.payload_codec import Codec
 from node.weights.store.readers import LINGER_S
 from node.weights.transfer.advance import Remedy
@@ -68,9 +68,8 @@ def lies_about_version_2(hub: PolicyHub, lie: Lie, monkeypatch: pytest.MonkeyPat
     honest = hub.store.manifest
     signed = lie(hub.learner)
 
-    def manifest(key: ArtifactKey) -> object:
-        parsed, real = honest(key)
-        return parsed, signed if key.version == 2 else real
+    def manifest(key: ArtifactKey) -> Manifest:
+        return replace(honest(key), signed=signed) if key.version == 2 else honest(key)
 
     monkeypatch.setattr(hub.store, "manifest", manifest)
 

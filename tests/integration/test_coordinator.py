@@ -10,6 +10,7 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import StartupError
+from node.rollout import EncodedGroup
 from node.wire.rollouts import group_to_wire
 from support.groups import make_completion
 from support.hub import RunningHub, answer_to, first_answer, reason, running_hub, signed, step_record
@@ -239,10 +240,12 @@ async def test_a_group_that_cannot_be_read_has_a_verdict_and_its_prompt_goes_on(
         await learner.join()
         await sampler.join()
         (lease,) = (await sampler.lease()).leases
-        group = rollout_pb2.RolloutGroup(run_id=hub.made.run_id, group_id=lease.lease_id, token_ids=b"odd")
-        request = signed(group.SerializeToString(), hub.made.sampler, group_id=lease.lease_id)
-        answer = await sampler.rollout.SubmitRollouts(request)
-        assert (answer.verdict, "completions" in answer.detail) == (MALFORMED, True)
+        header = rollout_pb2.GroupHeader(run_id=hub.made.run_id, group_id=lease.lease_id)
+        group = EncodedGroup(header.SerializeToString(), b"")
+        answer = await sampler.rollout.SubmitRollouts(
+            signed(group, hub.made.sampler, group_id=lease.lease_id)
+        )
+        assert (answer.verdict, "sampling parameters" in answer.detail) == (MALFORMED, True)
         assert (await sampler.lease()).leases[0].lease_id == "0.2"
         assert (await sampler.status()).verdicts == {"malformed": 1}
 
@@ -260,7 +263,8 @@ async def test_bytes_that_no_field_holds_are_neither_stored_nor_read_beyond_the_
             group = group_to_wire(answer_to(lease, run_id=hub.made.run_id))
             unknown = b"x" * (mebibytes << 20)
             field_999 = b"\xba\x3e" + encoded_length(len(unknown)) + unknown
-            return signed(group + field_999, hub.made.sampler, group_id=lease.lease_id)
+            padded = group._replace(header=group.header + field_999)
+            return signed(padded, hub.made.sampler, group_id=lease.lease_id)
 
         def written_bytes() -> int:
             return sum(file.stat().st_size for file in ledger.parent.glob("ledger.sqlite*"))
@@ -268,7 +272,7 @@ async def test_bytes_that_no_field_holds_are_neither_stored_nor_read_beyond_the_
         before = written_bytes()
         for lease in leases:
             answer = await sampler.rollout.SubmitRollouts(padded(lease, 1), timeout=20)
-            assert (answer.verdict, "belong to no field" in answer.detail) == (MALFORMED, True)
+            assert (answer.verdict, "allowed are 8192" in answer.detail) == (MALFORMED, True)
         for mebibytes in (5, 60):  # refused by the interceptor, and by gRPC before it is received
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await sampler.rollout.SubmitRollouts(padded(leases[0], mebibytes), timeout=20)

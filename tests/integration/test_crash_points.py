@@ -20,7 +20,7 @@ from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.run import StepReport
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
@@ -349,7 +349,7 @@ def _taken_groups(path: Path) -> int:
 def _record_groups(path: Path) -> Iterator[None]:
     ledger = Ledger.open(path, run_id="run")
     for number in range(3):
-        group = StoredGroup(number, 1, "s1", 1.0, bytes([number]) * 700)
+        group = StoredGroup(number, 1, "s1", 1.0, EncodedGroup(b"", bytes([number]) * 700))
         ledger.record(Transaction(stored=group, verdicts=(("s1", Verdict.SPOOLED),)))
         yield
     ledger.close()
@@ -360,7 +360,7 @@ def _recorded_groups(path: Path) -> int:
     balance = ledger.balance()
     groups = [ledger.group(number) for number in balance.spooled_at_s]
     ledger.close()
-    assert [g.data for g in groups if g] == [bytes([number]) * 700 for number in range(len(groups))]
+    assert [g.group.columns for g in groups if g] == [bytes([number]) * 700 for number in range(len(groups))]
     assert sum(n for *_, n in balance.verdicts) == len(groups)
     return len(groups)
 

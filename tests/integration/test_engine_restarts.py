@@ -12,7 +12,7 @@ import pytest
 
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
-from node.wire.rollouts import group_from_wire
+from node.wire.rollouts import delivered_group_from_wire
 from sampler.engines import engine_thread
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub, running_hub
@@ -134,7 +134,7 @@ async def spooled_from_now(learner: HandPeer, sampler: RunningSampler, *, groups
     while len(found) < wanted:
         response = await drain.hear()
         if response.WhichOneof("message") == "group":
-            found.append(group_from_wire(response.group.group))
+            found.append(delivered_group_from_wire(response.group).group)
             check_group(found[-1], vocabulary_size=VOCABULARY_SIZE)
     assert len({group.group_id for group in found}) == len(found)
     return found

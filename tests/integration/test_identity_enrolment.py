@@ -16,8 +16,7 @@ from node.enrolment.authority import signing_request
 from node.enrolment.enrolment_client import enrol_with_token
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
-from node.enrolment.token_file import write_token_file
-from node.enrolment.tokens import DEFAULT_LIFETIME_S, issue_token
+from node.enrolment.tokens import issue_token, write_token_file
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
@@ -131,16 +130,6 @@ async def test_a_peer_whose_answer_was_lost_enrols_again_with_the_same_token(
     assert second.peer == first.peer
 
 
-async def test_an_expired_token_is_refused(made: MadeRun, tmp_path: Path) -> None:
-    clock = ManualClock(made.made_at_s)
-    async with enrolment_port(made, clock) as port:
-        token = token_for(made, port)
-        clock.advance(DEFAULT_LIFETIME_S + 1)
-        with pytest.raises(StartupError, match=r"expired 1 s ago.*heterorl-node token"):
-            await enrol_sampler(made, token, tmp_path / "identity")
-        assert port.refusals == {("EnrolmentService", Reason.TOKEN_REFUSED): 1}
-
-
 async def test_a_token_that_another_authority_made_is_refused(made: MadeRun, tmp_path: Path) -> None:
     twin = make_run(tmp_path / "twin", now=time.time())
     async with enrolment_port(made) as port:
@@ -165,25 +154,6 @@ async def test_a_token_for_one_node_is_refused_to_another(made: MadeRun, tmp_pat
         with pytest.raises(StartupError, match="for node new, not other"):
             await enrol_sampler(made, token, tmp_path / "a", node_id="other")
         await enrol_sampler(made, token, tmp_path / "b", node_id="new")
-
-
-@pytest.mark.parametrize("taken", ["new", "learner", "coordinator", "operator"])
-async def test_a_token_for_anyone_does_not_make_its_holder_somebody_who_is_here(
-    made: MadeRun, tmp_path: Path, taken: str
-) -> None:
-    async with enrolment_port(made) as port:
-        await enrol_sampler(made, token_for(made, port), tmp_path / "first")
-        with pytest.raises(StartupError, match=f"there is a node {taken}"):
-            await enrol_sampler(made, token_for(made, port), tmp_path / "second", node_id=taken)
-
-
-async def test_the_operator_can_give_a_name_again_by_a_token_that_says_it(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with enrolment_port(made) as port:
-        await enrol_sampler(made, token_for(made, port), tmp_path / "first")
-        again = await enrol_sampler(made, token_for(made, port, node_id="new"), tmp_path / "second")
-    assert again.node_id == "new"
 
 
 async def test_a_revoked_node_id_cannot_enrol_again(made: MadeRun, tmp_path: Path) -> None:

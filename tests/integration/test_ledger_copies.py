@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from node.coordinator.ledger.evaluation_record import read_evaluations
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.ledger.ledger_schema import SCHEMA_VERSION
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.evaluation.prompt_score import PromptScore
@@ -28,7 +26,7 @@ from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, StartupError
 from node.run import Evaluation, StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import as_schema_1, as_schema_2, as_schema_3, open_desk
+from support.ledgers import open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,7 +153,7 @@ def test_a_copy_that_cannot_be_finished_leaves_the_one_before(ledger: Path, tmp_
         (name,) = desk.lease(held=1)
         desk.submit(name)
     with closing(sqlite3.connect(ledger)) as other, other:
-        other.execute("UPDATE groups SET data = CAST('bad' AS BLOB)")
+        other.execute("UPDATE groups SET columns = CAST('bad' AS BLOB)")
     with pytest.raises(StartupError, match="is damaged: the group of slot 1 is not what was stored"):
         back_up(ledger, to=copy)
     assert copy.read_bytes() == before
@@ -178,7 +176,7 @@ def test_the_ledger_itself_is_no_place_for_its_backup(ledger: Path) -> None:
         ("DELETE FROM steps WHERE version = 3", "3 slots are trained, and steps name 2"),
         ("DELETE FROM slots WHERE number = 1", "2 of the slots 0 to 2"),
         (
-            "INSERT INTO groups VALUES (0, 1, 's1', 0, x'00', x'00')",
+            "INSERT INTO groups VALUES (0, 1, 's1', 0, x'00', x'00', x'00')",
             "a group of slot 0, which waits for none",
         ),
         ("UPDATE slots SET state = 'spooled' WHERE number = 2", "the group of slot 2 is not in the spool"),
@@ -201,39 +199,6 @@ def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"\x7fELF" * 2000)
     assert "cannot be read" in examine(tmp_path / "other").problems[0]
     assert main(["ledger", "verify", str(tmp_path / "nowhere")]) == 3
-
-
-def test_of_evaluations_of_mixed_versions_none_is_kept_and_the_others_go_on(ledger: Path) -> None:
-    begin_evaluation(ledger)
-    as_schema_3(ledger)
-    with closing(sqlite3.connect(ledger)) as connection, connection:
-        mixed = {"version": 5, "finished_at_s": NOW_S, "newest_version": 7}
-        connection.execute("CREATE TEMP TABLE copy AS SELECT * FROM evaluations WHERE version = 0")
-        connection.execute(
-            f"UPDATE copy SET {', '.join(f'{name} = {value}' for name, value in mixed.items())}"
-        )
-        connection.execute("INSERT INTO evaluations SELECT * FROM copy")
-    assert [one.version for one in read_evaluations(ledger)] == [0, 5, 10]
-    with closing(Ledger.open(ledger, run_id="run")) as opened:
-        evaluations = opened.balance().evaluations
-    assert [(one.version, one.reward_mean, one.samplers) for one in evaluations.record] == [(0, 0.5, 1)]
-    assert (evaluations.slots, evaluations.scores) == ((), ())
-
-
-@pytest.mark.parametrize(("schema", "as_older"), [(1, as_schema_1), (2, as_schema_2), (3, as_schema_3)])
-def test_a_ledger_of_an_older_schema_is_opened_verified_and_restored(
-    ledger: Path, tmp_path: Path, schema: int, as_older: Callable[[Path], None]
-) -> None:
-    train(ledger, 3)
-    as_older(ledger)
-    assert (examine(ledger).problems, examine(ledger).schema) == ((), schema)
-    assert read_evaluations(ledger) == ()
-    shutil.copy(ledger, tmp_path / "old.sqlite")
-    with open_desk(ledger) as desk:
-        assert desk.accounts.last_step == 3
-    assert examine(ledger).schema == SCHEMA_VERSION
-    done = restore(tmp_path / "old.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
-    assert (done.ledger.schema, done.ledger.generations) == (SCHEMA_VERSION, 1)
 
 
 def begin_evaluation(ledger: Path) -> EvaluationChange:

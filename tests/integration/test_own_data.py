@@ -114,7 +114,7 @@ async def test_a_task_without_rows_is_refused_by_a_run_with_data(
     ):
         assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.CONFIGURATION
     (failed,) = (record for record in caplog.records if record.message == "service failed")
-    assert "takes no rows: it needs prompt(self, index, row)" in failed.__dict__["error"]
+    assert "the run has data, and the task has 100 prompts of its own" in failed.__dict__["error"]
 
 
 async def test_a_real_learner_trains_on_rewards_for_rows(

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from bench.whole_versions import WholeVersion
+from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node import limits
 from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
-from node.serving.policy_servicer import damage_first
 from node.weights.assembly.apply import DamagedFrameError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec

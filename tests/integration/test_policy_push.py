@@ -216,7 +216,7 @@ async def test_a_push_of_another_artifact_than_wanted_is_dropped(made: MadeRun, 
 async def test_a_frame_wanted_alone_is_not_taken_from_a_push(made: MadeRun, tmp_path: Path) -> None:
     async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
         hub.learner.put(hub.store, STEP_OF_LEARNER)
-        manifest, _ = await sampler.fetcher.signed_manifest(STEP)
+        manifest = await sampler.fetcher.manifest(STEP)
         got: list[int] = []
         await sampler.fetcher.fetch(manifest, [3], lambda frame, payload: got.append(frame))
         assert got == [3]
@@ -236,7 +236,7 @@ async def test_a_hub_that_restarts_is_asked_again(made: MadeRun, tmp_path: Path)
                 second.servicer.pushes = Pushing.PUSHES
                 await until(lambda: second.servicer.awaited != [])
                 second.learner.put(second.store, STEP_OF_LEARNER)
-                manifest, _ = await fetcher.signed_manifest(STEP)
+                manifest = await fetcher.manifest(STEP)
                 assert manifest.version == 1
 
 

@@ -117,7 +117,7 @@ async def upload_pieces(
 async def test_an_upload_that_ends_within_a_frame_leaves_it_missing(made: MadeRun, tmp_path: Path) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         signed, payloads = hub.learner.signed(1, 0)
-        hub.store.offer(signed)
+        hub.store.offer_signed(signed)
         answer = await upload_pieces(
             hub, (DELTA, 3, 0, payloads[3]), (DELTA, 0, 0, payloads[0][:4]), (DELTA, 0, 4, payloads[0][4:9])
         )
@@ -157,7 +157,7 @@ async def test_an_upload_that_breaks_a_rule_is_refused(
     made: MadeRun, tmp_path: Path, pieces: list[tuple[ArtifactKey, int, int, bytes]], reason: Reason
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.store.offer(hub.learner.signed(1, 0)[0])
+        hub.store.offer_signed(hub.learner.signed(1, 0)[0])
         with pytest.raises(RefusedError) as refused:
             await upload_pieces(hub, *pieces)
         assert refused.value.reason is reason
@@ -167,7 +167,7 @@ async def test_an_upload_that_breaks_a_rule_is_refused(
 async def test_a_frame_uploaded_with_another_digest_is_refused(made: MadeRun, tmp_path: Path) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         signed, payloads = hub.learner.signed(1, 0)
-        hub.store.offer(signed)
+        hub.store.offer_signed(signed)
         with pytest.raises(RefusedError) as refused:
             await upload_pieces(hub, (DELTA, 1, 0, bytes(len(payloads[1]))))
         assert refused.value.reason is Reason.DAMAGED

@@ -59,7 +59,7 @@ async def test_a_hub_killed_within_an_upload_gets_only_the_missing_frames(
     learner = Learner(run_id=made.run_id, key=made.signing_key)
     signed, payloads = learner.signed(1, None)
     half_uploaded = learner.store(tmp_path / "hub")
-    half_uploaded.offer(signed)
+    half_uploaded.offer_signed(signed)
     for frame in (0, 2, 3):
         half_uploaded.write_frame(ArtifactKey(1), frame, payloads[frame])
     store = learner.store(tmp_path / "local")

@@ -11,7 +11,7 @@ from learner.training.master_words import MasterWords
 from node.identity.signatures import SigningKey
 from node.weights.assembly.encode import join
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import sign, signed_by
 from node.weights.store.artifact_store import ArtifactStore
 from support.ranks import LAYOUT, frames_of, names_of, publish_share, read_share, tensors_of
 
@@ -63,7 +63,7 @@ def test_two_processes_with_half_of_the_frames_each_make_the_artifact_that_one_m
     with store.draft() as draft:
         for _, payload in shares:
             draft.append(payload)
-        store.put_version(sign(manifest, KEY), draft)
+        store.put_version(signed_by(manifest, KEY), draft)
     announcement = store.announcement()
     assert announcement is not None
     assert announcement.head == whole_version(1).version

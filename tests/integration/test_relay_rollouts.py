@@ -9,6 +9,7 @@ import pytest
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.errors import Reason
+from node.rollout import EncodedGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.rollouts import group_to_wire
@@ -105,11 +106,15 @@ async def test_a_relay_takes_nothing_that_its_sampler_has_not_signed_or_that_is_
             common_pb2.SamplingParameters(temperature=1, top_p=1, top_k=0, max_new_tokens=8)
         )
         answer = answer_to(lease, run_id=made.run_id)
+        altered = group_to_wire(answer).columns + b"x"
         for request, reason in (
             (signed(answer, made.sampler, signature=b""), Reason.BAD_SIGNATURE),
             (signed(answer, made.other_sampler), Reason.BAD_SIGNATURE),
-            (signed(answer, made.sampler, group=group_to_wire(answer) + b"x"), Reason.BAD_SIGNATURE),
-            (signed(b"x" * (5 << 20), made.sampler), Reason.OVER_LIMIT),
+            (
+                signed(answer, made.sampler, columns=altered),
+                Reason.BAD_SIGNATURE,
+            ),
+            (signed(EncodedGroup(b"", b"x" * (5 << 20)), made.sampler), Reason.OVER_LIMIT),
         ):
             assert await reason_of(at(relay).rollout.SubmitRollouts(request, timeout=10)) == reason
         assert relay.registry.value("heterorl_relay_spooled_groups") == 0
@@ -164,7 +169,8 @@ async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(
             signed(answer, made.other_sampler, sampler_id="sampler-1"),
             signed(answer, made.relay, sampler_id="sampler-1"),
             rollout_pb2.SubmitRolloutsRequest(
-                group=altered,
+                header=altered.header,
+                columns=altered.columns,
                 group_id=lease.lease_id,
                 sampler_id="sampler-1",
                 certificate=made.sampler.certificate_pem,

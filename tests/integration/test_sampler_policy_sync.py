@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
-from node.serving.policy_servicer import damage_first
 from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY
 from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub

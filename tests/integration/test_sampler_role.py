@@ -16,7 +16,7 @@ from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.weights.store.artifact_store import ArtifactStore
 from node.wire.members import settings_to_wire
-from node.wire.rollouts import group_from_wire
+from node.wire.rollouts import delivered_group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
 from support.groups import SAMPLING
@@ -34,7 +34,7 @@ CLOCK = SystemClock()
 async def next_group(drain: HandDrain) -> RolloutGroup:
     response = await drain.hear()
     assert response.WhichOneof("message") == "group", response
-    return group_from_wire(response.group.group)
+    return delivered_group_from_wire(response.group).group
 
 
 async def slots(peer: HandPeer) -> dict[str, int]:
@@ -55,11 +55,10 @@ async def test_groups_of_the_runs_task_arrive_graded_and_with_their_logprobs(
             group = await next_group(drain)
             check_group(group, vocabulary_size=VOCABULARY_SIZE)
             assert (group.task, group.run_id, len(group.completions)) == ("addition", made.run_id, 2)
-            assert base.tokenizer.decode(group.prompt_token_ids) == task.prompt(group.prompt_index)
+            assert base.tokenizer.decode(group.prompt_token_ids) == task.prompt(group.prompt_index, None)
             for completion in group.completions:
-                assert completion.reward == task.grade(
-                    group.prompt_index, base.tokenizer.decode(completion.token_ids)
-                )
+                text = base.tokenizer.decode(completion.token_ids)
+                assert completion.reward == (text == task.answer(group.prompt_index))
                 assert (completion.policy_version == 0).all()
             started, finished = group.sampling_started_at_s, group.sampling_finished_at_s
             assert started <= finished <= group.graded_at_s
@@ -86,7 +85,7 @@ async def test_a_published_version_is_fetched_while_sampling_and_sampled_from(
             while True:
                 response = await drain.hear()
                 if response.WhichOneof("message") == "group":
-                    group = group_from_wire(response.group.group)
+                    group = delivered_group_from_wire(response.group).group
                     await drain.judge(group.group_id, common_pb2.VERDICT_STALE)
                     if group.oldest_version == 1:
                         break

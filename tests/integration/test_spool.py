@@ -17,8 +17,9 @@ from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, Verdict
+from node.rollout import EncodedGroup, GroupVerdict, LeaseGrant, Verdict
 from node.run import StepRecord
+from node.serving.submissions import Submission
 from support.clock import ManualClock
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
 
@@ -67,7 +68,8 @@ async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[
 
 async def submit(spool: Spool, lease_id: str, *, data: bytes = b"group") -> Verdict:
     group = make_answer(spool.accounts, lease_id)
-    return (await spool.submit("s1", lease_id, group, data)).verdict
+    submission = Submission("s1", lease_id, EncodedGroup(b"header", data))
+    return (await spool.submit(submission, group.header)).verdict
 
 
 async def test_a_full_disk_refuses_the_group_and_takes_it_once_there_is_room(path: Path) -> None:
@@ -262,7 +264,7 @@ async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(pat
         await submit(spool, "0.1")
         await submit(spool, "1.1")
     with sqlite3.connect(path) as other:
-        other.execute("UPDATE groups SET data = CAST('bad' AS BLOB) WHERE slot = 0")
+        other.execute("UPDATE groups SET columns = CAST('bad' AS BLOB) WHERE slot = 0")
     other.close()
     async with open_spool(path) as (spool, _, _):
         drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
@@ -270,7 +272,7 @@ async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(pat
         outgoing = spool.deliver(drain)
         delivered = await anext(outgoing)
         assert isinstance(delivered, StoredGroup)
-        assert (delivered.slot, delivered.data) == (1, b"group")
+        assert (delivered.slot, delivered.group) == (1, (b"header", b"group"))
         grant = await spool.lease("s2", 1, PolicyVersion(0))
         assert [lease.lease_id for lease in grant.leases] == ["0.2"]
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import StepOutcome, train_step
-from node.rollout import Completion, LogprobMode, RolloutGroup, SamplingParameters, Verdict
+from node.rollout import Completion, RolloutGroup, SamplingParameters, Verdict
 from node.wire.rollouts import group_from_wire, group_to_wire
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
@@ -68,6 +69,12 @@ def sampled_group(model_dir: Path, policy: Policy, sampling: SamplingParameters)
     return group_from_wire(group_to_wire(group))
 
 
+def taken_as_whole(group: RolloutGroup) -> RolloutGroup:
+    """Return a truncated group as if its logprobs were of the whole softmax."""
+    completions = (replace(c, kept_mass=np.ones_like(c.behaviour_logprob)) for c in group.completions)
+    return replace(group, completions=tuple(completions))
+
+
 def step(policy: Policy, group: RolloutGroup) -> StepOutcome:
     still = torch.optim.SGD(policy.parameters.values(), lr=0.0)
     return train_step(policy, still, [group], version=0, settings=make_step_settings())
@@ -81,7 +88,7 @@ def test_at_no_lag_engine_and_learner_agree_on_truncated_groups_and_would_not_wi
     corrected = step(policy, group)
     assert corrected.kl_nats < 1e-6
     # The same numbers, taken for logprobs of the whole softmax.
-    uncorrected = step(policy, replace(group, logprob_mode=LogprobMode.FULL))
+    uncorrected = step(policy, taken_as_whole(group))
     assert uncorrected.kl_nats > QUARANTINE_NATS
 
 
@@ -107,7 +114,7 @@ def test_a_truncated_group_is_admitted_with_its_kept_masses_only(
 def test_the_mismatch_book_sees_corrected_logprobs(model_dir: Path, policy: Policy) -> None:
     group = sampled_group(model_dir, policy, CUTS[0])
     mismatches = Watched(QUARANTINE_NATS)
-    for name, one in {"honest": group, "mute": replace(group, logprob_mode=LogprobMode.FULL)}.items():
+    for name, one in {"honest": group, "mute": taken_as_whole(group)}.items():
         (kl_nats,) = step(policy, one).kl_nats_of_groups
         for _ in range(LEAST_FRESH_GROUPS):
             mismatches.see([Observed(name, kl_nats, ((0, 1.0),))])

@@ -15,9 +15,10 @@ from learner.objective.importance import (
     expectation_weight,
     group_expectation_weight,
     log_group_expectation,
+    log_version_aware_denominator,
+    trust_by_sample_size,
 )
 from learner.objective.surrogate import clipped_surrogate
-from learner.objective.version_aware import log_version_aware_denominator, trust_by_sample_size
 
 logprobs = st.floats(min_value=-50, max_value=0, allow_subnormal=False)
 rewards = st.floats(min_value=-10, max_value=10)

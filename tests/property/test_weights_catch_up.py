@@ -111,7 +111,7 @@ def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolic
     assert path is not None
     policy = None if held == NO_BASE else learner.versions[held]
     for artifact in path:
-        manifest, _ = store.manifest(artifact.key)
+        manifest = store.manifest(artifact.key)
         base = learner.versions[0] if artifact.key.base_version == PUBLIC_VERSION else policy
         stage = WholeVersion(manifest, layout=learner.layout, base=base)
         stage.take_held()

@@ -55,7 +55,7 @@ class StoreMachine(RuleBasedStateMachine):
     def upload(self, which: tuple[int, int | None], frames: set[int]) -> None:
         signed, payloads = SIGNED[which]
         with refusals_of(Reason.ROLLBACK):
-            manifest, missing = self.store.offer(signed)
+            manifest, missing = self.store.offer_signed(signed)
             for frame in frames.intersection(missing):
                 self.store.write_frame(manifest.key, frame, payloads[frame])
 

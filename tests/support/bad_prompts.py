@@ -4,6 +4,8 @@ import itertools
 import os
 import time
 
+from sampler.tasks.task import CompletionText
+
 BAD_EVERY = 10
 
 
@@ -16,24 +18,24 @@ class Fine:
 
     prompts: int = 20
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
-    def grade(self, index: int, text: str) -> float:
-        return float(len(text) % 2)
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        return float(len(completion.text) % 2)
 
 
 class TooLong(Fine):
     """Some prompts are longer than the tiny model's context."""
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return "7" * 400 if is_bad(index) else f"{index}="
 
 
 class PromptRaises(Fine):
     """Some prompts cannot be had."""
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         if is_bad(index):
             raise LookupError(f"no row {index}")
         return f"{index}="
@@ -42,7 +44,7 @@ class PromptRaises(Fine):
 class PromptHangs(Fine):
     """Some prompts never come."""
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         if is_bad(index):
             time.sleep(3600)
         return f"{index}="
@@ -51,7 +53,7 @@ class PromptHangs(Fine):
 class GraderRaises(Fine):
     """Some completions cannot be graded."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if is_bad(index):
             raise RuntimeError("no such answer")
         return 1.0
@@ -60,7 +62,7 @@ class GraderRaises(Fine):
 class GraderHangs(Fine):
     """Some completions are graded for ever."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if is_bad(index):
             time.sleep(3600)
         return 1.0
@@ -69,7 +71,7 @@ class GraderHangs(Fine):
 class SlowPrompts(Fine):
     """Every prompt takes its time."""
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         time.sleep(0.5)
         return f"{index}="
 
@@ -83,33 +85,33 @@ class Drawn(Fine):
         self._calls = itertools.count()
         self._drawn: dict[int, int] = {}
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         self._drawn[index] = next(self._calls)
         return f"{index}+{self._drawn[index]}="
 
-    def grade(self, index: int, text: str) -> float:
-        if text == "hang":
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        if completion.text == "hang":
             time.sleep(3600)
         return float(self._drawn[index])
 
 
 class PromptIsNoText(Fine):
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return 7 if is_bad(index) else f"{index}="  # type: ignore[return-value]
 
 
 class PromptIsHalfACharacter(Fine):
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return "\ud800" if is_bad(index) else f"{index}="
 
 
 class PromptIsEndless(Fine):
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return "7" * 5_000_000 if is_bad(index) else f"{index}="
 
 
 class PromptDies(Fine):
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         if is_bad(index):
             os._exit(1)
         return f"{index}="

@@ -8,6 +8,7 @@ from node.coordinator.work.accounts import Accounts, Balance, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.lease_returns import Released, release
 from node.coordinator.work.model_check import Learner
@@ -16,7 +17,7 @@ from node.coordinator.work.standing import Standing
 from node.coordinator.work.version_log import Announced
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import LeaseGrant, PromptLease, RolloutGroup
+from node.rollout import EncodedGroup, LeaseGrant, PromptLease, RolloutGroup
 from node.run import StepRecord
 from support.groups import SAMPLING, make_group
 
@@ -125,8 +126,8 @@ class Desk:
                 WORK,
                 sampler_id=sampler_id,
                 name=lease_id,
-                group=group,
-                data=b"group " + lease_id.encode(),
+                group=group if is_evaluation_lease(lease_id) else group.header,
+                encoded=EncodedGroup(b"group ", lease_id.encode()),
                 is_published=self.published.__contains__,
                 bounds=self.bounds,
                 now=self.now,

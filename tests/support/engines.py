@@ -12,14 +12,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
-from node.weights.format.model_tensors import canonical_tensors
 from sampler.config import SamplerConfig
-from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.engine_registry import ENGINES, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
 from support.model_words import words_of
+from support.torch_engines import put_words, scores_of
 from support.vllm_servers import options_of
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -133,22 +132,8 @@ class Driven:
         Returns:
             logprobs, kept masses; [n] each
         """
-        model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
-        ids = torch.from_numpy(
-            np.concatenate([self.engine.tokenizer.encode(prompt), completion.token_ids])
-        ).long()
-        n = len(completion.token_ids)
-        scores, masses = np.empty(n, np.float32), np.empty(n, np.float32)
-        for version in set(completion.policy_version.tolist()):
-            self._put(model, self.versions[version])
-            with torch.no_grad():
-                logits = model(ids[None], use_cache=False).logits[0, -n - 1 : -1]
-            rows = RowSampling.of([sampling] * n, device=logits.device)
-            distribution = sampling_distribution(logits, rows)
-            drawn = distribution.logprob.gather(-1, ids[-n:, None])[:, 0]
-            mine = completion.policy_version == version
-            scores[mine], masses[mine] = drawn.numpy()[mine], distribution.kept_mass.numpy()[mine]
-        return scores, masses
+        token_ids = self.engine.tokenizer.encode(prompt)
+        return scores_of(self.model_dir, self.versions, token_ids, completion, sampling)
 
     def recomputed_over_kept_caches(self, prompt: str, completion: SampledCompletion) -> NDArray[np.float32]:
         """Score every token with transformers, each version going on with the cache of those before, [n]."""
@@ -160,7 +145,7 @@ class Driven:
         cache, begin, logits = DynamicCache(config=model.config), 0, []
         for version in sorted(set(versions)):
             end = len(ids) - n - 1 + versions.index(version) + versions.count(version)
-            self._put(model, self.versions[version])
+            put_words(model, self.versions[version])
             with torch.no_grad():
                 logits.append(model(ids[None, begin:end], past_key_values=cache).logits[0])
             begin = end
@@ -170,16 +155,9 @@ class Driven:
     def greedy(self, prompt: str, *, tokens: int) -> list[int]:
         """Generate with transformers, under the newest version."""
         model: Any = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
-        self._put(model, self.versions[max(self.versions)])
+        put_words(model, self.versions[max(self.versions)])
         ids = torch.from_numpy(self.engine.tokenizer.encode(prompt)).long()[None]
         made = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
         )
         return [int(token) for token in made[0, ids.shape[1] :]]
-
-    def _put(self, model: Any, words: Words) -> None:
-        tensors, start = canonical_tensors(model.state_dict()), 0
-        for span in self.engine.layout.tensors:
-            part = torch.from_numpy(words[start : start + span.words].copy())
-            tensors[span.name].copy_(part.view(torch.bfloat16).view(span.shape))
-            start += span.words

@@ -39,10 +39,10 @@ class Fleet:
     """At age 32."""
     power: float = 1.0
     unevenness: float = 0.35
-    """Of a group around its mean, as the spread of a logarithm."""
+    """Spread of a group's logarithm around its mean."""
     batch_groups: int = 24
     swing: float = 0.5
-    """Of the drift over time, a share: learning is not the same all the time."""
+    """Relative spread of the drift over time: learning is not steady."""
 
     def drift(self, age: float) -> float:
         return self.drift_nats * math.pow(age / 32, self.power)

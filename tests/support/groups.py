@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from node.rollout import Completion, Finish, LogprobMode, RolloutGroup, SamplingParameters
+from node.rollout import Completion, Finish, RolloutGroup, SamplingParameters
 
 SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
 
@@ -46,7 +46,6 @@ def make_group(group_id: str = "0.1", *, size: int = 2, version: int = 0, **chan
         prompt_token_ids=np.array([1, 2, 3], np.int32),
         completions=tuple(make_completion(3 + i, version=version, reward=float(i % 2)) for i in range(size)),
         sampling=SAMPLING,
-        logprob_mode=LogprobMode.SAMPLED,
         sampling_started_at_s=1.0,
         sampling_finished_at_s=2.0,
         graded_at_s=3.0,

@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sampler.tasks.task import CompletionText
+
 
 class Guessing:
     """A number from 0 to 9 is to be found; each wrong guess is answered by where to look."""
@@ -69,16 +71,18 @@ class Short:
     is_stateful = True
     max_turns = 7
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
-    def reply(self, index: int, conversation: Sequence[Mapping[str, str]]) -> list[dict[str, str]] | None:
+    def reply(
+        self, index: int, row: object, conversation: Sequence[Mapping[str, str]]
+    ) -> list[dict[str, str]] | None:
         if len(conversation) > 1:
             return None
         return [{"role": "tool", "content": f"{index}: {conversation[0]['content']}"}]
 
-    def grade(self, index: int, text: str) -> float:
-        return float(len(text))
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        return float(len(completion.text))
 
 
 class Endless(Guessing):

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from sampler.tasks.task import CompletionText
+
 MEBIBYTE = 1 << 20
 
 
@@ -21,10 +23,10 @@ class Hostile:
     def __init__(self, *, harm: str) -> None:
         self._harm: Callable[[], None] = getattr(self, f"_{harm}")
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if index == 1:
             self._harm()
         return 1.0
@@ -91,7 +93,7 @@ class Hostile:
             os.write(1, bytes(MEBIBYTE))
 
     def _patch(self) -> None:
-        """What the answer is written with, made to write another."""
+        """Replace the function that writes the answer."""
         json.dumps = lambda *_, **__: "[]"
 
     def _answer(self) -> None:
@@ -135,9 +137,9 @@ class Leaving:
 
     prompts = 10
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         threading.Timer(0.1, os._exit, (1,)).start()
         return 1.0

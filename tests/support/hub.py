@@ -27,7 +27,7 @@ from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity
 from node.process.role_context import RoleContext
-from node.rollout import RolloutGroup
+from node.rollout import EncodedGroup, RolloutGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
@@ -240,14 +240,15 @@ class HandDrain:
 
 
 def signed(
-    group: RolloutGroup | bytes, sampler: Identity, /, *, group_id: str = "", **changes: Any
+    group: RolloutGroup | EncodedGroup, sampler: Identity, /, *, group_id: str = "", **changes: Any
 ) -> rollout_pb2.SubmitRolloutsRequest:
     """Return the submission of a group, or of the bytes that pass for one, as ``sampler`` signs it."""
-    data = group if isinstance(group, bytes) else group_to_wire(group)
+    encoded = group_to_wire(group) if isinstance(group, RolloutGroup) else group
     name = group_id or (group.group_id if isinstance(group, RolloutGroup) else "")
-    proof = GroupSigner.of(sampler).prove(name, data)
+    proof = GroupSigner.of(sampler).prove(name, encoded)
     values: dict[str, Any] = {
-        "group": data,
+        "header": encoded.header,
+        "columns": encoded.columns,
         "group_id": name,
         "certificate": proof.certificate,
         "signature": proof.signature,

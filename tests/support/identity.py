@@ -20,7 +20,7 @@ class MadeRun:
     """A run as ``init`` makes it, and peers as enrolment would."""
 
     directory: Path
-    """What ``init`` made: serves as ``node.state_dir``."""
+    """Directory that ``init`` made: serves as ``node.state_dir``."""
     run: RunDescription
     authority: Authority
     signing_key: SigningKey

@@ -13,7 +13,7 @@ PATIENCE_S = 20.0
 
 @dataclass
 class JudgeServer:
-    """What was asked, and how to answer."""
+    """A request, and its answer."""
 
     url: str = ""
     answer: Callable[["Request"], None] = field(default=lambda request: request.say("Score: 7"))

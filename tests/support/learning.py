@@ -16,7 +16,7 @@ from node.rollout import RolloutGroup
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire.rollouts import group_from_wire
+from node.wire.rollouts import delivered_group_from_wire
 from support.hub import HandDrain
 from support.identity import MadeRun
 from support.sampler import CLOCK
@@ -56,6 +56,6 @@ async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
         while len(received) < groups:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":
-                received.append(group_from_wire(response.group.group))
+                received.append(delivered_group_from_wire(response.group).group)
                 await drain.step(len(received), received[-1].group_id)
     return received

@@ -1,7 +1,9 @@
 """Groups made up from a seed, a float64 model to judge them, and the gradient a step applies."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from learner.training.model import Policy
 from learner.training.train_step import StepOutcome, StepSettings, train_step
@@ -20,7 +22,13 @@ VERSION: Final = 3
 
 
 def float64_policy(model_dir: Path) -> Policy:
-    return Policy(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64))
+    return Policy(copy.deepcopy(_loaded(model_dir)))
+
+
+@cache
+def _loaded(model_dir: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
+    return model
 
 
 def made_up_groups(seed: int, *, reward: float | None = None) -> list[RolloutGroup]:

@@ -7,7 +7,7 @@ numbers where the formula stops the gradient.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev, stdev, variance
+from statistics import fmean, stdev
 
 Rows = list[list[float]]
 
@@ -49,16 +49,6 @@ def left_out(s: Sample) -> list[float]:
 def whitened(s: Sample) -> list[float]:
     a = centred(s)
     return [x / math.sqrt(sum(y * y for y in a) / (len(a) - 1) + 1e-8) for x in a]
-
-
-def beta_normalised(s: Sample) -> list[float]:
-    means = {g: fmean(r for r, h in zip(s.reward, s.group, strict=True) if h == g) for g in s.group}
-    m, v = fmean(means.values()), variance(means.values())
-    total = m * (1 - m) / v - 1
-    alpha, beta = 1 + max(0.0, total * m) / 3, 1 + max(0.0, total * (1 - m)) / 3
-    scale = math.gamma(alpha + beta) / math.gamma(alpha) / math.gamma(beta)
-    density = {g: scale * x ** (alpha - 1) * (1 - x) ** (beta - 1) for g, x in means.items()}
-    return [a / density[s.group[i]] for i, a in enumerate(centred(s))]
 
 
 def clip(x: float, low: float, high: float) -> float:
@@ -183,43 +173,12 @@ def gspo(p: Rows, frozen: Rows, s: Sample) -> float:
     )
 
 
-def gmpo(p: Rows, frozen: Rows, s: Sample) -> float:
-    losses = []
-    for x, y, a in zip(p, s.q, standardised(s), strict=True):
-        sign = 1 if a >= 0 else -1
-        held = [
-            sign * min(sign * (u - v), clip(sign * (u - v), -0.4, 0.4)) for u, v in zip(x, y, strict=True)
-        ]
-        losses.append(-math.exp(fmean(held)) * a)
-    return over_completions(losses)
-
-
 def topr(p: Rows, frozen: Rows, s: Sample) -> float:
     losses = []
     for x, f, y, a in zip(p, frozen, s.q, centred(s), strict=True):
         ratio = math.exp(sum(f) - sum(y))
         losses.append(-(1.0 if a >= 0 else clip(ratio, 0, 1)) * a * sum(x))
     return over_completions(losses)
-
-
-def _vespo(good: tuple[float, float], bad: tuple[float, float]) -> Twin:
-    def twin(p: Rows, frozen: Rows, s: Sample) -> float:
-        a = standardised(s)
-
-        def weight(i: int) -> float:
-            w = math.exp(sum(frozen[i]) - sum(s.q[i]))
-            k, rate = good if a[i] >= 0 else bad
-            return float(w**k * math.exp(rate * (1 - w)))
-
-        return over_tokens(tokens(p, lambda i, t: -weight(i) * a[i] * p[i][t]))
-
-    return twin
-
-
-def importance_sampling(p: Rows, frozen: Rows, s: Sample) -> float:
-    return over_completions(
-        [-math.exp(sum(x) - sum(y)) * a for x, y, a in zip(p, s.q, centred(s), strict=True)]
-    )
 
 
 def _clipped_tokens(p: Rows, s: Sample, a: Sequence[float], high: float = 0.2) -> Rows:
@@ -279,42 +238,20 @@ def tis(p: Rows, frozen: Rows, s: Sample) -> float:
     return _token_means(_against_proximal(p, s.proximal or frozen, s, lambda rho: min(rho, 2)))
 
 
-def mis(p: Rows, frozen: Rows, s: Sample) -> float:
-    return _token_means(
-        _against_proximal(p, s.proximal or frozen, s, lambda rho: rho if 0.5 <= rho <= 2 else 0)
-    )
-
-
-def icepop(p: Rows, frozen: Rows, s: Sample) -> float:
-    return _token_means(
-        _against_proximal(p, s.proximal or frozen, s, lambda rho: rho if 0.5 <= rho <= 5 else 0)
-    )
-
-
-def _by_completion(
-    ratio_of: Callable[[list[float]], float], least: float, most: float, veto: float = 0
-) -> Twin:
+def _geometric(least: float, most: float, veto: float = 0) -> Twin:
     """GRPO against the proximal policy, all tokens times their completion's ratio where it is in the band."""
 
     def twin(p: Rows, frozen: Rows, s: Sample) -> float:
         prox, a, losses = s.proximal or frozen, standardised(s), []
         for i, row in enumerate(p):
             logs = [x - q for x, q in zip(prox[i], s.q[i], strict=True)]
-            rho = ratio_of(logs)
+            rho = math.exp(fmean(logs))
             stays = least <= rho <= most and all(math.exp(x) >= veto for x in logs)
             clipped = [ppo(math.exp(x - y), a[i]) for x, y in zip(row, prox[i], strict=True)]
             losses.append((rho if stays else 0.0) * fmean(clipped))
         return over_completions(losses)
 
     return twin
-
-
-def _mis_with_veto(p: Rows, frozen: Rows, s: Sample) -> float:
-    prox, losses = s.proximal or frozen, []
-    for i, row in enumerate(_against_proximal(p, prox, s, lambda rho: rho if 0.5 <= rho <= 2 else 0)):
-        logs = [x - q for x, q in zip(prox[i], s.q[i], strict=True)]
-        losses.append(fmean(row) if min(map(math.exp, logs)) >= 0.7 else 0.0)
-    return over_completions(losses)
 
 
 def _capped(beyond: Callable[[float], float]) -> Twin:
@@ -337,60 +274,6 @@ def _sapo(good: float, bad: float) -> Twin:
         return _token_means(tokens(p, loss))
 
     return twin
-
-
-def _opsm(limit: float) -> Twin:
-    def twin(p: Rows, frozen: Rows, s: Sample) -> float:
-        a, losses = standardised(s), []
-        for i, row in enumerate(_clipped_tokens(p, s, standardised(s))):
-            left_behind = fmean(q - x for q, x in zip(s.q[i], frozen[i], strict=True)) > limit
-            losses.append(0.0 if a[i] < 0 and left_behind else fmean(row))
-        return over_completions(losses)
-
-    return twin
-
-
-def opmd(p: Rows, frozen: Rows, s: Sample) -> float:
-    a = centred(s)
-    return over_tokens(tokens(p, lambda i, t: -a[i] * p[i][t])) / 2
-
-
-def _opmd_soft(p: Rows, frozen: Rows, s: Sample) -> float:
-    tau = 0.3
-    a = [
-        r - tau * math.log(fmean(math.exp(x / tau) for x in s.rewards_beside(i)))
-        for i, r in enumerate(s.reward)
-    ]
-    return over_tokens(tokens(p, lambda i, t: -a[i] * p[i][t])) / (1 + tau)
-
-
-def _vcpo(ceiling: float) -> Twin:
-    def twin(p: Rows, frozen: Rows, s: Sample) -> float:
-        w = [math.exp(sum(x) - sum(q)) for x, q in zip(frozen, s.q, strict=True)]
-        losses = []
-        for i, row in enumerate(p):
-            share = {j: w[j] ** 2 * len(p[j]) for j in s.members(i)}
-            baseline = sum(x * s.reward[j] for j, x in share.items()) / sum(share.values())
-            spread = pstdev(s.rewards_beside(i))
-            a = (s.reward[i] - baseline) / spread if spread > 0 else 0.0
-            losses.append(-min(w[i], ceiling) * a * fmean(row))
-        return over_completions(losses)
-
-    return twin
-
-
-def _gated_by_delight(stays: Callable[[float, list[float]], bool]) -> Twin:
-    def twin(p: Rows, frozen: Rows, s: Sample) -> float:
-        a = centred(s)
-        delights = tokens(p, lambda i, t: -frozen[i][t] * a[i])
-        every = [x for row in delights for x in row]
-        return over_tokens(tokens(p, lambda i, t: -a[i] * p[i][t] if stays(delights[i][t], every) else 0.0))
-
-    return twin
-
-
-def _among_top(share: float) -> Callable[[float, list[float]], bool]:
-    return lambda x, every: x >= sorted(every, reverse=True)[max(1, round(share * len(every))) - 1]
 
 
 def _grpo_dual_clipped(p: Rows, frozen: Rows, s: Sample) -> float:
@@ -427,21 +310,6 @@ def dppo_tv(p: Rows, frozen: Rows, s: Sample) -> float:
     return over_tokens(tokens(p, loss))
 
 
-def m2po(p: Rows, frozen: Rows, s: Sample) -> float:
-    a = standardised(s)
-    squares = sorted(
-        ((f - q) ** 2, i, t)
-        for i, (x, y) in enumerate(zip(frozen, s.q, strict=True))
-        for t, (f, q) in enumerate(zip(x, y, strict=True))
-    )
-    while squares and fmean(square for square, _, _ in squares) > 0.04:
-        squares.pop()
-    kept = {(i, t) for _, i, t in squares}
-    return over_tokens(
-        tokens(p, lambda i, t: -math.exp(p[i][t] - s.q[i][t]) * a[i] if (i, t) in kept else 0.0)
-    )
-
-
 TWINS: dict[str, Twin] = {
     "gepo": _of_denominator(lambda i, p, frozen, s: expectation(i, s)),
     "gepo_mean": _of_denominator(_mean),
@@ -452,59 +320,31 @@ TWINS: dict[str, Twin] = {
     "version_aware": _version_aware(_lost_share),
     "version_aware_kl": _version_aware(_saturated_kl),
     "gspo": gspo,
-    "gmpo": gmpo,
     "topr": topr,
-    "vespo": _vespo((2, 3), (3, 2)),
-    "importance_sampling": importance_sampling,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "bnpo": lambda p, frozen, s: over_tokens(_clipped_tokens(p, s, standardised(s))),
-    "bnpo_beta": lambda p, frozen, s: over_tokens(_clipped_tokens(p, s, beta_normalised(s))),
     "dapo": dapo,
     "rloo": lambda p, frozen, s: over_tokens(_clipped_tokens(p, s, left_out(s))),
     "reinforce_plus_plus": lambda p, frozen, s: over_tokens(_clipped_tokens(p, s, whitened(s))),
     "reinforce": reinforce,
     "dg": dg,
-    "dg_hard": _gated_by_delight(lambda x, every: x > 0),
-    "kondo": _gated_by_delight(_among_top(0.03)),
     "sapo": _sapo(1.0, 1.05),
-    "opsm": _opsm(0.5),
-    "opmd": opmd,
-    "vcpo": _vcpo(8.0),
     "cispo": cispo,
     "tis": tis,
-    "mis": mis,
-    "mis_sequence": _by_completion(lambda logs: math.exp(sum(logs)), 0, 3),
-    "mis_geometric": _by_completion(lambda logs: math.exp(fmean(logs)), 0, 5),
-    "icepop": icepop,
+    "mis_geometric": _geometric(0, 5),
     "decoupled_ppo": decoupled_ppo,
     "dppo_tv": dppo_tv,
-    "m2po": m2po,
 }
 TWINS_WITH_OPTIONS: dict[str, tuple[str, dict[str, object], Twin]] = {
-    "vespo, other powers": (
-        "vespo",
-        {"power_good": 1.3, "rate_good": 2.1, "power_bad": 2.7, "rate_bad": 1.9},
-        _vespo((1.3, 2.1), (2.7, 1.9)),
-    ),
     "sapo, other rates": ("sapo", {"rate_good": 0.7, "rate_bad": 1.6}, _sapo(0.7, 1.6)),
     "grpo, dual clip": ("grpo", {"dual_clip": 1.3}, _grpo_dual_clipped),
-    "mis, veto": ("mis", {"veto": 0.7}, _mis_with_veto),
-    "mis_sequence, both ends, veto": (
-        "mis_sequence",
-        {"least": 0.8, "most": 1.5, "veto": 0.7},
-        _by_completion(lambda logs: math.exp(sum(logs)), 0.8, 1.5, veto=0.7),
-    ),
-    "mis_geometric, both ends": (
+    "mis_geometric, both ends": ("mis_geometric", {"least": 0.9, "most": 1.1}, _geometric(0.9, 1.1)),
+    "mis_geometric, both ends, veto": (
         "mis_geometric",
-        {"least": 0.9, "most": 1.1},
-        _by_completion(lambda logs: math.exp(fmean(logs)), 0.9, 1.1),
+        {"least": 0.8, "most": 1.5, "veto": 0.7},
+        _geometric(0.8, 1.5, veto=0.7),
     ),
-    "opsm, narrow": ("opsm", {"limit_nats": 0.05}, _opsm(0.05)),
-    "opmd, soft": ("opmd", {"baseline": "soft", "temperature": 0.3}, _opmd_soft),
-    "vcpo, not truncated": ("vcpo", {"ceiling": math.inf}, _vcpo(math.inf)),
-    "dg_hard, priced": ("dg_hard", {"price": 0.3}, _gated_by_delight(lambda x, every: x > 0.3)),
-    "kondo, a third": ("kondo", {"share": 0.33}, _gated_by_delight(_among_top(0.33))),
     "decoupled_ppo, cap masks": ("decoupled_ppo", {"behaviour_cap": 1.2}, _capped(lambda rho: 0.0)),
     "decoupled_ppo, cap truncates": (
         "decoupled_ppo",

@@ -2,7 +2,7 @@
 
 import asyncio
 import enum
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.clock import SystemClock
 from node.identity.identity_store import Identity
+from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -48,7 +49,7 @@ class Registry:
 
 
 class Pushing(enum.Enum):
-    """What a hub does when it is asked for an artifact in advance."""
+    """A hub's reaction to a request for an artifact in advance."""
 
     UNKNOWN = enum.auto()
     """It does not know the rpc: whoever asks fetches at once."""
@@ -63,8 +64,11 @@ class WatchedServicer(PolicyServicer):
     Each frame travels alone. Asked in advance, it answers as ``pushes`` says.
     """
 
-    def __init__(self, store: ArtifactStore, **options: Any) -> None:
+    def __init__(
+        self, store: ArtifactStore, *, damage: Callable[[bytes], bytes] | None = None, **options: Any
+    ) -> None:
         super().__init__(store, batch_bytes=0, **options)
+        self._damage = damage
         self.pushes = Pushing.UNKNOWN
         self.awaited: list[int] = []
         """Version held by whoever asked for the next artifact, at each request."""
@@ -90,6 +94,10 @@ class WatchedServicer(PolicyServicer):
         self.fetches.append(request)
         async for answer in self.spoil(len(self.fetches), super().FetchFrames(request, context)):
             yield answer
+
+    def read(self, key: ArtifactKey, frames: Sequence[int]) -> bytes:
+        data = super().read(key, frames)
+        return data if self._damage is None else self._damage(data)
 
     async def AwaitArtifact(  # noqa: N802
         self, request: policy_pb2.AwaitArtifactRequest, context: Any

@@ -29,6 +29,7 @@ from node.telemetry.metrics import NodeMetrics
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import plan
 from node.weights.store.artifact_files import Draft
 from node.weights.store.artifact_store import ArtifactStore
@@ -172,7 +173,7 @@ def fetched(
     path = plan(-1 if base is None else base.version.number, version, announcement.artifacts)
     assert path is not None
     for artifact in path:
-        manifest, _ = store.manifest(artifact.key)
+        manifest = store.manifest(artifact.key)
         stage = WholeVersion(
             manifest, layout=layout, base=None if artifact.key.is_keyframe else base, spare=None
         )
@@ -187,15 +188,15 @@ def fetched(
 class SlowDisk:
     """Holds ``put_version`` up in the thread that calls it."""
 
-    def __init__(self, put: Callable[[bytes, Draft], None]) -> None:
+    def __init__(self, put: Callable[[Manifest, Draft], None]) -> None:
         self._put = put
         self._is_reached = threading.Event()
         self.goes_on = threading.Event()
 
-    def __call__(self, signed: bytes, draft: Draft) -> None:
+    def __call__(self, manifest: Manifest, draft: Draft) -> None:
         self._is_reached.set()
         assert self.goes_on.wait(timeout=10)
-        self._put(signed, draft)
+        self._put(manifest, draft)
 
     async def reached(self) -> None:
         assert await asyncio.to_thread(self._is_reached.wait, 10)

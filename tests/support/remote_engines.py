@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from node.rollout import SamplingParameters
+from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
-from sampler.engines.remote.frame_memory import DIRECTORY_VARIABLE
+from sampler.engines.frame_memory import DIRECTORY_VARIABLE
 from sampler.engines.remote.remote_engine import RemoteEngine
-from sampler.engines.remote.remote_options import RemoteOptions
 from support.vllm_stub import VllmStub, listening, stub_of
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
@@ -38,12 +38,14 @@ def connect(server: VllmStub, engines: list[RemoteEngine], tmp_path: Path) -> Ca
     """Connects to the server."""
 
     def connected(**options: Any) -> RemoteEngine:
-        given = {"address": server.address, "weights_dir": tmp_path / "weights", "poll_s": 0.02}
+        given: dict[str, Any] = {
+            "address": server.address,
+            "weights_dir": tmp_path / "weights",
+            "poll_s": 0.02,
+        }
+        given |= {"start_limit_s": 5, "answer_limit_s": 5} | options
         engine = RemoteEngine(
-            server.model_dir,
-            compute_dtype="float32",
-            seed=0,
-            options=RemoteOptions.model_validate(given | {"start_limit_s": 5, "answer_limit_s": 5} | options),
+            SamplerConfig(model_dir=server.model_dir, engine="remote", engine_options=given, seed=0)
         )
         engines.append(engine)
         return engine

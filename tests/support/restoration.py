@@ -30,7 +30,7 @@ BATCH: Final = BOUNDS.batch_groups
 
 @dataclass
 class Checkpoint:
-    """What a learner has on disk."""
+    """A learner's disk."""
 
     version: int = 0
     unacknowledged: tuple[StepRecord, ...] = ()
@@ -254,7 +254,7 @@ class Run:
 
     @property
     def loud(self) -> str:
-        """What an operator sees of a run that stands; empty: nothing."""
+        """An operator's view of a run that stands; empty: nothing."""
         assert self.desk is not None
         assert self.learner is not None
         said = self.learner.refused

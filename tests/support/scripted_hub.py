@@ -135,8 +135,10 @@ async def scripted_hub() -> AsyncIterator[ScriptedHub]:
 
 
 def _delivered_to_wire(delivered: DeliveredGroup) -> rollout_pb2.DeliveredGroup:
+    encoded = group_to_wire(delivered.group)
     return rollout_pb2.DeliveredGroup(
-        group=group_to_wire(delivered.group),
+        header=encoded.header,
+        columns=encoded.columns,
         group_id=delivered.group.group_id,
         sampler_id=delivered.sampler_id,
         spooled_at_s=delivered.spooled_at_s,

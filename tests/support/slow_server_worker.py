@@ -3,12 +3,12 @@
 import time
 from typing import Any, Final
 
-from sampler.engines.remote.server_worker import ServerWorker
+from sampler.engines.vllm.vllm_worker import SamplerWorker
 
 TOKEN_S: Final = 0.03
 
 
-class SlowServerWorker(ServerWorker):
+class SlowServerWorker(SamplerWorker):
     def begin_session(self, session: str, seed: str) -> dict[str, Any] | str:
         answer = super().begin_session(session, seed)
         sampler = self.model_runner.sampler

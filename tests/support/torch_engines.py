@@ -1,5 +1,7 @@
 """A torch engine of the tiny model, driven step by step, and a slow twin that scores what it drew."""
 
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from node.rollout import SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
-from sampler.engines.decoding.readback import Readback
-from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
+from sampler.engines.decoding.sampling import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.torch_engine import TorchEngine
-from sampler.engines.torch_options import TorchOptions
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 
@@ -44,8 +45,7 @@ def made(model_dir: Path, *, like: str = "cpu", **options: Any) -> TorchEngine:
         options=TorchOptions(**options),
     )
     if like == "cuda":
-        engine._decoder._readback = Readback(depth=1)
-        engine._decoder._batch._keeps_order = False
+        engine._decoder._batch._is_cpu = False
     return engine
 
 
@@ -88,33 +88,64 @@ def run_out(engine: TorchEngine) -> dict[str, FinishedRequest]:
     return finished
 
 
-def naive_logprob(
+def scores_of(
     model_dir: Path,
-    words: dict[int, NDArray[np.uint16]],
+    words: Mapping[int, NDArray[np.uint16]],
     prompt: NDArray[np.int32],
     completion: SampledCompletion,
     sampling: SamplingParameters = PLAIN,
-) -> NDArray[np.float32]:
-    """Score every token by a whole forward pass of its own: no cache, no batch, no padding.
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Score every token under the version it names, by transformers without cache, batch or padding.
 
-    Kept masses, where there are any, are checked on the way.
+    Returns:
+        logprobs, kept masses; [n] each
     """
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    scores: list[float] = []
-    kept_masses: list[float] = []
+    model = _model(model_dir)
+    ids, n = (
+        torch.from_numpy(np.concatenate([prompt, completion.token_ids])).long(),
+        len(completion.token_ids),
+    )
+    scores, masses = np.empty(n, np.float32), np.empty(n, np.float32)
+    for version in set(completion.policy_version.tolist()):
+        put_words(model, words[version])
+        with torch.no_grad():
+            logits = model(ids[None], use_cache=False).logits[0, -n - 1 : -1]
+        distribution = sampling_distribution(logits, RowSampling.of([sampling] * n, device=logits.device))
+        drawn = distribution.logprob.gather(-1, ids[-n:, None])[:, 0]
+        mine = completion.policy_version == version
+        scores[mine], masses[mine] = drawn.numpy()[mine], distribution.kept_mass.numpy()[mine]
+    return scores, masses
+
+
+@functools.lru_cache(maxsize=2)
+def _model(model_dir: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+
+
+def put_words(model: Any, words: NDArray[np.uint16]) -> None:
+    """Have a model compute with the words of a version, all of them bfloat16."""
+    start = 0
     with torch.no_grad():
-        for position, (token, version) in enumerate(
-            zip(completion.token_ids, completion.policy_version, strict=True)
-        ):
-            start = 0
-            for tensor in canonical_tensors(model.state_dict()).values():
-                part = torch.from_numpy(words[int(version)][start : start + tensor.numel()].copy())
-                tensor.copy_(part.view(torch.bfloat16).view(tensor.shape))
-                start += tensor.numel()
-            ids = np.concatenate([prompt, completion.token_ids[:position]])
-            logits = model(torch.tensor(ids[None], dtype=torch.long), use_cache=False).logits[:, -1]
-            distribution = sampling_distribution(logits, RowSampling.of([sampling], device=logits.device))
-            scores.append(float(distribution.logprob[0, int(token)]))
-            kept_masses.append(float(distribution.kept_mass))
-    assert completion.kept_mass is None or np.allclose(completion.kept_mass, kept_masses, atol=1e-5)
-    return np.array(scores, np.float32)
+        for tensor in canonical_tensors(model.state_dict()).values():
+            part = torch.from_numpy(words[start : start + tensor.numel()].copy())
+            tensor.copy_(part.view(torch.bfloat16).view(tensor.shape))
+            start += tensor.numel()
+
+
+def assert_scored(
+    engine: TorchEngine,
+    model_dir: Path,
+    group: FinishedRequest,
+    prompt: str,
+    *,
+    words: Mapping[int, NDArray[np.uint16]] | None = None,
+    sampling: SamplingParameters = PLAIN,
+    atol: float = 1e-5,
+) -> None:
+    """Assert that logprobs and kept masses are exact, by the versions' words or those the engine has."""
+    words = {0: live(engine)} if words is None else words
+    for completion in group.completions:
+        scores, masses = scores_of(model_dir, words, engine.tokenizer.encode(prompt), completion, sampling)
+        np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=atol)
+        if completion.kept_mass is not None:
+            np.testing.assert_allclose(completion.kept_mass, masses, atol=max(atol, 1e-5))

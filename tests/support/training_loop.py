@@ -46,7 +46,7 @@ STEP = make_step_settings(staleness_half_life_versions=8.0, micro_batch_tokens=2
 
 @dataclass
 class Told:
-    """What answers to heartbeats say of evaluations."""
+    """Evaluations, as answers to heartbeats tell them."""
 
     evaluations: EvaluationNotice
     answer: asyncio.Event

@@ -6,18 +6,20 @@ import sys
 import time
 from pathlib import Path
 
+from sampler.tasks.task import CompletionText
+
 
 class _Unruly:
     prompts: int = 10
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
 
 class Hanging(_Unruly):
     """Sleeps for ever on prompt 1."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if index == 1:
             time.sleep(3600)
         return 1.0
@@ -26,10 +28,10 @@ class Hanging(_Unruly):
 class Parenting(_Unruly):
     """On prompt 1 starts a child that would outlive it, writes its pid to the file ``text``, and hangs."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if index == 1:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-            Path(text).write_text(str(child.pid))
+            Path(completion.text).write_text(str(child.pid))
             time.sleep(3600)
         return 1.0
 
@@ -37,7 +39,7 @@ class Parenting(_Unruly):
 class Spinning(_Unruly):
     """Burns CPU for ever on prompt 1."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         while index == 1:
             pass
         return 1.0
@@ -46,14 +48,14 @@ class Spinning(_Unruly):
 class Hoarding(_Unruly):
     """Takes four gigabytes on prompt 1."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         return float(len(bytearray(4 << 30)) if index == 1 else 1)
 
 
 class Raising(_Unruly):
     """Raises on prompt 1."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if index == 1:
             raise RuntimeError("no such answer")
         return 1.0
@@ -62,22 +64,22 @@ class Raising(_Unruly):
 class Printing(_Unruly):
     """Prints to standard output while grading."""
 
-    def grade(self, index: int, text: str) -> float:
-        print("graded", text, flush=True)
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        print("graded", completion.text, flush=True)
         return 0.5
 
 
 class NotFinite(_Unruly):
     """Returns NaN on prompt 1."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         return float("nan") if index == 1 else 1.0
 
 
 class BeyondFloat32(_Unruly):
     """Returns a number that only a float64 has."""
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         return 1e39
 
 
@@ -94,8 +96,8 @@ class Telling(_Unruly):
     def __init__(self, variable: str) -> None:
         self._variable = variable
 
-    def prompt(self, index: int) -> str:
+    def prompt(self, index: int, row: object) -> str:
         return os.environ.get(self._variable, "nothing")
 
-    def grade(self, index: int, text: str) -> float:
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
         return 1.0

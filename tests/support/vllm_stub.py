@@ -18,7 +18,7 @@ import torch
 from node.tokenizer import tokenizer_digest
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
-from sampler.engines.remote.frame_memory import Rooms, open_frame_memory
+from sampler.engines.frame_memory import Rooms, open_frame_memory
 from sampler.engines.torch_engine import TorchEngine
 from support.model_words import words_of
 

@@ -185,6 +185,8 @@ def _serve(channel: socket.socket) -> tuple[str, ...]:
                     arguments, environ, numbers, directory = pickle.loads(message)
                     pid = os.fork()
                     if pid == 0:
+                        selector.close()  # now: later these numbers are the new process's own
+                        channel.close()
                         _become(environ, dict(zip(numbers, received[1:], strict=True)), directory)
                         return tuple(arguments)
                     os.write(received[0], str(pid).encode())

@@ -41,7 +41,7 @@ def put_version(store: ArtifactStore, signed: bytes, payloads: Sequence[bytes]) 
     with store.draft() as draft:
         for payload in payloads:
             draft.append(payload)
-        store.put_version(signed, draft)
+        store.put_version(store.offer_signed(signed)[0], draft)
 
 
 def manifest_of_sizes(sizes: Sequence[int], *, version: int = 1, base_version: int = 0) -> Manifest:

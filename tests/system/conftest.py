@@ -1,4 +1,4 @@
-"""What the processes of a run are forked from; tests of one process start it from nothing."""
+"""Fixture that processes of a run are forked from; tests of one process start it from nothing."""
 
 from support.warm_processes import warm_processes
 

@@ -1,7 +1,6 @@
 """A run of real processes over mutual TLS goes on while certified liars and strangers attack it."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.stage import SAMPLERS, Stage
 from deploy.demo.warm_start import make_base_model
 from deploy.runs.observation import is_ready
-from deploy.runs.processes import Children
+from deploy.runs.processes import children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR
 from node.commands.status_command import fetch_status
@@ -55,8 +54,7 @@ async def test_every_attack_leaves_the_run_stepping_on_groups_of_honest_samplers
     model = tmp_path / "model"
     await asyncio.to_thread(make_base_model, model, accuracy=0.2, seed=0)
     root = tmp_path / "run"
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    async with Children(log_of=lambda name: root / "logs" / f"{name}.log", environ=environ) as children:
+    async with children_below(root) as children:
         stage = Stage(root, children=children)
         await stage.begin(model)
         steps = StepTail(stage.directory.step_log)

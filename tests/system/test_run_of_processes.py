@@ -29,10 +29,10 @@ PROMPTS = 12
 class EvaluatedSession(Session):
     """A session whose coordinator evaluates."""
 
-    async def start(self, name: str, *, environ: Mapping[str, str]) -> None:
+    async def start(self, name: str, *, environ: Mapping[str, str], module: str = "node") -> None:
         evaluation = json.dumps({"every_versions": EVERY_VERSIONS, "prompts": PROMPTS})
         ours = {"HETERORL_COORDINATOR__EVALUATION": evaluation} if name == COORDINATOR else {}
-        await super().start(name, environ={**environ, **ours})
+        await super().start(name, environ={**environ, **ours}, module=module)
 
 
 def has_stepped(directory: RunDirectory, version: int) -> Callable[[], bool]:

@@ -1,7 +1,6 @@
 """Reads the evaluations of a run from its ledger, whether a coordinator writes it or not."""
 
 import sqlite3
-from dataclasses import fields
 from pathlib import Path
 
 from node.coordinator.ledger.ledger_check import reading
@@ -17,15 +16,8 @@ def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
     """
     try:
         with reading(ledger) as connection:
-            if not connection.execute(
-                "SELECT 1 FROM sqlite_master WHERE name = 'evaluations'"
-            ).fetchone():  # of an older schema
-                return ()
             rows = connection.execute("SELECT * FROM evaluations ORDER BY version")
-            columns = [column for column, *_ in rows.description]
-            named = [dict(zip(columns, row, strict=True)) for row in rows]
-            known = {field.name for field in fields(Evaluation)} & set(columns)
-            return tuple(Evaluation(**{name: row[name] for name in known}) for row in named)
+            return tuple(Evaluation(*row) for row in rows)
     except FileNotFoundError as error:
         raise StartupError(f"there is no ledger at {ledger}", fix="Check the path.") from error
     except sqlite3.Error as error:

@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import xxhash
+from node.coordinator.ledger.ledger_schema import SCHEMA_VERSION, digest_of
 
 _SHOWN: Final = 5
 """Problems reported of each kind; the rest are alike."""
-
-_ANSWERS_SINCE_SCHEMA: Final = 4
-"""The schema from which on every answer to a held-out prompt is kept."""
 
 _TABLES: Final = frozenset({"run", "learner", "slots", "groups", "steps", "versions"})
 
@@ -98,9 +95,16 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     damage = [row[0] for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
     if damage != ["ok"]:
         return Findings(str(path), problems=tuple(damage))
+    schema = _number(connection, "PRAGMA user_version")
     missing = sorted(_TABLES - set(_column(connection, "SELECT name FROM sqlite_master")))
     if missing:
         return Findings(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
+    if schema != SCHEMA_VERSION:
+        return Findings(
+            str(path),
+            schema=schema,
+            problems=(f"it has schema {schema}, this software knows {SCHEMA_VERSION}",),
+        )
     last = _number(connection, "SELECT coalesce(max(version), 0) FROM steps")
     lost = _lost_ranges(connection)
     run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
@@ -112,7 +116,7 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     return Findings(
         path=str(path),
         run_id=", ".join(run_ids),
-        schema=_number(connection, "PRAGMA user_version"),
+        schema=schema,
         steps=_number(connection, "SELECT count(*) FROM steps"),
         last_step=max([last, *(numbers[-1] for numbers in lost)]),
         lost_steps=sum(map(len, lost)),
@@ -171,8 +175,9 @@ def _trainings(connection: sqlite3.Connection) -> Iterator[str]:
 def _spooled(connection: sqlite3.Connection) -> Iterator[str]:
     """Find groups in the spool that are damaged, missing or left over."""
     shown = 0
-    for slot, data, digest in connection.execute("SELECT slot, data, digest FROM groups ORDER BY slot"):
-        if xxhash.xxh3_64_digest(data) != digest and (shown := shown + 1) <= _SHOWN:
+    rows = connection.execute("SELECT slot, digest, header, columns FROM groups ORDER BY slot")
+    for slot, digest, *group in rows:
+        if digest_of(group) != digest and (shown := shown + 1) <= _SHOWN:
             yield f"the group of slot {slot} is not what was stored"
     for (slot,) in connection.execute(
         "SELECT number FROM slots LEFT JOIN groups ON slot = number "
@@ -190,8 +195,6 @@ def _spooled(connection: sqlite3.Connection) -> Iterator[str]:
 
 def _evaluated(connection: sqlite3.Connection) -> Iterator[str]:
     """Find evaluations whose prompts and answers do not add up."""
-    if _number(connection, "PRAGMA user_version") < _ANSWERS_SINCE_SCHEMA:
-        return
     # Answers of finished ones may have gone, all of a version at once.
     query = (
         "SELECT version, prompts, answers, finished_at_s, "
@@ -212,15 +215,11 @@ def _evaluated(connection: sqlite3.Connection) -> Iterator[str]:
 
 def _generations(connection: sqlite3.Connection) -> list[tuple[int, int]]:
     """Return (lost from slot, first slot) of each generation, oldest first."""
-    if not _number(connection, "SELECT count(*) FROM sqlite_master WHERE name = 'generations'"):
-        return []  # of schema 1
     rows = connection.execute("SELECT lost_from_slot, first_slot FROM generations ORDER BY number")
     return rows.fetchall()
 
 
 def _lost_ranges(connection: sqlite3.Connection) -> list[range]:
-    if not _generations(connection):
-        return []
     rows = connection.execute(
         "SELECT lost_first_version, lost_last_version + 1 FROM generations "
         "WHERE lost_last_version >= lost_first_version ORDER BY number"

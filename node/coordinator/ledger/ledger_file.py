@@ -13,11 +13,9 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
-import xxhash
-
 from node import durable
 from node.coordinator.ledger import accepted_loss
-from node.coordinator.ledger.ledger_schema import prepare
+from node.coordinator.ledger.ledger_schema import digest_of, prepare
 from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
@@ -31,7 +29,7 @@ from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
 from node.file_lock import FileLock
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.run import Evaluation, StepRecord
 
 FILE_NAME: Final = "ledger.sqlite"
@@ -107,7 +105,7 @@ class Ledger:
             ),
             settled={state: n for state, n in settled.items() if state not in open_states},
             spooled_at_s=dict(rows("SELECT slot, spooled_at_s FROM groups").fetchall()),
-            spooled_bytes=dict(rows("SELECT slot, length(data) FROM groups").fetchall()),
+            spooled_bytes=dict(rows("SELECT slot, length(header) + length(columns) FROM groups").fetchall()),
             verdicts=tuple(
                 (sampler_id, Verdict(verdict), n) for sampler_id, verdict, n in rows("SELECT * FROM verdicts")
             ),
@@ -188,16 +186,19 @@ class Ledger:
         """
         try:
             row = self._connection.execute(
-                "SELECT attempt, sampler_id, spooled_at_s, data, digest FROM groups WHERE slot = ?", (slot,)
+                "SELECT attempt, sampler_id, spooled_at_s, digest, header, columns FROM groups "
+                "WHERE slot = ?",
+                (slot,),
             ).fetchone()
         except sqlite3.DatabaseError as error:
             raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} cannot be read: {error}") from error
         if row is None:
             return None
-        attempt, sampler_id, spooled_at_s, data, digest = row
-        if _digest(data) != digest:
+        attempt, sampler_id, spooled_at_s, digest, *parts = row
+        group = EncodedGroup(*parts)
+        if digest_of(group) != digest:
             raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} is not what was stored")
-        return StoredGroup(slot, attempt, sampler_id, spooled_at_s, data)
+        return StoredGroup(slot, attempt, sampler_id, spooled_at_s, group)
 
     def _write(self, transaction: Transaction) -> None:
         write, write_each = self._connection.execute, self._connection.executemany
@@ -205,8 +206,9 @@ class Ledger:
         out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
         write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
         if (stored := transaction.stored) is not None:
-            *columns, data = astuple(stored)
-            write("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", (*columns, _digest(data), data))
+            whose = (stored.slot, stored.attempt, stored.sampler_id, stored.spooled_at_s)
+            row = (*whose, digest_of(stored.group), *stored.group)
+            write("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         write_each(
             "INSERT INTO verdicts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
             ((sampler_id, verdict.value) for sampler_id, verdict in transaction.verdicts),
@@ -325,7 +327,3 @@ def _slot(row: tuple[int, int, str, str, int, int]) -> Slot:
 
 def _attempt(number: int, holder: str, is_submitted: bool, failure: str | None = None) -> Attempt:
     return Attempt(number, holder, is_submitted, None if failure is None else Failure(failure))
-
-
-def _digest(data: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(data)

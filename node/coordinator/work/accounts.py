@@ -25,7 +25,7 @@ from node.coordinator.work.standing import Share, Standing, Standings
 from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.run import StepRecord
 
 
@@ -37,8 +37,8 @@ class StoredGroup:
     attempt: int
     sampler_id: str
     spooled_at_s: float
-    data: bytes
-    """The message as it was submitted."""
+    group: EncodedGroup
+    """As it was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,8 @@ class Accounts:
             self._of(sampler_id)[verdict] = n
         delivered = {name: counts[Verdict.SPOOLED] for name, counts in self._verdicts.items()}
         self.standings = Standings.restored(balance.standings, delivered)
+        for sampler_id in filter(delivered.get, delivered):
+            self.slots.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
         self.leased_before_change: frozenset[str] = frozenset()
         """Leases that were out when the task's options changed. In memory only, as after a later restart few
@@ -225,6 +227,7 @@ class Accounts:
             won = (slot for slot in transaction.slots if slot.number == transaction.stored.slot)
             took_s = next((self.slots.took_s(slot, now=now) for slot in won), None)
             self.standings.note_delivery(transaction.stored.sampler_id, took_s)
+            self.slots.prove(transaction.stored.sampler_id)
         self.slots.apply(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
@@ -232,8 +235,8 @@ class Accounts:
                 self._spooled_bytes_total -= self._spooled_bytes.pop(slot.number, 0)
         if (stored := transaction.stored) is not None:
             self.spooled_at_s[stored.slot] = stored.spooled_at_s
-            self._spooled_bytes[stored.slot] = len(stored.data)
-            self._spooled_bytes_total += len(stored.data)
+            self._spooled_bytes[stored.slot] = stored.group.size_bytes
+            self._spooled_bytes_total += stored.group.size_bytes
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
@@ -296,7 +299,10 @@ class Accounts:
         evaluating = self.evaluations.running(sampler_id)  # on top of every bound
         fleet = self.slots.counts()[SlotState.LEASED] + evaluating
         held = self.slots.running(sampler_id) + evaluating
-        return self.standings.share(sampler_id, held=held, free=free, fleet=fleet, now=now)
+        newcomers = self.slots.newcomers_leases
+        return self.standings.share(
+            sampler_id, held=held, free=free, fleet=fleet, newcomers=newcomers, now=now
+        )
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""

@@ -15,7 +15,7 @@ from node.coordinator.work.capacity import Bounds, Capacity, capacity, is_full
 from node.coordinator.work.evaluation.evaluations import EvaluationChange, is_evaluation_lease, lease_id_of
 from node.coordinator.work.group_check import Work, objection
 from node.coordinator.work.leases import Claim
-from node.coordinator.work.model_check import check_base
+from node.coordinator.work.model_check import Learner, check_base
 from node.coordinator.work.prompt_agreement import Dissent, PromptSaid
 from node.coordinator.work.slots import Slot, SlotState, group_id, parse_group_id
 from node.coordinator.work.task_size import agreed_size
@@ -23,12 +23,15 @@ from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import BaseModel, PolicyVersion
 from node.rollout import (
+    EncodedGroup,
+    GroupHeader,
     GroupVerdict,
     LeaseGrant,
     LeasePurpose,
     PromptLease,
     RolloutGroup,
     Verdict,
+    check_group,
     other_options,
 )
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
@@ -200,8 +203,8 @@ def submission(
     *,
     sampler_id: str,
     name: str,
-    group: RolloutGroup | RefusedError,
-    data: bytes,
+    group: GroupHeader | RolloutGroup | RefusedError,
+    encoded: EncodedGroup,
     is_published: Callable[[int], bool],
     bounds: Bounds,
     now: float,
@@ -212,8 +215,8 @@ def submission(
     no lease asked for, are answered only: they must not cost a write to disk each.
 
     Args:
-        group: As decoded, or why it could not be.
-        data: The message as it came, to be stored.
+        group: Its header, or all of it where the prompt is held out; or why it could not be decoded.
+        encoded: As it came, to be stored.
         is_published: Whether a policy version was ever announced.
 
     Raises:
@@ -233,7 +236,9 @@ def submission(
     parsed = parse_group_id(name)
     if parsed is None:
         return _answer(Verdict.MALFORMED, f"{name[:100]!r} is not a group id; expected <slot>.<attempt>")
-    if isinstance(group, RolloutGroup) and group.run_id != work.run_id:
+    if isinstance(group, RolloutGroup):
+        group = group.header
+    if isinstance(group, GroupHeader) and group.run_id != work.run_id:
         return _answer(Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
     match accounts.slots.claim(*parsed, sampler_id):
         case Claim.NEVER_GRANTED:
@@ -253,7 +258,7 @@ def submission(
     else:
         problem = objection(group, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
         if problem is None:
-            said = PromptSaid.by(sampler_id, group)
+            said = PromptSaid(group.prompt_index, sampler_id, group.prompt_digest)
             dissent = accounts.prompt_agreement.dissent(said)
             has_dissent = bool(dissent.others)
             problem = _outvoted(said, dissent) if dissent.is_outvoted else None
@@ -261,7 +266,7 @@ def submission(
         verdict, detail = problem
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
         is_outdated = (
-            isinstance(group, RolloutGroup)
+            isinstance(group, GroupHeader)
             and bool(other_options(group, work.task_digest))
             and group_id(*parsed) in accounts.leased_before_change
             and verdict is Verdict.FOREIGN
@@ -275,7 +280,7 @@ def submission(
         )
         return Decision(Submitted(verdict, detail, has_dissent), spent)
     load = accounts.load()
-    if is_full(bounds, load, group_bytes=len(data)):
+    if is_full(bounds, load, group_bytes=encoded.size_bytes):
         raise RefusedError(
             Reason.BUSY,
             f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
@@ -284,7 +289,7 @@ def submission(
     slot = accounts.slots.submitted(*parsed)
     transaction = Transaction(
         slots=(slot,),
-        stored=StoredGroup(*parsed, sampler_id, now, data),
+        stored=StoredGroup(*parsed, sampler_id, now, encoded),
         verdicts=((sampler_id, Verdict.SPOOLED),),
         prompt_said=said,
     )
@@ -327,7 +332,7 @@ def _evaluated(
     *,
     sampler_id: str,
     name: str,
-    group: RolloutGroup | RefusedError,
+    group: GroupHeader | RolloutGroup | RefusedError,
     is_published: Callable[[int], bool],
     now: float,
 ) -> Decision[Submitted]:
@@ -346,7 +351,10 @@ def _evaluated(
     elif group.run_id != work.run_id:
         problem = (Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
     else:
-        problem = objection(group, evaluations.slot(name), evaluations.work(work), learner, is_published)
+        assert isinstance(group, RolloutGroup), "the coordinator alone reads what is held out"
+        problem = objection(
+            group.header, evaluations.slot(name), evaluations.work(work), learner, is_published
+        ) or _malformed(group, learner)
         drawn_by = {group.oldest_version, group.newest_version}
         if problem is None and drawn_by != {evaluation.version}:
             other = next(iter(drawn_by - {evaluation.version}))
@@ -358,6 +366,14 @@ def _evaluated(
     transaction = Transaction(evaluation=evaluations.counted(name, sampler_id, group, now=now))
     answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
     return Decision(Submitted(Verdict.SPOOLED), held_against_odd(accounts, answered, now=now))
+
+
+def _malformed(group: RolloutGroup, learner: Learner) -> tuple[Verdict, str] | None:
+    try:
+        check_group(group, vocabulary_size=learner.vocabulary_size)
+    except RefusedError as refused:
+        return Verdict.MALFORMED, refused.what
+    return None
 
 
 def held_against_odd(accounts: Accounts, transaction: Transaction, *, now: float) -> Transaction:

@@ -8,7 +8,7 @@ from node.coordinator.work.grader_agreement import NOT_AGREED, AgreedGrader
 from node.coordinator.work.model_check import Learner, check_model
 from node.coordinator.work.slots import Slot
 from node.errors import Reason, RefusedError
-from node.rollout import RolloutGroup, SamplingParameters, Verdict, check_group, other_options
+from node.rollout import GroupHeader, SamplingParameters, Verdict, check_header, other_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +28,40 @@ class Work:
 
 
 def objection(
-    group: RolloutGroup, slot: Slot, work: Work, learner: Learner, is_published: Callable[[int], bool]
+    header: GroupHeader, slot: Slot, work: Work, learner: Learner, is_published: Callable[[int], bool]
 ) -> tuple[Verdict, str] | None:
     """Return why a group does not answer the lease on ``slot``; None where it does."""
     try:
-        check_group(group, vocabulary_size=learner.vocabulary_size)
-        check_model(group.layout_digest, group.tokenizer_digest, learner, of="the group")
+        check_header(header)
+        check_model(header.layout_digest, header.tokenizer_digest, learner, of="the group")
     except RefusedError as refused:
         is_other_model = refused.reason in (Reason.LAYOUT_MISMATCH, Reason.TOKENIZER_MISMATCH)
         return Verdict.FOREIGN if is_other_model else Verdict.MALFORMED, refused.what
-    if (group.task, group.prompt_index) != (work.task, slot.prompt_index):
+    if (header.task, header.prompt_index) != (work.task, slot.prompt_index):
         return Verdict.FOREIGN, (
-            f"it answers prompt {group.prompt_index} of task {group.task!r}, "
+            f"it answers prompt {header.prompt_index} of task {header.task!r}, "
             f"leased was prompt {slot.prompt_index} of {work.task!r}"
         )
-    if what := other_options(group, work.task_digest) or work.grader.objection(group.grader_digest):
+    if what := other_options(header, work.task_digest) or work.grader.objection(header.grader_digest):
         return Verdict.FOREIGN, what
-    if group.sampling != work.sampling:
-        return Verdict.FOREIGN, f"it was sampled with {group.sampling}, leased was {work.sampling}"
-    if len(group.completions) != work.group_size:
-        return Verdict.MALFORMED, f"{len(group.completions)} completions, leased were {work.group_size}"
-    if len(group.prompt_token_ids) > work.prompt_tokens:
-        return Verdict.MALFORMED, (
-            f"a prompt of {len(group.prompt_token_ids)} tokens, allowed are {work.prompt_tokens}"
+    if header.sampling != work.sampling:
+        return Verdict.FOREIGN, f"it was sampled with {header.sampling}, leased was {work.sampling}"
+    if header.completions != work.group_size:
+        return Verdict.MALFORMED, f"{header.completions} completions, leased were {work.group_size}"
+    if header.prompt_tokens > work.prompt_tokens:
+        return (
+            Verdict.MALFORMED,
+            f"a prompt of {header.prompt_tokens} tokens, allowed are {work.prompt_tokens}",
         )
-    longest = max(len(completion.token_ids) for completion in group.completions)
-    if longest > work.sampling.max_new_tokens:
-        return Verdict.MALFORMED, (
-            f"a completion of {longest} tokens, allowed are {work.sampling.max_new_tokens}"
-        )
-    together = len(group.prompt_token_ids) + longest
+    longest, allowed = header.longest_completion, work.sampling.max_new_tokens
+    if not 1 <= longest <= allowed:
+        return Verdict.MALFORMED, f"a completion of {longest} tokens, allowed are {allowed}"
+    together = header.prompt_tokens + longest
     if learner.context_tokens and together > learner.context_tokens:
         return Verdict.MALFORMED, (
             f"prompt and completion have {together} tokens, the run's model takes {learner.context_tokens}"
         )
-    for version in sorted({group.oldest_version, group.newest_version}):
+    for version in sorted({header.oldest_version, header.newest_version}):
         if not is_published(version):
             return Verdict.FOREIGN, f"version {version} was never published"
     return None

@@ -153,6 +153,15 @@ class Leases:
         """Count the leases of a sampler."""
         return self._open.running(holder)
 
+    @property
+    def newcomers_leases(self) -> int:
+        """Count the leases of all samplers that have never delivered a group."""
+        return self._open.newcomers_leases
+
+    def prove(self, holder: str) -> None:
+        """Note that a sampler has delivered a group."""
+        self._open.prove(holder)
+
     def held_by(self, holder: str) -> frozenset[int]:
         """Return the slots that a sampler holds leases on."""
         return self._open.held_by(holder)

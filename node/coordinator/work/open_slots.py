@@ -30,6 +30,15 @@ class OpenSlots:
         self.undelivered = LowestFirst()
         """Those of ``untrained`` that the learner's stream has not been given."""
         self._held: dict[str, set[int]] = {}
+        self._proven: set[str] = set()
+        self.newcomers_leases = 0
+        """Held by all samplers together that have never delivered a group."""
+
+    def prove(self, holder: str) -> None:
+        """Note that a sampler has delivered a group."""
+        if holder not in self._proven:
+            self._proven.add(holder)
+            self.newcomers_leases -= self.running(holder)
 
     def held_by(self, holder: str) -> frozenset[int]:
         """Return the slots that a sampler holds leases on."""
@@ -52,6 +61,7 @@ class OpenSlots:
             (self.suspect if slot.had_fault() else self.sound).add(slot.number)
         elif slot.lease is not None:
             self._held.setdefault(slot.lease.holder, set()).add(slot.number)
+            self.newcomers_leases += slot.lease.holder not in self._proven
         elif slot.state in UNTRAINED:
             self.untrained.add(slot.number)
             if before is None or before.state not in UNTRAINED:
@@ -70,6 +80,7 @@ class OpenSlots:
         if slot.lease is not None:
             held = self._held[slot.lease.holder]
             held.discard(number)
+            self.newcomers_leases -= slot.lease.holder not in self._proven
             if not held:
                 del self._held[slot.lease.holder]
         return slot

@@ -8,12 +8,9 @@ together cost the first honest one a group, until as many honest ones have answe
 In memory only: after a restart agreement is found anew, as tasks and templates may have changed meanwhile.
 """
 
-import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final, Self
-
-from node.rollout import RolloutGroup
+from typing import Final
 
 PROMPTS: Final = 65_536
 """Prompts remembered, those answered last: at most 60 MB."""
@@ -31,12 +28,6 @@ class PromptSaid:
     prompt_index: int
     sampler_id: str
     digest: bytes
-
-    @classmethod
-    def by(cls, sampler_id: str, group: RolloutGroup) -> Self:
-        """Return what a sampler's group says."""
-        tokens = group.prompt_token_ids.astype("<i4").tobytes()
-        return cls(group.prompt_index, sampler_id, hashlib.blake2b(tokens, digest_size=16).digest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@
 
 This is TCP's slow start: what a sampler may hold follows what it delivers within a round of its own, whether
 a round takes a second or an hour. On top of that nobody holds so much of the fleet's room that the others
-have less than half of what they delivered lately; alone in a run, a sampler has all of it.
+have less than half of what they delivered lately; alone in a run, a sampler has all of it. All newcomers
+together hold a quarter of the room.
 
 A lease has a maximal age too, whatever heartbeats say: AGE_FACTOR times the slowest recent delivery of the
 fleet, or of its holder if that is slower, doubled with each strike of the holder up to the configured age. So
@@ -27,7 +28,11 @@ from node.run import SamplerStanding
 
 NEWCOMER_LEASES: Final = 4
 NEWCOMERS_PART: Final = 8
-"""A newcomer may hold an eighth of what it finds free, or four leases: eight hoarders leave a third."""
+"""A newcomer may hold an eighth of what it finds free, or four leases."""
+
+ALL_NEWCOMERS_PART: Final = 4
+"""All newcomers together hold a quarter of the fleet's leases once somebody has delivered, however many they
+are. A crowd of honest ones gets in all the same: each is a newcomer for the length of one group."""
 
 GROWTH: Final = 2
 USED_PART: Final = 4
@@ -232,13 +237,16 @@ class Standings:
         pace = self._paces.get(sampler_id, _Pace())
         return pace.groups / self._recent if self._recent else 1.0
 
-    def share(self, sampler_id: str, *, held: int, free: int, fleet: int, now: float) -> Share:
+    def share(
+        self, sampler_id: str, *, held: int, free: int, fleet: int, newcomers: int, now: float
+    ) -> Share:
         """Return how many leases a sampler may hold.
 
         Args:
             held: Leases that it holds.
             free: Groups that may be leased now.
             fleet: Leases that all samplers hold.
+            newcomers: Leases that all samplers hold that have never delivered.
         """
         standing = self.of(sampler_id)
         if standing.quarantine or standing.is_struck_out:
@@ -246,8 +254,11 @@ class Standings:
             return Share(0 if pause_s else 1, "quarantine" if standing.quarantine else "faults", pause_s)
         allowance = standing.allowance or newcomers_leases(held + free)
         half_of_others = (1.0 + self.recent_share(sampler_id)) / 2.0
-        most = min(allowance, int(half_of_others * (fleet + free)), LEASES_PER_PEER)
-        return Share(max(1, most), "share", allowance=min(allowance, LEASES_PER_PEER))
+        most = max(1, min(allowance, int(half_of_others * (fleet + free)), LEASES_PER_PEER))
+        if self._recent and sampler_id not in self._paces:
+            together = max(NEWCOMER_LEASES, (fleet + free) // ALL_NEWCOMERS_PART)
+            most = max(0, min(most, together - newcomers + held))
+        return Share(most, "share", allowance=min(allowance, LEASES_PER_PEER))
 
     def word(
         self, sampler_id: str, *, delivered: int, held: int, oldest_s: float, max_age_s: float, now: float

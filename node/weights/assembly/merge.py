@@ -96,7 +96,7 @@ def stored_version(
     with ExitStack() as leases:
         for artifact in path:
             leases.enter_context(store.lease(artifact.key))
-        manifests = [store.manifest(artifact.key)[0] for artifact in path]
+        manifests = [store.manifest(artifact.key) for artifact in path]
 
         def frame_words(frame: int) -> Words:
             steps = [(manifest, store.read_payload(manifest.key, frame)) for manifest in manifests]

@@ -16,7 +16,7 @@ is acceptable (newer than what is held, from a live learner) is decided by ``sto
 import math
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -70,6 +70,8 @@ class Manifest:
     published_at_s: float
     """Unix seconds on the learner's clock."""
     frames: tuple[FrameRecord, ...]
+    signed: bytes = field(default=b"", compare=False, repr=False)
+    """As stored and sent, signature included; empty while it is not signed."""
 
     @property
     def key(self) -> ArtifactKey:
@@ -136,6 +138,11 @@ def sign(manifest: Manifest, key: SigningKey) -> bytes:
     return message + key.sign(DOMAIN, message)
 
 
+def signed_by(manifest: Manifest, key: SigningKey) -> Manifest:
+    """Return the manifest with the learner's signature, which needs no verification in this process."""
+    return replace(manifest, signed=sign(manifest, key))
+
+
 def verify_signed(signed: bytes, *, public_key: bytes, run_id: str) -> Manifest:
     """Return the manifest inside ``signed``, if the run's learner signed it for this run.
 
@@ -148,7 +155,7 @@ def verify_signed(signed: bytes, *, public_key: bytes, run_id: str) -> Manifest:
         )
     message, signature = signed[:-SIGNATURE_BYTES], signed[-SIGNATURE_BYTES:]
     verify(public_key, DOMAIN, message, signature)
-    manifest = parse(message)
+    manifest = replace(parse(message), signed=signed)
     if manifest.run_id != run_id:
         raise RefusedError(
             Reason.FOREIGN_RUN, f"version {manifest.version} is of run {manifest.run_id!r}, not {run_id!r}"

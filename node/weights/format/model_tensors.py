@@ -5,8 +5,8 @@ that the model's own files have them in, the rest as they are. Learner and sampl
 derive one layout from one model directory. Needs no torch: a tensor is whatever has torch's three members.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from node.weights.format.layout import TensorSpec
 from node.weights.format.model_files import StoredDtypes
@@ -41,6 +41,17 @@ def tensor_specs(state: Mapping[str, ModelTensor], stored: StoredDtypes) -> Iter
         tensor = state[names[0]]
         held = str(tensor.dtype).removeprefix("torch.")
         yield TensorSpec(names[0], tuple(tensor.shape), stored.published(names, held=held))
+
+
+def names_in_files(
+    state: Mapping[str, Any], revert: Callable[[dict[str, Any]], Iterable[str]]
+) -> dict[str, str]:
+    """Return names in files -> in the model, where transformers renames or joins tensors as it loads.
+
+    Args:
+        revert: Returns a tensor as files hold it: ``revert_weight_conversion`` of transformers, of a model.
+    """
+    return {part: name for name, tensor in state.items() for part in revert({name: tensor.to("meta")})}
 
 
 def _names_of_storages(state: Mapping[str, ModelTensor]) -> list[list[str]]:

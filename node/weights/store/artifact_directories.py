@@ -92,7 +92,7 @@ class ArtifactDirectories:
         """Return whether an artifact was neither removed nor replaced."""
         return self._artifacts.get(artifact.manifest.key) is artifact
 
-    def create(self, manifest: Manifest, signed: bytes) -> None:
+    def create(self, manifest: Manifest) -> None:
         """Make an empty artifact, instead of an earlier one of its key.
 
         Beyond INCOMING_ARTIFACTS incomplete ones, the oldest version goes.
@@ -111,7 +111,7 @@ class ArtifactDirectories:
                 f"{len(self._artifacts)} artifacts are retained already, the most allowed",
                 fix="publish keyframes, so that older artifacts can be removed",
             )
-        artifact = ArtifactFiles.create(self._scratch / directory_name(manifest.key), signed, manifest)
+        artifact = ArtifactFiles.create(self._scratch / directory_name(manifest.key), manifest)
         self._artifacts[manifest.key] = artifact
         artifact.move(self._incoming)
 

@@ -71,22 +71,21 @@ class Draft:
 class ArtifactFiles:
     """Reads and writes one artifact. The store serialises the calls."""
 
-    def __init__(self, directory: Path, signed: bytes, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory = directory
-        self.signed = signed
         self.manifest = manifest
         sizes = np.fromiter((frame.payload_bytes for frame in manifest.frames), np.int64)
         self._offsets = np.cumsum(sizes) - sizes
         self._present = sizes == 0
 
     @classmethod
-    def create(cls, directory: Path, signed: bytes, manifest: Manifest) -> "ArtifactFiles":
+    def create(cls, directory: Path, manifest: Manifest) -> "ArtifactFiles":
         """Create the directory with its manifest. Both are on disk when this returns."""
         shutil.rmtree(directory, ignore_errors=True)  # What a full disk left of an earlier attempt.
         directory.mkdir()
         (directory / _FRAMES).touch()
-        durable.write(directory / _MANIFEST, signed)
-        return cls(directory, signed, manifest)
+        durable.write(directory / _MANIFEST, manifest.signed)
+        return cls(directory, manifest)
 
     @classmethod
     def load(cls, directory: Path, *, public_key: bytes, run_id: str, whole: bool) -> "ArtifactFiles":
@@ -100,7 +99,7 @@ class ArtifactFiles:
             OSError: a file cannot be read.
         """
         signed = (directory / _MANIFEST).read_bytes()
-        artifact = cls(directory, signed, verify_signed(signed, public_key=public_key, run_id=run_id))
+        artifact = cls(directory, verify_signed(signed, public_key=public_key, run_id=run_id))
         with (directory / _FRAMES).open("rb") as file:
             if whole and os.fstat(file.fileno()).st_size == artifact.manifest.size_bytes:
                 artifact._present[:] = True

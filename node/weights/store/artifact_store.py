@@ -136,16 +136,15 @@ class ArtifactStore:
         """
         return closing(self._directories.draft())
 
-    def put_version(self, signed: bytes, draft: Draft) -> None:
-        """Store an artifact from its manifest and its payloads, and announce it.
+    def put_version(self, manifest: Manifest, draft: Draft) -> None:
+        """Store an artifact of this process, from its signed manifest and its payloads, and announce it.
 
         Raises:
             RefusedError: as ``offer``.
             ValueError: the payloads are not those of the manifest.
         """
         draft.finish()
-        manifest, missing = self.offer(signed)
-        if not missing:
+        if not self.offer(manifest):
             return
         with self._lock, disk_errors_refused(manifest.key):
             artifact = self._directories.find(manifest.key)
@@ -153,17 +152,25 @@ class ArtifactStore:
         self._frame_listeners.notify()
         self._finish(artifact)
 
-    def offer(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
-        """Prepare for an artifact; return its manifest and the frames that are missing.
+    def offer_signed(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
+        """Verify a manifest and offer it; return it with the frames that are missing.
 
         Raises:
-            RefusedError: BAD_SIGNATURE, MALFORMED, FOREIGN_RUN, OVER_LIMIT; FENCED by a newer epoch;
-                ROLLBACK: the version is older than the head, or another policy has its number; DISK.
+            RefusedError: as ``verify_signed`` and ``offer``.
         """
         manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
+        return manifest, self.offer(manifest)
+
+    def offer(self, manifest: Manifest) -> tuple[int, ...]:
+        """Prepare for an artifact, whose signature is verified; return the frames that are missing.
+
+        Raises:
+            RefusedError: OVER_LIMIT; FENCED by a newer epoch; ROLLBACK: the version is older than the head,
+                or another policy has its number; DISK.
+        """
         with self._lock, disk_errors_refused(manifest.key):
             known = self._directories.get(manifest.key)
-            if known is None or known.signed != signed:
+            if known is None or known.manifest != manifest:
                 retained = [artifact.manifest for artifact in self._directories]
                 forked = admit_offer(manifest, retained=retained, mark=self._mark.high_water)
                 self._raise_epoch(manifest.learner_epoch)
@@ -171,11 +178,11 @@ class ArtifactStore:
                     self._directories.remove(key)
                 # The same words coded again: whichever is whole will do.
                 if known is None or not self._directories.is_complete(known):
-                    self._directories.create(manifest, signed)
+                    self._directories.create(manifest)
             artifact = self._directories.find(manifest.key)
         if artifact.is_whole:
             self._finish(artifact)
-        return manifest, artifact.missing()
+        return artifact.missing()
 
     def write_frame(self, key: ArtifactKey, frame: int, payload: bytes) -> None:
         """Store one payload. With the last one the artifact is complete and announced.
@@ -200,15 +207,14 @@ class ArtifactStore:
         with self._lock:
             return self._directories.find(key).missing()
 
-    def manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
-        """Return the manifest of an artifact, parsed and as signed.
+    def manifest(self, key: ArtifactKey) -> Manifest:
+        """Return the manifest of an artifact.
 
         Raises:
             RefusedError: UNKNOWN_VERSION.
         """
         with self._lock:
-            artifact = self._directories.find(key)
-            return artifact.manifest, artifact.signed
+            return self._directories.find(key).manifest
 
     def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
         """Return a payload after checking its digest, which finds what the disk has damaged since.

@@ -65,7 +65,6 @@ class Pushed:
     """An artifact whose first frames are on their way."""
 
     manifest: Manifest
-    signed: bytes
     stream: ChunkStream
     source: str
     artifact_cost_bytes: int
@@ -172,4 +171,4 @@ class ArtifactPrefetch:
         except BaseException:
             stream.cancel()
             raise
-        return Pushed(manifest, message.signed_manifest, stream, source, self._artifact_cost_bytes)
+        return Pushed(manifest, stream, source, self._artifact_cost_bytes)

@@ -128,8 +128,8 @@ class ArtifactUploader:
                 return
 
     async def _offer(self, key: ArtifactKey, local: Announcement) -> tuple[int, ...]:
-        _, signed = await asyncio.to_thread(self._store.manifest, key)
-        request = policy_pb2.OfferArtifactRequest(signed_manifest=signed)
+        manifest = await asyncio.to_thread(self._store.manifest, key)
+        request = policy_pb2.OfferArtifactRequest(signed_manifest=manifest.signed)
         try:
             answer = await call(self._bulk[0].OfferArtifact, request, timeout_s=OFFER_TIMEOUT_S)
         except RefusedError as error:

@@ -62,7 +62,7 @@ class Fetcher:
     def prefetch(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``, instead of an earlier one.
 
-        ``signed_manifest`` and ``fetch`` then find it here, or on its way.
+        ``manifest`` and ``fetch`` then find it here, or on its way.
 
         Args:
             held_version: what the next artifact has to start from, unless it starts from nothing.
@@ -101,11 +101,7 @@ class Fetcher:
         self.link = self.link.silent(self.progress.silence_s(time.monotonic()))
 
     async def manifest(self, key: ArtifactKey) -> Manifest:
-        """Return the manifest of an artifact; see ``signed_manifest``."""
-        return (await self.signed_manifest(key))[0]
-
-    async def signed_manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
-        """Return the manifest of an artifact, its signature and run verified, and its bytes as signed.
+        """Return the manifest of an artifact, its signature and run verified.
 
         Raises:
             RefusedError: UNKNOWN_VERSION; BAD_SIGNATURE and others of ``verify_signed``;
@@ -114,13 +110,10 @@ class Fetcher:
         """
         self.progress = Progress(time.monotonic())
         pushed = None if self._prefetch is None else await self._prefetch.answer(key)
-        if pushed is not None:
-            manifest, signed = pushed.manifest, pushed.signed
-        else:
-            manifest, signed = await self._asked_manifest(key)
+        manifest = await self._asked_manifest(key) if pushed is None else pushed.manifest
         self._sources.signed(manifest)
         self.progress.signed(manifest.size_bytes, now=time.monotonic())
-        return manifest, signed
+        return manifest
 
     async def fetch(self, manifest: Manifest, frames: Iterable[int], put: PutFrame) -> None:
         """Hand each frame's payload to ``put``, in any order, several at a time.
@@ -190,7 +183,7 @@ class Fetcher:
         backoff = Backoff(self._random, cap_s=self._limits.longest_wait_s)
         return Attempts(key, sources=self._sources, per_source=self._limits.attempts, backoff=backoff)
 
-    async def _asked_manifest(self, key: ArtifactKey) -> tuple[Manifest, bytes]:
+    async def _asked_manifest(self, key: ArtifactKey) -> Manifest:
         attempts = self._attempts(key)
         while True:
             name = self._sources.scores.choose(attempts.names())
@@ -199,7 +192,7 @@ class Fetcher:
             except (ConnectionLost, RefusedError) as error:
                 await attempts.wait_after(name, error)
 
-    async def _manifest_from(self, name: str, key: ArtifactKey) -> tuple[Manifest, bytes]:
+    async def _manifest_from(self, name: str, key: ArtifactKey) -> Manifest:
         request = policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key))
         asked_at_s = time.monotonic()
         try:
@@ -212,7 +205,7 @@ class Fetcher:
         manifest = await self._verify(answer.signed_manifest)
         if manifest.key != key:
             raise RefusedError(Reason.MALFORMED, f"{name} sent the manifest of {manifest.key} for {key}")
-        return manifest, answer.signed_manifest
+        return manifest
 
     def _answered(self, took_s: float) -> None:
         self.link = self.link.answered(took_s)

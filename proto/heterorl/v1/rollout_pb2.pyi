@@ -27,7 +27,7 @@ class _LeasePurpose:
 class _LeasePurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeasePurpose.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LEASE_PURPOSE_UNSPECIFIED: _LeasePurpose.ValueType  # 0
-    """By an older coordinator: training."""
+    """Never sent."""
     LEASE_PURPOSE_TRAINING: _LeasePurpose.ValueType  # 1
     """A slot of training: the group goes to the learner."""
     LEASE_PURPOSE_EVALUATION: _LeasePurpose.ValueType  # 2
@@ -39,7 +39,7 @@ class LeasePurpose(_LeasePurpose, metaclass=_LeasePurposeEnumTypeWrapper):
     """What the group of a lease is for."""
 
 LEASE_PURPOSE_UNSPECIFIED: LeasePurpose.ValueType  # 0
-"""By an older coordinator: training."""
+"""Never sent."""
 LEASE_PURPOSE_TRAINING: LeasePurpose.ValueType  # 1
 """A slot of training: the group goes to the learner."""
 LEASE_PURPOSE_EVALUATION: LeasePurpose.ValueType  # 2
@@ -87,34 +87,6 @@ LEASE_FAULT_GRADING_TIMED_OUT: LeaseFault.ValueType  # 5
 LEASE_FAULT_ENGINE_REFUSED: LeaseFault.ValueType  # 6
 """The engine refused it for another reason than its length."""
 Global___LeaseFault: _TypeAlias = LeaseFault  # noqa: Y015
-
-class _LogprobMode:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _LogprobModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobMode.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    LOGPROB_MODE_UNSPECIFIED: _LogprobMode.ValueType  # 0
-    """Never sent."""
-    LOGPROB_MODE_SAMPLED: _LogprobMode.ValueType  # 1
-    """What each token was drawn from: the softmax after temperature, min-p, top-k and top-p,
-    renormalised over the tokens kept.
-    """
-    LOGPROB_MODE_FULL: _LogprobMode.ValueType  # 2
-    """The whole softmax after temperature, whatever was cut off before the draw."""
-
-class LogprobMode(_LogprobMode, metaclass=_LogprobModeEnumTypeWrapper):
-    """What recorded log-probabilities are of."""
-
-LOGPROB_MODE_UNSPECIFIED: LogprobMode.ValueType  # 0
-"""Never sent."""
-LOGPROB_MODE_SAMPLED: LogprobMode.ValueType  # 1
-"""What each token was drawn from: the softmax after temperature, min-p, top-k and top-p,
-renormalised over the tokens kept.
-"""
-LOGPROB_MODE_FULL: LogprobMode.ValueType  # 2
-"""The whole softmax after temperature, whatever was cut off before the draw."""
-Global___LogprobMode: _TypeAlias = LogprobMode  # noqa: Y015
 
 @_typing.final
 class LeasePromptsRequest(_message.Message):
@@ -217,7 +189,7 @@ class PromptLease(_message.Message):
     row: _builtins.bytes
     """The prompt's row of the run's data: a JSON object, UTF-8, at most 256 KiB. Empty: the run has no data."""
     purpose: Global___LeasePurpose.ValueType
-    """What its group is for. The sampler does the same work either way. Unset: training."""
+    """What its group is for. The sampler does the same work either way."""
     task_digest: _builtins.bytes
     """As in JoinResponse: the name and options by which the prompt is made and graded."""
     policy_version: _builtins.int
@@ -336,41 +308,48 @@ Global___ReleaseLeasesResponse: _TypeAlias = ReleaseLeasesResponse  # noqa: Y015
 
 @_typing.final
 class SubmitRolloutsRequest(_message.Message):
-    """One group, as its sampler encoded and signed it. Hubs keep and hand on the bytes; the coordinator reads them once."""
+    """One group, as its sampler encoded and signed it. Hubs keep and hand on the bytes: the coordinator reads the header
+    of a group for training, and all of one for evaluation.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SAMPLER_ID_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     sampler_id: _builtins.str
     """Relays only: node id of the sampler that submitted the group, from its certificate. Empty: the
     caller itself.
     """
-    group: _builtins.bytes
-    """A RolloutGroup, encoded without unknown or repeated fields; at most JoinResponse.group_bytes."""
     group_id: _builtins.str
-    """The group's id, as in `group`."""
+    """The group's id, as in `header`."""
+    header: _builtins.bytes
+    """A GroupHeader, encoded without unknown or repeated fields; at most 8 KiB."""
+    columns: _builtins.bytes
+    """A GroupColumns, encoded likewise; with `header` at most JoinResponse.group_bytes."""
     certificate: _builtins.bytes
     """PEM certificate of the sampler, issued by the run's authority. Empty where TLS is off."""
     signature: _builtins.bytes
     """By the key of `certificate`: ECDSA P-256 with SHA-256, DER, over "heterorl.v1.RolloutGroup", a NUL, the run
-    id, a NUL, the group id, a NUL, and the 32 bytes of BLAKE3 of `group`. Empty where TLS is off.
+    id, a NUL, the group id, a NUL, the 32 bytes of BLAKE3 of `header`, and those of `columns`. Empty where TLS is
+    off.
     """
     def __init__(
         self,
         *,
         sampler_id: _builtins.str = ...,
-        group: _builtins.bytes = ...,
         group_id: _builtins.str = ...,
+        header: _builtins.bytes = ...,
+        columns: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "group", b"group", "group_id", b"group_id", "sampler_id", b"sampler_id", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "columns", b"columns", "group_id", b"group_id", "header", b"header", "sampler_id", b"sampler_id", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -403,10 +382,8 @@ class SubmitRolloutsResponse(_message.Message):
 Global___SubmitRolloutsResponse: _TypeAlias = SubmitRolloutsResponse  # noqa: Y015
 
 @_typing.final
-class RolloutGroup(_message.Message):
-    """All completions of one prompt, as columns. Arrays are raw little-endian; n is the
-    number of completions, t the sum of their lengths.
-    """
+class GroupHeader(_message.Message):
+    """What a hub reads of a group. Whoever decodes the columns refuses those that do not agree with it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -416,23 +393,21 @@ class RolloutGroup(_message.Message):
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    COMPLETION_LENGTHS_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    BEHAVIOUR_LOGPROBS_FIELD_NUMBER: _builtins.int
-    POLICY_VERSIONS_FIELD_NUMBER: _builtins.int
-    REWARDS_FIELD_NUMBER: _builtins.int
-    FINISHED_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SAMPLING_STARTED_AT_S_FIELD_NUMBER: _builtins.int
     SAMPLING_FINISHED_AT_S_FIELD_NUMBER: _builtins.int
     GRADED_AT_S_FIELD_NUMBER: _builtins.int
-    LOGPROB_MODE_FIELD_NUMBER: _builtins.int
-    KEPT_MASSES_FIELD_NUMBER: _builtins.int
-    METRICS_FIELD_NUMBER: _builtins.int
-    DRAWN_FIELD_NUMBER: _builtins.int
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
+    COMPLETIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    LONGEST_COMPLETION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    NEWEST_VERSION_FIELD_NUMBER: _builtins.int
+    LEAST_REWARD_FIELD_NUMBER: _builtins.int
+    LARGEST_REWARD_FIELD_NUMBER: _builtins.int
+    PROMPT_DIGEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     group_id: _builtins.str
@@ -445,54 +420,39 @@ class RolloutGroup(_message.Message):
     """Which task."""
     prompt_index: _builtins.int
     """Which prompt."""
-    prompt_token_ids: _builtins.bytes
-    """int32[prompt length]: token ids of the prompt."""
-    completion_lengths: _builtins.bytes
-    """int32[n]: tokens of each completion, >= 1, including the end token or stop string that ended it."""
-    token_ids: _builtins.bytes
-    """int32[t]: token ids, completion after completion."""
-    behaviour_logprobs: _builtins.bytes
-    """float32[t]: log-probability of each token, nats, finite, <= 0, of the distribution that
-    `logprob_mode` names.
-    """
-    policy_versions: _builtins.bytes
-    """int32[t]: policy version each token was sampled with."""
-    rewards: _builtins.bytes
-    """float32[n]: reward of each completion, -1e6 to 1e6."""
-    finished: _builtins.bytes
-    """uint8[n]: what ended the completion: 0 the token limit, 1 the end token, 2 a stop string."""
     sampling_started_at_s: _builtins.float
     """Unix seconds on the sampler's clock, corrected to the coordinator's; not after the two that follow."""
     sampling_finished_at_s: _builtins.float
     """Likewise."""
     graded_at_s: _builtins.float
     """Likewise, when grading was done."""
-    logprob_mode: Global___LogprobMode.ValueType
-    """What the log-probabilities are of. Unset: refused."""
-    kept_masses: _builtins.bytes
-    """float32[t]: share of the whole softmax, after temperature, held by the tokens that min-p, top-k
-    and top-p left when each token was drawn; in (0, 1]. Empty where nothing was cut off.
-    Without it the learner refuses a truncated group, unless its mode is FULL.
-    """
-    drawn: _builtins.bytes
-    """bits[t], the first token's the lowest of the first byte, those beyond t 0: whether the policy drew the token.
-    The others are what a task replied between two turns; no completion begins or ends with one. Empty: all
-    were drawn. Otherwise `behaviour_logprobs`, `policy_versions` and `kept_masses` have no entries for the
-    others, so that a reader that does not know this field finds these columns too short and refuses the group.
-    """
     task_digest: _builtins.bytes
     """Of the lease: the task's name and options by which it was graded. A group of another one than the run's is
     FOREIGN.
     """
     grader_digest: _builtins.bytes
     """As joined with: the code that graded it. A group of another one than the run's is FOREIGN."""
+    completions: _builtins.int
+    """How many completions the columns hold."""
+    prompt_tokens: _builtins.int
+    """Tokens of the prompt."""
+    longest_completion: _builtins.int
+    """Tokens of the longest completion."""
+    tokens: _builtins.int
+    """Tokens of all completions, replies included."""
+    oldest_version: _builtins.int
+    """Oldest policy version that drew a token."""
+    newest_version: _builtins.int
+    """Newest policy version that drew a token."""
+    least_reward: _builtins.float
+    """Least of the rewards, -1e6 to 1e6."""
+    largest_reward: _builtins.float
+    """Largest of the rewards, likewise."""
+    prompt_digest: _builtins.bytes
+    """BLAKE2b, 16 bytes, of `prompt_token_ids`."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How it was sampled."""
-
-    @_builtins.property
-    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionMetric]:
-        """What the grader measured besides the reward, for people: at most 16, each name once."""
 
     def __init__(
         self,
@@ -503,6 +463,82 @@ class RolloutGroup(_message.Message):
         tokenizer_digest: _builtins.bytes = ...,
         task: _builtins.str = ...,
         prompt_index: _builtins.int = ...,
+        sampling: _common_pb2.SamplingParameters | None = ...,
+        sampling_started_at_s: _builtins.float = ...,
+        sampling_finished_at_s: _builtins.float = ...,
+        graded_at_s: _builtins.float = ...,
+        task_digest: _builtins.bytes = ...,
+        grader_digest: _builtins.bytes = ...,
+        completions: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        longest_completion: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        oldest_version: _builtins.int = ...,
+        newest_version: _builtins.int = ...,
+        least_reward: _builtins.float = ...,
+        largest_reward: _builtins.float = ...,
+        prompt_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "graded_at_s", b"graded_at_s", "grader_digest", b"grader_digest", "group_id", b"group_id", "largest_reward", b"largest_reward", "layout_digest", b"layout_digest", "least_reward", b"least_reward", "longest_completion", b"longest_completion", "newest_version", b"newest_version", "oldest_version", b"oldest_version", "prompt_digest", b"prompt_digest", "prompt_index", b"prompt_index", "prompt_tokens", b"prompt_tokens", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "task_digest", b"task_digest", "tokenizer_digest", b"tokenizer_digest", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupHeader: _TypeAlias = GroupHeader  # noqa: Y015
+
+@_typing.final
+class GroupColumns(_message.Message):
+    """All completions of one prompt, as columns. Arrays are raw little-endian; n is the
+    number of completions, t the sum of their lengths.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    COMPLETION_LENGTHS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BEHAVIOUR_LOGPROBS_FIELD_NUMBER: _builtins.int
+    POLICY_VERSIONS_FIELD_NUMBER: _builtins.int
+    REWARDS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    KEPT_MASSES_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    DRAWN_FIELD_NUMBER: _builtins.int
+    prompt_token_ids: _builtins.bytes
+    """int32[prompt length]: token ids of the prompt."""
+    completion_lengths: _builtins.bytes
+    """int32[n]: tokens of each completion, >= 1, including the end token or stop string that ended it."""
+    token_ids: _builtins.bytes
+    """int32[t]: token ids, completion after completion."""
+    behaviour_logprobs: _builtins.bytes
+    """float32[t]: log-probability of each token, nats, finite, <= 0, of what it was drawn from: the softmax after
+    temperature, min-p, top-k and top-p, renormalised over the tokens kept.
+    """
+    policy_versions: _builtins.bytes
+    """int32[t]: policy version each token was sampled with."""
+    rewards: _builtins.bytes
+    """float32[n]: reward of each completion, -1e6 to 1e6."""
+    finished: _builtins.bytes
+    """uint8[n]: what ended the completion: 0 the token limit, 1 the end token, 2 a stop string."""
+    kept_masses: _builtins.bytes
+    """float32[t]: share of the whole softmax, after temperature, held by the tokens that min-p, top-k
+    and top-p left when each token was drawn; in (0, 1]. Empty where nothing was cut off.
+    Without it the learner refuses a truncated group.
+    """
+    drawn: _builtins.bytes
+    """bits[t], the first token's the lowest of the first byte, those beyond t 0: whether the policy drew the token.
+    The others are what a task replied between two turns; no completion begins or ends with one. Empty: all
+    were drawn. Otherwise `behaviour_logprobs`, `policy_versions` and `kept_masses` have no entries for the
+    others, so that a reader that does not know this field finds these columns too short and refuses the group.
+    """
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionMetric]:
+        """What the grader measured besides the reward, for people: at most 16, each name once."""
+
+    def __init__(
+        self,
+        *,
         prompt_token_ids: _builtins.bytes = ...,
         completion_lengths: _builtins.bytes = ...,
         token_ids: _builtins.bytes = ...,
@@ -510,24 +546,17 @@ class RolloutGroup(_message.Message):
         policy_versions: _builtins.bytes = ...,
         rewards: _builtins.bytes = ...,
         finished: _builtins.bytes = ...,
-        sampling: _common_pb2.SamplingParameters | None = ...,
-        sampling_started_at_s: _builtins.float = ...,
-        sampling_finished_at_s: _builtins.float = ...,
-        graded_at_s: _builtins.float = ...,
-        logprob_mode: Global___LogprobMode.ValueType = ...,
         kept_masses: _builtins.bytes = ...,
         metrics: _abc.Iterable[Global___CompletionMetric] | None = ...,
         drawn: _builtins.bytes = ...,
-        task_digest: _builtins.bytes = ...,
-        grader_digest: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "graded_at_s", b"graded_at_s", "grader_digest", b"grader_digest", "group_id", b"group_id", "kept_masses", b"kept_masses", "layout_digest", b"layout_digest", "logprob_mode", b"logprob_mode", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_index", b"prompt_index", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "run_id", b"run_id", "sampling", b"sampling", "sampling_finished_at_s", b"sampling_finished_at_s", "sampling_started_at_s", b"sampling_started_at_s", "task", b"task", "task_digest", b"task_digest", "token_ids", b"token_ids", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "kept_masses", b"kept_masses", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RolloutGroup: _TypeAlias = RolloutGroup  # noqa: Y015
+Global___GroupColumns: _TypeAlias = GroupColumns  # noqa: Y015
 
 @_typing.final
 class CompletionMetric(_message.Message):
@@ -833,29 +862,33 @@ class DeliveredGroup(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    GROUP_ID_FIELD_NUMBER: _builtins.int
     SAMPLER_ID_FIELD_NUMBER: _builtins.int
     SPOOLED_AT_S_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """The group's id."""
     sampler_id: _builtins.str
     """Node id of the sampler, from its certificate."""
     spooled_at_s: _builtins.float
     """Unix seconds on the coordinator's clock when it was spooled."""
-    group: _builtins.bytes
-    """The RolloutGroup as its sampler encoded it."""
-    group_id: _builtins.str
-    """The group's id."""
+    header: _builtins.bytes
+    """The GroupHeader as its sampler encoded it."""
+    columns: _builtins.bytes
+    """The GroupColumns likewise."""
     def __init__(
         self,
         *,
+        group_id: _builtins.str = ...,
         sampler_id: _builtins.str = ...,
         spooled_at_s: _builtins.float = ...,
-        group: _builtins.bytes = ...,
-        group_id: _builtins.str = ...,
+        header: _builtins.bytes = ...,
+        columns: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "group_id", b"group_id", "sampler_id", b"sampler_id", "spooled_at_s", b"spooled_at_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "group_id", b"group_id", "header", b"header", "sampler_id", b"sampler_id", "spooled_at_s", b"spooled_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

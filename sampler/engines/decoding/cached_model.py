@@ -5,6 +5,7 @@ every step before. So it gets whole masks where its layers take them: attention 
 torch's kernels, with rotary positions. Other models get the mask of rows and columns, and the wait with it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,32 +14,30 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from node.errors import StartupError
-from sampler.engines.decoding.kv_cache import KeyValueCache
+from sampler.engines.decoding.kv_cache import KeyValueCache, uploaded
 
 
 class CachedModel:
     """Reads tokens into caches."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Wrap a model whose past is keys and values, of every token or of a window.
-
-        Raises:
-            StartupError: it keeps another state, which cannot be moved from row to row.
-        """
-        others = {type(layer) for layer in DynamicCache(config=model.config.get_text_config()).layers}
-        if others - {DynamicLayer, DynamicSlidingWindowLayer}:
+        """Wrap a model; StartupError if it keeps more of the past than keys and values."""
+        config = model.config.get_text_config()
+        layers = {type(layer) for layer in DynamicCache(config=config).layers}
+        if layers - {DynamicLayer, DynamicSlidingWindowLayer}:
             raise StartupError(
                 f"the torch engine does not serve a model of the type {model.config.model_type}, "
                 "which keeps more of the past than keys and values (convolution, recurrence)",
                 fix="Set sampler.engine = 'vllm', or choose another model.",
             )
         self._model = model
-        self._takes_whole_masks = _takes_whole_masks(model)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tokens must be."""
-        return self._model.device
+        self.device: torch.device = model.device
+        is_rotary = getattr(config, "rope_parameters", None) is not None and not getattr(
+            config, "alibi", False
+        )
+        self._takes_whole_masks = (
+            layers <= {DynamicLayer} and is_rotary and config._attn_implementation == "sdpa"
+        )
 
     def read(self, token_ids: Tensor, cache: KeyValueCache) -> None:
         """Append the next tokens of each row, [rows, columns]."""
@@ -71,8 +70,42 @@ class CachedModel:
         }
 
 
-def _takes_whole_masks(model: PreTrainedModel) -> bool:
-    config = model.config.get_text_config()
-    attends_to_all = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-    is_rotary = getattr(config, "rope_parameters", None) is not None and not getattr(config, "alibi", False)
-    return attends_to_all and is_rotary and config._attn_implementation == "sdpa"
+class TokenReading:
+    """Reads the tokens of each row into ``cache``, a chunk between two decode steps.
+
+    A long prompt read at once would hold up every running completion for as long as that takes. Each forward
+    pass has a bounded number of tokens, which also bounds the memory of its activations.
+    """
+
+    def __init__(
+        self, model: CachedModel, rows: Sequence[Sequence[int]], *, after: KeyValueCache | None = None
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            rows: At least one. If all are empty, each becomes a column of padding.
+            after: Holds what comes before; the rows are then of one length. None: nothing does.
+        """
+        self._model = model
+        width = max(map(len, rows))
+        if after is None:
+            width = max(1, width)
+            first = [width - len(tokens) for tokens in rows]
+            after = KeyValueCache(first, columns=width, device=model.device)
+        self.cache = after
+        ids = [[0] * (width - len(tokens)) + list(tokens) for tokens in rows]
+        self._ids = uploaded(ids, dtype=torch.long, device=model.device)
+        self._columns_read = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether ``cache`` holds all of it."""
+        return self._columns_read == self._ids.shape[1]
+
+    def read_chunk(self, chunk_tokens: int) -> int:
+        """Read the next columns, at least one; return how many tokens these were, padding included."""
+        start = self._columns_read
+        chunk = self._ids[:, start : start + max(1, chunk_tokens // len(self._ids))]
+        self._model.read(chunk, self.cache)
+        self._columns_read += chunk.shape[1]
+        return chunk.numel()

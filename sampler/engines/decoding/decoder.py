@@ -2,25 +2,23 @@
 
     add -> waiting -> being read, a chunk per step -> rows of the batch -> finished
            for memory                                 drawn, read back
-                         being read again, likewise <-- at a new version
+                         being read again <-- at a new version
 
 The queue has no bound of its own: the sampler has no more requests than ``sampler.concurrency_groups``.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 from torch import Tensor
 
-from sampler.engines.decoding.cached_model import CachedModel
+from sampler.engines.decoding.cached_model import CachedModel, TokenReading
 from sampler.engines.decoding.decode_batch import DecodeBatch
-from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
-from sampler.engines.decoding.memory_budget import MemoryBudget
-from sampler.engines.decoding.readback import Readback, ReadDrawn
-from sampler.engines.decoding.rows import Row, RunningRequest, requests_of
-from sampler.engines.decoding.stale_rows import StaleRows
-from sampler.engines.decoding.token_reading import TokenReading
+from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS, KeyValueCache
+from sampler.engines.decoding.rows import MemoryBudget, Row, RunningRequest, requests_of
 from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.model_tokenizer import ModelTokenizer
 
 
 class Decoder:
@@ -31,40 +29,31 @@ class Decoder:
         model: CachedModel,
         *,
         draw: Callable[[Tensor], Tensor],
-        end_ids: frozenset[int],
-        decode: Callable[[list[int]], str],
+        tokenizer: ModelTokenizer,
         chunk_tokens: int,
         memory_bytes: int | None,
         keeps_cache: bool,
-        is_cpu: bool,
     ) -> None:
         """Start without requests.
 
         Args:
-            draw: Returns a token of each row, [rows], from their log-probabilities, [rows, vocabulary].
-            end_ids: Tokens that end a completion.
-            decode: Returns the text of a few tokens, without special ones.
+            draw: See ``DecodeBatch``.
             chunk_tokens: Read in one forward pass, padding included.
             memory_bytes: For caches; None: no bound.
             keeps_cache: Go on with the keys and values of older versions.
-            is_cpu: Read what was drawn at once, and keep rows in the order in which they came.
         """
         self._model = model
-        self._end_ids = end_ids
-        self._decode = decode
+        self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
-        self._budget = MemoryBudget(
-            memory_bytes, token_bytes=model.cache_bytes(), spare_columns=GROWTH_COLUMNS
-        )
+        self._budget = MemoryBudget(memory_bytes, model.cache_bytes(), spare_columns=GROWTH_COLUMNS)
         self._version = 0
         self._running: dict[str, RunningRequest] = {}
         self._waiting: deque[RunningRequest] = deque()
         self._being_read: list[RunningRequest] = []
         self._reading: TokenReading | None = None
-        self._batch = DecodeBatch(model, draw, keeps_order=is_cpu)
+        self._batch = DecodeBatch(model, draw, is_cpu=model.device.type == "cpu")
         self._keeps_cache = keeps_cache
         self._stale = StaleRows(model, self._batch, chunk_tokens=chunk_tokens)
-        self._readback = Readback(depth=0 if is_cpu else 1)
         self._finished: list[FinishedRequest] = []
 
     @property
@@ -84,11 +73,7 @@ class Decoder:
         return self._batch.held_bytes + self._stale.held_bytes + prompts
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            RefusedError: OVER_LIMIT if it would never fit in memory.
-        """
+        """Queue a request; RefusedError (OVER_LIMIT) if it would never fit in memory."""
         running = RunningRequest(request, request.prompt_token_ids.tolist())
         self._budget.check(running)
         self._running[request.request_id] = running
@@ -115,10 +100,10 @@ class Decoder:
         """
         left = self._chunk_tokens - self._read_prompts()
         self._stale.read(left, most_rows=len(requests_of(self._rows)))
-        rows = self._batch.rows
-        if rows:
-            self._readback.put(self._batch.draw(), rows, version=self._version)
-        self._note(self._readback.take(all_of_them=not rows))
+        has_rows = bool(self._batch.rows)
+        if has_rows:
+            self._batch.draw(version=self._version)
+        self._read_drawn(newest_too=not has_rows)
         finished, self._finished = self._finished, []
         return finished
 
@@ -127,7 +112,7 @@ class Decoder:
         self._version = version
         if self._keeps_cache:
             return
-        self._note(self._readback.take(all_of_them=True))
+        self._read_drawn(newest_too=True)
         self._stale.take_batch()
         if self._reading is not None:
             self._reading = self._reading_of(self._being_read)
@@ -151,7 +136,7 @@ class Decoder:
                 if not running.is_cancelled
             ]
             at = [number for number, running in prompts for _ in range(running.request.completions)]
-            rows = [row for _, running in prompts for row in running.rows(self._decode)]
+            rows = [row for _, running in prompts for row in running.rows(self._tokenizer.decode_window)]
             self._batch.join(rows, cache=self._reading.cache, at=at)
             self._being_read, self._reading = [], None
         return tokens
@@ -168,14 +153,11 @@ class Decoder:
         """Return what reads all but the last token of each prompt, which is the input of the first step."""
         return TokenReading(self._model, [running.prompt[:-1] for running in requests])
 
-    def _note(self, steps: Iterable[ReadDrawn]) -> None:
-        """Append to each row what was drawn for it, and drop the rows that this ended."""
-        for step in steps:
-            drawn = zip(step.rows, step.token_ids, step.logprobs, step.kept_masses, strict=True)
-            for row, token, logprob, kept_mass in drawn:
-                row.append(token, logprob, kept_mass, version=step.version, end_ids=self._end_ids)
-                if row.finish is not None:
-                    self._hand_back(row.running)
+    def _read_drawn(self, *, newest_too: bool) -> None:
+        """Take note of what was drawn, and drop the rows that this ended."""
+        for row in self._batch.read(self._tokenizer.end_ids, newest_too=newest_too):
+            if row.finish is not None:
+                self._hand_back(row.running)
         self._drop_ended()
 
     def _drop_ended(self) -> None:
@@ -187,3 +169,79 @@ class Decoder:
         if self._running.get(request_id) is running and (finished := running.finished()) is not None:
             del self._running[request_id]
             self._finished.append(finished)
+
+
+class StaleRows:
+    """Running rows whose keys and values older weights computed, on their way back into the batch.
+
+        serve -> stale -> being read: the prompts once each, then the completions -> rows of the batch
+                 shortest first                                                      draw again
+
+    A row draws nothing until it has been read again. Rows with the fewest tokens are read first, which keeps
+    the fewest waiting. Rows that are still stale when the next version comes are read before all others, so
+    that none waits for ever where versions come faster than rows can be read.
+    """
+
+    def __init__(self, model: CachedModel, batch: DecodeBatch, *, chunk_tokens: int) -> None:
+        """Start without rows."""
+        self._model = model
+        self._batch = batch
+        self._chunk_tokens = chunk_tokens
+        self._waiting: list[Row] = []
+        self._being_read: list[Row] = []
+        """Of one length each, so that a prompt is read once for all of its rows."""
+        self._reading: TokenReading | None = None
+        self._reads_prompts = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """All of them, those read first in front."""
+        return [*self._being_read, *self._waiting]
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the cache that is being read into."""
+        return 0 if self._reading is None else self._reading.cache.held_bytes
+
+    def take_batch(self) -> None:
+        """Begin again with new weights. Every token drawn for a row must be known to it."""
+        self._waiting = self.rows + sorted(self._batch.take_all(), key=lambda row: len(row.token_ids))
+        self._being_read, self._reading = [], None
+
+    def drop_ended(self) -> None:
+        """Drop the rows that draw no more."""
+        self._waiting = [row for row in self._waiting if row.draws_more]
+        if not any(row.draws_more for row in self._being_read):
+            self._being_read, self._reading = [], None
+
+    def read(self, tokens: int, *, most_rows: int) -> None:
+        """Read up to ``tokens`` tokens of rows that fit beside the batch, at least half a chunk."""
+        while tokens > self._chunk_tokens // 2 and (self._reading is not None or self._waiting):
+            if self._reading is None:
+                self._reading = self._begun(most_rows)
+            tokens -= self._reading.read_chunk(tokens)
+            if self._reading.is_done and self._reads_prompts:
+                self._reading = self._completions_after(self._reading.cache)
+            if self._reading.is_done:
+                self._join(self._reading.cache)
+
+    def _begun(self, most_rows: int) -> TokenReading:
+        tokens = len(self._waiting[0].token_ids)
+        candidates = self._waiting[: min(most_rows, max(1, self._chunk_tokens // tokens))]
+        self._being_read = list(takewhile(lambda row: len(row.token_ids) == tokens, candidates))
+        self._waiting = self._waiting[len(self._being_read) :]
+        self._reads_prompts = True
+        return TokenReading(self._model, [running.prompt for running in requests_of(self._being_read)])
+
+    def _completions_after(self, prompts: KeyValueCache) -> TokenReading:
+        """Return what reads all but the last token of each completion."""
+        self._reads_prompts = False
+        at = {id(running): number for number, running in enumerate(requests_of(self._being_read))}
+        cache = KeyValueCache([], columns=0, device=self._model.device)
+        cache.join(prompts, [at[id(row.running)] for row in self._being_read])
+        return TokenReading(self._model, [row.token_ids[:-1] for row in self._being_read], after=cache)
+
+    def _join(self, cache: KeyValueCache) -> None:
+        kept = [(number, row) for number, row in enumerate(self._being_read) if row.draws_more]
+        self._batch.join([row for _, row in kept], cache=cache, at=[number for number, _ in kept])
+        self._being_read, self._reading = [], None

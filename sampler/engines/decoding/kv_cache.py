@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from sampler.engines.decoding.upload import uploaded
-
 GROWTH_COLUMNS: Final = 64
 """Columns added when a buffer is full: a step bears a 64th of its copy, and the memory is soon used."""
 
@@ -39,19 +37,10 @@ class _Window:
 
 
 class KeyValueCache:
-    """The past of a batch of rows.
-
-    Attributes:
-        past: What the model reads and appends to.
-    """
+    """The past of a batch of rows; the model reads ``past`` and appends to it."""
 
     def __init__(self, first: Sequence[int], *, columns: int, device: torch.device) -> None:
-        """Make an empty cache.
-
-        Args:
-            first: The column in which each row's first token will be.
-            columns: How many to make room for.
-        """
+        """Make an empty cache with room; ``first``: the column in which each row's first token will be."""
         self._window = _Window(len(first), 0, 0, len(first), columns)
         self.past = Cache(layer_class_to_replicate=partial(_Layer, self._window))  # type: ignore[arg-type]  # any callable
         self._device = device
@@ -191,6 +180,16 @@ class KeyValueCache:
             layer.make_buffers(like.buffers)
             self._layers.append(layer)
         return self._layers[number]
+
+
+def uploaded(values: Sequence[object], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return ``values``, nested or not, as a tensor on ``device``, without waiting for what it computes.
+
+    A copy from ordinary memory to a CUDA device waits until every step before it is done; from pinned memory
+    it does not.
+    """
+    tensor = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return tensor.to(device, non_blocking=True)
 
 
 class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]

@@ -1,10 +1,15 @@
-"""Completions that are being drawn: each is a row of the batch, with what was drawn for it so far."""
+"""Requests whose completions are being drawn, each a row of the batch, and whether their caches fit; pure.
+
+Rows are padded to the longest of them, so requests together need rows times columns, with every completion
+as long as it may become. What was admitted can always be finished: no row is put off or computed again.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from node.errors import Reason, RefusedError
 from node.rollout import Finish
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.stop_strings import StopSearch
@@ -97,3 +102,37 @@ class Row:
 def requests_of(rows: Iterable[Row]) -> list[RunningRequest]:
     """Return the requests of ``rows``, each once, in their order."""
     return list({id(row.running): row.running for row in rows}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """How much the caches of running requests may take."""
+
+    total_bytes: int | None
+    """None: no bound."""
+    token_bytes: int
+    """Of the cache of one token."""
+    spare_columns: int
+    """That a cache may have beyond those in use."""
+
+    def has_room(self, requests: Iterable[RunningRequest]) -> bool:
+        """Return whether ``requests`` may all run at once."""
+        return self.total_bytes is None or self._bytes(list(requests)) <= self.total_bytes
+
+    def check(self, running: RunningRequest) -> None:
+        """Raise a RefusedError (OVER_LIMIT) for a request that never fits."""
+        if not self.has_room([running]):
+            request = running.request
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"a prompt of {len(running.prompt)} tokens with {request.completions} completions of up to "
+                f"{request.sampling.max_new_tokens} needs {self._bytes([running])} bytes of key-value cache, "
+                f"there are {self.total_bytes}",
+                fix="raise memory_bytes in sampler.engine_options or lower coordinator.max_new_tokens",
+            )
+
+    def _bytes(self, requests: list[RunningRequest]) -> int:
+        # One row more for each prompt, which is read once and then repeated.
+        rows = sum(r.request.completions - len(r.done) + 1 for r in requests)
+        columns = max((len(r.prompt) + r.request.sampling.max_new_tokens for r in requests), default=0)
+        return rows * (columns + self.spare_columns) * self.token_bytes

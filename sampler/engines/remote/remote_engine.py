@@ -16,43 +16,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from node.errors import StartupError
-from node.weights.format.layout import Layout
-from sampler.engines.engine import (
-    EngineSettings,
-    FinishedRequest,
-    GenerationRequest,
-    SampledCompletion,
-    check_fits,
-)
+from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, check_fits
+from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.remote.completions import most_answer_bytes
-from sampler.engines.remote.remote_options import RemoteOptions
 from sampler.engines.remote.server_session import ServerSession
-from sampler.engines.remote.server_words import ServerWords
 from sampler.engines.remote.vllm_server import ServerError
-from sampler.engines.vllm.declared_tensors import DeclaredTensors
+from sampler.engines.shared_words import SharedWords
+from sampler.engines.vllm.model_directory import DeclaredTensors
 
 LOOK_S: Final = 10.0
 """How often a server is asked for its progress, unless a request has no token yet: then in every step."""
-
-
-def load(settings: EngineSettings) -> "RemoteEngine":
-    """Load the engine that ``sampler.engine = "remote"`` names; see ``RemoteEngine``."""
-    if settings.apply == "spare":
-        raise StartupError(
-            "the remote engine has new versions written over the old one",
-            fix='Leave sampler.apply out, or set sampler.apply = "in_place".',
-        )
-    return RemoteEngine(
-        settings.model_dir,
-        compute_dtype=settings.compute_dtype,
-        seed=settings.seed,
-        options=RemoteOptions.model_validate(settings.engine_options),
-    )
 
 
 @dataclass(slots=True, eq=False)
@@ -67,51 +43,39 @@ class _Running:
 class RemoteEngine:
     """See ``sampler.engines.engine.Engine``."""
 
-    def __init__(
-        self, model_dir: Path, *, compute_dtype: str, seed: int | None, options: RemoteOptions
-    ) -> None:
-        """Connect to the server, waiting for it to start if need be.
-
-        Args:
-            model_dir: Holds the same files as the directory that the server serves.
-            compute_dtype: What the server must compute in.
-            seed: Of the sampling; None: a random one.
-        Raises:
-            StartupError: see ``ServerSession``.
-        """
-        self._options = options
+    def __init__(self, settings: EngineSettings) -> None:
+        """Connect to the server once it has started; StartupErrors as of ``ServerSession``."""
+        if settings.apply == "spare":
+            raise StartupError(
+                "the remote engine has new versions written over the old one",
+                fix='Leave sampler.apply out, or set sampler.apply = "in_place".',
+            )
+        model_dir, seed = settings.model_dir, settings.seed
+        self._options = options = RemoteOptions.model_validate(settings.engine_options)
         self._running: dict[str, _Running] = {}
         self._ended: queue.SimpleQueue[tuple[str, _Running]] = queue.SimpleQueue()
         self._requests = 0
         self._version = 0
-        self._tokenizer = ModelTokenizer(model_dir)
+        self.tokenizer = ModelTokenizer(model_dir)
         try:
-            self._layout = DeclaredTensors.of(model_dir).layout
+            self.layout = DeclaredTensors.of(model_dir).layout
         except (OSError, ValueError) as error:
             raise StartupError(
                 f"{model_dir} holds no model that can be used: {error}", fix="Correct sampler.model_dir."
             ) from error
         self._session = ServerSession(
             options,
-            layout=self._layout,
-            tokenizer=self._tokenizer,
-            compute_dtype=compute_dtype,
+            layout=self.layout,
+            tokenizer=self.tokenizer,
+            compute_dtype=settings.compute_dtype,
             seed=secrets.randbits(31) if seed is None else seed % (1 << 31),
         )
         self._counts: Mapping[str, int] = {}
         self._looked_at_s = self._moved_at_s = time.monotonic()
 
     @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def weights(self) -> ServerWords:
+    def weights(self) -> SharedWords:
         return self._session.words
-
-    @property
-    def tokenizer(self) -> ModelTokenizer:
-        return self._tokenizer
 
     @property
     def running(self) -> int:
@@ -168,11 +132,7 @@ class RemoteEngine:
         self._session.close()
 
     def _look(self) -> None:
-        """See which requests have a token, and that the server draws any.
-
-        Raises:
-            ServerError: it does not answer, knows another session, or draws none.
-        """
+        """See which requests have a token; ServerError if the server draws none."""
         counts = self._session.count_tokens()
         self._looked_at_s = time.monotonic()
         for running in self._running.values():
@@ -190,14 +150,10 @@ class RemoteEngine:
         batch = self._session.batch
         parts = await asyncio.gather(
             *(
-                self._part(request, number, min(batch, request.completions - first))
+                self._session.completions(
+                    request, count=min(batch, request.completions - first), number=number
+                )
                 for first in range(0, request.completions, batch)
             )
         )
         return FinishedRequest(request.request_id, tuple(drawn for part in parts for drawn in part))
-
-    async def _part(self, request: GenerationRequest, number: int, count: int) -> list[SampledCompletion]:
-        session = self._session
-        body = session.body(request, count=count, number=number)
-        answer = await session.server.generate(body, most_bytes=most_answer_bytes(request, count=count))
-        return session.read(answer, request, count=count)

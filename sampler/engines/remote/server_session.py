@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +24,18 @@ from node.file_lock import FileLock
 from node.rollout import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.engine import GenerationRequest, SampledCompletion
+from sampler.engines.engine_options import RemoteOptions
+from sampler.engines.frame_memory import DIRECTORY_VARIABLE, make_frame_memory, remove_frame_memory
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.model_words import THREADS
-from sampler.engines.remote.completions import completions_body, completions_of, version_label
-from sampler.engines.remote.frame_memory import DIRECTORY_VARIABLE, make_frame_memory, remove_frame_memory
-from sampler.engines.remote.remote_options import RemoteOptions
-from sampler.engines.remote.server_words import ServerWords
 from sampler.engines.remote.vllm_server import GENERATE, ServerError, VllmServer
+from sampler.engines.shared_words import SharedWords
+from sampler.engines.vllm.completions import (
+    completions_in,
+    most_answer_bytes,
+    sampling_arguments,
+    version_label,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +45,7 @@ RETRY_S: Final = 1.0
 REFUSED_S: Final = 30.0
 """For how long a server that answers with HTTP 5xx may be on its way down, to be started again."""
 
-_WORKER: Final = "sampler.engines.remote.server_worker.ServerWorker"
+_WORKER: Final = "sampler.engines.vllm.vllm_worker.SamplerWorker"
 
 
 class ServerSession:
@@ -48,8 +54,6 @@ class ServerSession:
     Attributes:
         is_paused: No token is drawn.
         name: Random, of 32 hexadecimal digits.
-        server: Of which completions are asked.
-        words: The server's.
         context_tokens: Most tokens of prompt and completion together.
         batch: Most completions that can be asked for in one request.
     """
@@ -65,8 +69,6 @@ class ServerSession:
     ) -> None:
         """Wait for the server, and have it hold the base model.
 
-        Args:
-            seed: Of the sampling.
         Raises:
             StartupError: the server does not answer, has a setting with which it cannot be used, or serves
                 another model; or another sampler uses it.
@@ -82,17 +84,12 @@ class ServerSession:
         """Of the words; a version that was damaged is written again."""
         self.is_paused = False
         self.name = secrets.token_hex(16)
-        self.words: ServerWords
+        self.words: SharedWords
         self.context_tokens: int
         self.batch: int
         api_key = options.api_key()
         self._lock = _locked(options.weights_dir)
-        self.server = VllmServer(
-            options.address,
-            api_key=api_key,
-            requests=options.requests,
-            answer_limit_s=options.answer_limit_s,
-        )
+        self.server = VllmServer(options, api_key=api_key)
         try:
             self._connect()
         except BaseException:
@@ -110,45 +107,43 @@ class ServerSession:
         if self._options.kv_cache == "recompute":
             dropped = self.server.call("/reset_prefix_cache?reset_running_requests=true")
             if dropped != {"success": True}:
-                raise self.garbled(dropped)
+                raise self._garbled(dropped)
         self._changes += 1
         self.server.call("/update_weight_version", {"new_version": version_label(self.name, version)})
         self.server.call("/resume")
         self.is_paused = False
 
     def count_tokens(self) -> Mapping[str, int]:
-        """Return how many tokens were drawn for each running request, by its number.
-
-        Raises:
-            ServerError: the server does not answer, or knows another session.
-        """
+        """Return how many tokens were drawn for each running request, by its number."""
         counts: Mapping[str, int] = self._ask("count_tokens")[0]
         if not isinstance(counts, dict):
-            raise self.garbled(counts)
+            raise self._garbled(counts)
         return counts
 
-    def body(self, request: GenerationRequest, *, count: int, number: int) -> Mapping[str, Any]:
-        """Return what to ask for ``count`` completions; ``number`` is the request's in this session."""
-        return completions_body(
-            request,
-            count=count,
-            name=f"{self.name}.{number}",
-            salt=f"{self.name}.{self._changes}",
-            end_ids=self._end_ids,
-        )
+    async def completions(
+        self, request: GenerationRequest, *, count: int, number: int
+    ) -> list[SampledCompletion]:
+        """Ask for ``count`` completions of this request; ServerError if the answer is none of its."""
+        limit = most_answer_bytes(request, count=count)
+        answer = await self.server.generate(self._body(request, count, number), most_bytes=limit)
+        return self._read(answer, request, count)
 
-    def read(self, answer: Any, request: GenerationRequest, *, count: int) -> list[SampledCompletion]:
-        """Return the completions in an answer.
+    def _body(self, request: GenerationRequest, count: int, number: int) -> Mapping[str, Any]:
+        return {
+            "request_id": f"{self.name}.{number}",
+            "token_ids": request.prompt_token_ids.tolist(),
+            # Requests of one salt share prefixes: another one for other words, so that none outlives them.
+            "cache_salt": f"{self.name}.{self._changes}",
+            "sampling_params": sampling_arguments(request, count=count, end_ids=self._end_ids),
+        }
 
-        Raises:
-            ServerError: it is no answer of this session's to the request.
-        """
+    def _read(self, answer: Any, request: GenerationRequest, count: int) -> list[SampledCompletion]:
         try:
-            return completions_of(answer, request, count=count, session=self.name)
+            return completions_in(answer, request, count=count, session=self.name)
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise self.garbled(error) from error
+            raise self._garbled(error) from error
 
-    def garbled(self, what: object) -> ServerError:
+    def _garbled(self, what: object) -> ServerError:
         """Return the error for an answer of the wrong form."""
         what = f"{self.server.address} answers otherwise than vLLM 0.32 does: {what!r:.500}"
         return ServerError(what, status=200)
@@ -209,14 +204,19 @@ class ServerSession:
             elements = [worker["elements"] for worker in held]
             self.context_tokens, self.batch = int(settings["context_tokens"]), int(settings["batch"])
         except (LookupError, TypeError, ValueError) as error:
-            raise self.garbled(error) from error
+            raise self._garbled(error) from error
         if digests != {(self._layout.digest.hex(), self._tokenizer_digest.hex())}:
             raise StartupError(
                 f"the vLLM server serves {settings['model']}, another model than sampler.model_dir",
                 fix="Serve a copy of the same directory.",
             )
-        self.words = ServerWords(
-            self._ask, self._layout, rooms=rooms, elements=elements, before_writing=self.pause
+        self.words = SharedWords(
+            self._layout,
+            rooms,
+            move=partial(self._ask, "move_frames"),
+            settle=partial(self._ask, "settle_frames"),
+            elements=elements,
+            before_writing=self.pause,
         )
         self.resume(0)
         self._try_out()
@@ -225,7 +225,7 @@ class ServerSession:
         """Ask for one token: what stands in the way of completions is found at the start."""
         sampling = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1)
         request = GenerationRequest("", np.zeros(1, np.int32), 1, sampling)
-        self.read(self.server.call(GENERATE, self.body(request, count=1, number=0)), request, count=1)
+        self._read(self.server.call(GENERATE, self._body(request, 1, 0)), request, 1)
 
 
 def _locked(directory: Path) -> FileLock:
@@ -249,11 +249,7 @@ def _unusable(directory: Path, error: OSError) -> StartupError:
 
 
 def _check_settings(settings: Any, *, compute_dtype: str, workers: int) -> None:
-    """Check how the server was started.
-
-    Raises:
-        StartupError: not as a sampler needs it.
-    """
+    """Raise a StartupError unless the server was started as a sampler needs it."""
     replica = "Start a server, with a sampler, for each replica of the model."
     needed: Mapping[str, tuple[object, str]] = {
         "data_parallel": (1, replica),

@@ -1,7 +1,7 @@
 """Calls a vLLM server over HTTP, on an event loop and a thread of its own.
 
-Whoever asks waits for an answer that is bounded in time and size. Completions are asked for in the
-background, a bounded number at once; to cancel one is to hang up, and the server then drops it.
+Answers are bounded in time and size. Completions are asked for in the background, a bounded number at once;
+to cancel one is to hang up, and the server then drops it.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
+from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.restartable_engine import EngineEndedError
 
 Answer = TypeVar("Answer")
@@ -26,11 +27,7 @@ _CLOSE_LIMIT_S: Final = 10.0
 
 
 class ServerError(EngineEndedError):
-    """The server does not answer, or not as agreed; what it was generating is lost.
-
-    Attributes:
-        status: HTTP's, where it answers; None: it does not.
-    """
+    """The server does not answer (``status`` None), or not as agreed; what it was generating is lost."""
 
     def __init__(self, what: str, *, status: int | None = None) -> None:
         super().__init__(what)
@@ -40,26 +37,21 @@ class ServerError(EngineEndedError):
 class VllmServer:
     """One server. ``call`` and ``ask_workers`` are for any thread, ``close`` for one."""
 
-    def __init__(self, address: str, *, api_key: str | None, requests: int, answer_limit_s: float) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            requests: How many completions may be asked for at once.
-            answer_limit_s: Longest time for another answer.
-        """
-        self.address = address.rstrip("/")
-        self._answer_limit_s = answer_limit_s
+    def __init__(self, options: RemoteOptions, *, api_key: str | None) -> None:
+        """Connect to nothing yet."""
+        self.address = options.address.rstrip("/")
+        self._answer_limit_s = options.answer_limit_s
         self._client = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity"}
             | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
             timeout=None,
             # The server hangs up after 5 s; a request that it crosses would be lost.
             limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=requests, keepalive_expiry=1.0
+                max_connections=None, max_keepalive_connections=options.requests, keepalive_expiry=1.0
             ),
             trust_env=False,  # no proxy is on the way to a server that shares memory with us
         )
-        self._places = asyncio.Semaphore(requests)
+        self._places = asyncio.Semaphore(options.requests)
         self._is_starting = threading.Lock()
         self._is_closed = False
         self._loop = asyncio.new_event_loop()
@@ -67,13 +59,7 @@ class VllmServer:
         self._thread.start()
 
     def call(self, path: str, body: object = None, *, limit_s: float | None = None) -> Any:
-        """Post ``body`` as JSON and return the JSON of the answer.
-
-        Args:
-            limit_s: Longest time; None: the server's usual one.
-        Raises:
-            ServerError: there is no such answer in time.
-        """
+        """Post ``body`` as JSON and return the JSON of the answer; ServerError if there is none in time."""
         posting = self._post(
             path, body, most_bytes=ANSWER_BYTES, limit_s=self._answer_limit_s if limit_s is None else limit_s
         )
@@ -83,11 +69,7 @@ class VllmServer:
             raise ServerError(f"the connection to {self.address} was closed") from None
 
     def ask_workers(self, method: str, *arguments: str, limit_s: float | None = None) -> list[Any]:
-        """Call a method of every worker, between two decode steps; return what each returned.
-
-        Raises:
-            ServerError: there is no such answer in time, or a worker says why it refuses.
-        """
+        """Call a method of every worker, between two decode steps; ServerError if one says why it refuses."""
         body = {"method": method, "args": list(arguments)}
         answer = self.call("/collective_rpc", body, limit_s=limit_s)
         results = answer.get("results") if isinstance(answer, dict) else None
@@ -100,20 +82,12 @@ class VllmServer:
         return results
 
     async def generate(self, body: Mapping[str, Any], *, most_bytes: int) -> Any:
-        """Return the answer to a request for completions, once it is its turn and they are finished.
-
-        Raises:
-            ServerError: see ``call``; there is no limit of time.
-        """
+        """Return completions, once it is their turn and they are finished; only their size is bounded."""
         async with self._places:
             return await self._post(GENERATE, body, most_bytes=most_bytes, limit_s=None)
 
     def start(self, asking: Coroutine[Any, Any, Answer]) -> "Future[Answer]":
-        """Run a coroutine of this server's.
-
-        Raises:
-            ServerError: ``close`` was called.
-        """
+        """Run a coroutine of this server's; raise a ``ServerError`` once it is closed."""
         with self._is_starting:
             if self._is_closed:
                 asking.close()

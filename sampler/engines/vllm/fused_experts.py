@@ -20,7 +20,7 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-from sampler.engines.vllm.declared_tensors import unusable
+from sampler.engines.vllm.model_directory import unusable
 
 _WEIGHTS: Final = ("w13_weight", "w2_weight")
 _IN_ORDER: Final = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.CPU)
@@ -58,11 +58,7 @@ def is_expert_weight(owner: nn.Module, leaf: str) -> bool:
 
 
 def expert_weights(layer: Any) -> Iterator[ExpertWeight]:
-    """Yield the weights of experts.
-
-    Raises:
-        StartupError: vLLM holds them in another order, or whole experts on each device.
-    """
+    """Yield the weights of experts; StartupError if vLLM holds others or in another order."""
     if layer.use_ep:
         raise unusable("each device has whole experts; leave expert parallelism out")
     if (backend := layer.quant_method.unquantized_backend) not in _IN_ORDER:

@@ -4,6 +4,7 @@
     /dev/shm/vllm_dist_*       reductions on a CPU, 4 MB and more for each worker
     $TMPDIR/vllm_dist_*        where the workers met
     $VLLM_RPC_BASE_PATH/*      sockets
+    $HETERORL_WEIGHTS_DIR/*    frames
 
 vLLM leaves most of them even where it ends in order, and all of them where it is killed. What has no name
 ends with the last process that has it.
@@ -21,6 +22,8 @@ from typing import Any, Final
 import torch
 from vllm import envs
 from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
+
+from sampler.engines.frame_memory import DIRECTORY_VARIABLE
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
@@ -45,21 +48,21 @@ def note_queues() -> None:
 
 
 @contextmanager
-def sockets_without_names() -> Iterator[None]:
-    """Have vLLM make its sockets in a directory that is removed at the end, when all are connected."""
-    with tempfile.TemporaryDirectory(
-        prefix="vllm-"
-    ) as directory:  # a socket's path has 107 characters at most
-        before = os.environ.get(_SOCKETS)
-        os.environ[_SOCKETS] = directory
+def named_here() -> Iterator[Path]:
+    """Have vLLM make its sockets, and workers find frames, in a directory that is removed at the end."""
+    # A socket's path has 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="vllm-", dir=_SHARED_MEMORY) as directory:
+        before = {name: os.environ.get(name) for name in (_SOCKETS, DIRECTORY_VARIABLE)}
+        os.environ.update(dict.fromkeys(before, directory))
         envs.disable_envs_cache()  # another engine in this process may have begun it
         try:
-            yield
+            yield Path(directory)
         finally:
             # Other processes that are started from here would look for the directory.
-            del os.environ[_SOCKETS]
-            if before is not None:
-                os.environ[_SOCKETS] = before
+            for name, value in before.items():
+                del os.environ[name]
+                if value is not None:
+                    os.environ[name] = value
 
 
 def remove_queue_names() -> None:

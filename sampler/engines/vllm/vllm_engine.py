@@ -15,15 +15,13 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from node.rollout import Finish
-from node.weights.format.layout import Layout
 from sampler.engines.engine import (
     EngineSettings,
     FinishedRequest,
@@ -31,9 +29,12 @@ from sampler.engines.engine import (
     SampledCompletion,
     check_fits,
 )
+from sampler.engines.engine_options import VllmOptions
+from sampler.engines.frame_memory import Rooms, make_frame_memory, remove_frame_memory
 from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.model_words import LiveWords
-from sampler.engines.vllm.vllm_options import VllmOptions
+from sampler.engines.model_words import THREADS, LiveWords
+from sampler.engines.shared_words import SharedWords
+from sampler.engines.vllm.completions import completion_of, sampling_arguments
 
 # Read by vLLM when it is imported.
 os.environ.update(
@@ -53,10 +54,8 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from sampler.engines.vllm.declared_tensors import DeclaredTensors
-from sampler.engines.vllm.sharded_words import ShardedWords
-from sampler.engines.vllm.shared_names import note_queues, remove_queue_names, sockets_without_names
-from sampler.engines.vllm.vllm_sampler import kept_masses
+from sampler.engines.vllm.model_directory import DeclaredTensors
+from sampler.engines.vllm.shared_names import named_here, note_queues, remove_queue_names
 
 CPU_KV_CACHE_BYTES: Final = 1 << 30
 """Keys and values on a CPU unless configured: 40 000 tokens of a model of 135 M parameters."""
@@ -65,47 +64,23 @@ note_queues()
 _set_num_threads = torch.set_num_threads  # vLLM replaces it for the whole process
 
 
-def load(settings: EngineSettings) -> "VllmEngine":
-    """Load the engine that ``sampler.engine = "vllm"`` names; see ``VllmEngine``."""
-    if settings.apply == "spare":
-        raise StartupError(
-            "the vllm engine writes new versions over the old one: its parameters cannot move",
-            fix='Leave sampler.apply out, or set sampler.apply = "in_place".',
-        )
-    return VllmEngine(
-        settings.model_dir,
-        device=settings.device,
-        compute_dtype=settings.compute_dtype,
-        threads=settings.threads,
-        seed=settings.seed,
-        options=VllmOptions.model_validate(settings.engine_options),
-    )
+class WorkerRefusedError(RuntimeError):
+    """A worker cannot do what it is asked; ``str()`` says why."""
 
 
 class VllmEngine:
     """See ``sampler.engines.engine.Engine``."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        *,
-        device: str,
-        compute_dtype: str,
-        threads: int,
-        seed: int | None,
-        options: VllmOptions,
-    ) -> None:
-        """Load the base model as version 0 and verify it against its files.
-
-        Args:
-            model_dir: Holds safetensors weights and a fast tokenizer.
-            threads: For tensor work of the thread that steps; 0 leaves the choice to torch.
-            seed: Of the sampling; None: a random one.
-
-        Raises:
-            StartupError: vLLM cannot serve the model, or not with this memory or device.
-        """
-        self._threads = threads or torch.get_num_threads()
+    def __init__(self, settings: EngineSettings) -> None:
+        """Load the base model and verify it against its files; StartupError if vLLM cannot serve it."""
+        if settings.apply == "spare":
+            raise StartupError(
+                "the vllm engine writes new versions over the old one: its parameters cannot move",
+                fix='Leave sampler.apply out, or set sampler.apply = "in_place".',
+            )
+        options = VllmOptions.model_validate(settings.engine_options)
+        model_dir = settings.model_dir
+        self._threads = settings.threads or torch.get_num_threads()
         self._thread: int | None = None
         self._workers_answer = threading.Lock()
         self._keeps_cache = options.kv_cache == "keep"
@@ -113,52 +88,45 @@ class VllmEngine:
         self._version = 0
         self._changes = 0
         """Of the words; a version that was damaged is written again."""
+        session = secrets.token_hex(16)
+        seed = secrets.randbits(31) if settings.seed is None else settings.seed % (1 << 31)
         try:
-            self._tokenizer = ModelTokenizer(model_dir)
-            declared = DeclaredTensors.of(model_dir)
-            arguments = _arguments(
-                model_dir, device=device, compute_dtype=compute_dtype, seed=seed, options=options
-            )
+            self.tokenizer = ModelTokenizer(model_dir)
+            self.layout = DeclaredTensors.of(model_dir).layout
+            arguments = _arguments(settings, options, seed=seed)
             self._take_thread()
-            with sockets_without_names():
+            with named_here() as directory:
                 self._engine: Any = LLMEngine.from_engine_args(arguments)
-                held = self._ask("hold_words", str(model_dir))
+                rooms = self._rooms(directory, session, options.tensor_parallel)
+                held = self._ask("begin_session", session, str(seed))
                 self._ask("end_with_the_sampler")
             remove_queue_names()
         except ConfigError:
             raise
+        except WorkerRefusedError as error:
+            self.close()
+            raise StartupError(str(error), fix="Set sampler.engine = 'torch'.") from error
         except Exception as error:  # of any kind: vLLM raises what its models' code raises
             raise StartupError(
-                f"vLLM does not load the model in {model_dir} on {device}: {error}",
+                f"vLLM does not load the model in {model_dir} on {settings.device}: {error}",
                 fix="Change sampler.engine_options, sampler.model_dir or sampler.device, "
                 'or set sampler.engine = "torch".',
             ) from error
         finally:
             torch.set_num_threads = _set_num_threads
-        for answer in held:
-            if isinstance(answer, str):
-                self.close()
-                raise StartupError(answer, fix="Set sampler.engine = 'torch'.")
-        self._layout = declared.layout
-        self._weights: LiveWords
-        if options.tensor_parallel == 1:
-            self._weights = self._engine.model_executor.driver_worker.worker.sampler_words
+        self.weights: LiveWords
+        if rooms is None:
+            self.weights = self._engine.model_executor.driver_worker.worker.sampler_words
         else:
-            self._weights = ShardedWords(self._ask, declared.layout, elements=held)
+            self.weights = SharedWords(
+                self.layout,
+                rooms,
+                move=partial(self._ask, "move_frames", session),
+                settle=partial(self._ask, "settle_frames", session),
+                elements=[worker["elements"] for worker in held],
+            )
         self._context_tokens: int = self._engine.model_config.max_model_len
         self._engine.set_weight_version("0")
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def weights(self) -> LiveWords:
-        return self._weights
-
-    @property
-    def tokenizer(self) -> ModelTokenizer:
-        return self._tokenizer
 
     @property
     def running(self) -> int:
@@ -175,27 +143,15 @@ class VllmEngine:
         return len(self._running.keys() - begun)
 
     def add(self, request: GenerationRequest) -> None:
-        sampling, prompt = request.sampling, request.prompt_token_ids
         larger = "raise context_tokens in sampler.engine_options"
         check_fits(request, self._context_tokens, what="the engine", or_raise=larger)
         try:
             self._engine.add_request(
                 request.request_id,
                 # Prefixes are shared among requests of one salt only: none outlives the words it is of.
-                tokens_input(prompt.tolist(), cache_salt=str(self._changes)),
+                tokens_input(request.prompt_token_ids.tolist(), cache_salt=str(self._changes)),
                 SamplingParams(
-                    n=request.completions,
-                    temperature=sampling.temperature,
-                    min_p=sampling.min_p,
-                    top_k=sampling.top_k,
-                    top_p=sampling.top_p,
-                    max_tokens=sampling.max_new_tokens,
-                    stop_token_ids=list(self._tokenizer.end_ids),
-                    ignore_eos=True,
-                    stop=list(sampling.stop),
-                    include_stop_str_in_output=True,
-                    detokenize=bool(sampling.stop),
-                    logprobs=0,
+                    **sampling_arguments(request, count=request.completions, end_ids=self.tokenizer.end_ids),
                     flat_logprobs=True,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 ),
@@ -237,15 +193,28 @@ class VllmEngine:
     def close(self) -> None:
         self._running = {}
         self._engine.engine_core.shutdown()
-        vars(self).pop("_weights", None)
+        vars(self).pop("weights", None)
         del self._engine
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def _ask(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method of every worker, once the step that they are in has ended."""
+    def _rooms(self, directory: Path, session: str, workers: int) -> Rooms | None:
+        """Share memory with several workers; one is in this process."""
+        if workers == 1:
+            return None
+        memory = f"frames-{session}"
+        rooms = make_frame_memory(directory, memory, slots=THREADS, workers=workers)
+        self._ask("offer_memory", memory)
+        remove_frame_memory(directory, memory)
+        return rooms
+
+    def _ask(self, method: str, *arguments: str) -> list[Any]:
+        """Call a method of every worker once their step has ended; WorkerRefusedError if one says why not."""
         with self._workers_answer:
             answers: list[Any] = self._engine.collective_rpc(method, args=arguments)
+        for answer in answers:
+            if isinstance(answer, str):
+                raise WorkerRefusedError(answer)
         return answers
 
     def _take_thread(self) -> None:
@@ -256,37 +225,26 @@ class VllmEngine:
 
 
 def _completion(drawn: Any, request: GenerationRequest) -> SampledCompletion:
-    token_ids = np.array(drawn.token_ids, np.int32)
-    versions = np.empty(len(token_ids), np.int32)
-    for span in drawn.weight_versions:
-        versions[span.start : span.end] = int(span.version)
-    return SampledCompletion(
-        token_ids=token_ids,
-        behaviour_logprob=np.array(drawn.logprobs.logprobs, np.float32).clip(max=0.0),
-        policy_version=versions,
-        finish=_finish(drawn),
-        kept_mass=kept_masses(drawn.logprobs.ranks) if request.sampling.is_truncated else None,
+    return completion_of(
+        request,
+        token_ids=drawn.token_ids,
+        logprobs=drawn.logprobs.logprobs,
+        ranks=drawn.logprobs.ranks,
+        versions=[(span.start, span.end, int(span.version)) for span in drawn.weight_versions],
+        reasons=(drawn.finish_reason, drawn.stop_reason),
     )
 
 
-def _finish(drawn: Any) -> Finish:
-    if drawn.finish_reason == "length":
-        return Finish.LENGTH
-    return Finish.STOP if isinstance(drawn.stop_reason, str) else Finish.END
-
-
-def _arguments(
-    model_dir: Path, *, device: str, compute_dtype: str, seed: int | None, options: VllmOptions
-) -> EngineArgs:
-    is_cpu = device == "cpu"
+def _arguments(settings: EngineSettings, options: VllmOptions, *, seed: int) -> EngineArgs:
+    is_cpu = settings.device == "cpu"
     if not is_cpu:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(settings.device)
     try:
         return EngineArgs(
             **{
-                "model": str(model_dir),
-                "dtype": compute_dtype,
-                "seed": secrets.randbits(31) if seed is None else seed % (1 << 31),
+                "model": str(settings.model_dir),
+                "dtype": settings.compute_dtype,
+                "seed": seed,
                 # -1: as much as the memory holds of what the model allows.
                 "max_model_len": options.context_tokens or -1,
                 "max_num_seqs": options.batch,

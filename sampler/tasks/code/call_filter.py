@@ -14,61 +14,18 @@ _FAIL_WITH: Final = 0x00050000
 _CLONE_THREAD: Final = 0x00010000
 _MASKED_EQUAL: Final = 7
 
+# fmt: off
 REFUSED: Final = (
-    "fork",
-    "vfork",
-    "unshare",
-    "setns",
-    "mount",
-    "umount2",
-    "pivot_root",
-    "chroot",
-    "move_mount",
-    "open_tree",
-    "fsopen",
-    "fsconfig",
-    "fsmount",
-    "fspick",
-    "mount_setattr",
-    "ptrace",
-    "process_vm_readv",
-    "process_vm_writev",
-    "process_madvise",
-    "pidfd_open",
-    "pidfd_getfd",
-    "pidfd_send_signal",
-    "kcmp",
-    "bpf",
-    "perf_event_open",
-    "userfaultfd",
-    "io_uring_setup",
-    "io_uring_enter",
-    "io_uring_register",
-    "keyctl",
-    "add_key",
-    "request_key",
-    "socket",
-    "memfd_create",
-    "memfd_secret",
-    "shmget",
-    "shmat",
-    "msgget",
-    "semget",
-    "mq_open",
-    "personality",
-    "name_to_handle_at",
-    "open_by_handle_at",
-    "fanotify_init",
-    "inotify_init",
-    "inotify_init1",
-    "acct",
-    "quotactl",
-    "swapon",
-    "init_module",
-    "finit_module",
-    "kexec_load",
-    "reboot",
+    "fork", "vfork", "unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "move_mount",
+    "open_tree", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr", "ptrace", "process_vm_readv",
+    "process_vm_writev", "process_madvise", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "kcmp", "bpf",
+    "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "keyctl",
+    "add_key", "request_key", "socket", "memfd_create", "memfd_secret", "shmget", "shmat", "msgget",
+    "semget", "mq_open", "personality", "name_to_handle_at", "open_by_handle_at", "fanotify_init",
+    "inotify_init", "inotify_init1", "acct", "quotactl", "swapon", "init_module", "finit_module",
+    "kexec_load", "reboot",
 )
+# fmt: on
 """Refused with EPERM. Those that this kernel or processor does not have are passed over."""
 
 
@@ -82,11 +39,7 @@ class _Comparison(ctypes.Structure):
 
 
 def call_filter() -> bytes:
-    """Return the filter, as bwrap's ``--seccomp`` takes it; made by libseccomp for this processor.
-
-    Raises:
-        OSError: libseccomp is not installed, or fails.
-    """
+    """Return the filter for bwrap's ``--seccomp``, by libseccomp; OSError if that is missing, or fails."""
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
     library.seccomp_init.argtypes = [ctypes.c_uint32]

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from node.task_options import CodeOptions
-from sampler.tasks.code.inside.begin import BEGUN
+from sampler.tasks.code.inside.shared import BEGUN
 from sampler.tasks.code.inside.tests_host import GONE, PASSED
 from sampler.tasks.code.row_tests import Exchange, asserts_of, column, exchanges_of, program_of
 from sampler.tasks.code.sandbox import Sandbox, memory_file
@@ -64,13 +64,7 @@ def completion_limit_s(options: CodeOptions) -> float:
 
 
 class CodeGrader:
-    """Verdicts on programs.
-
-    Args:
-        options: The run's.
-        sandbox: This machine's.
-        at_once: Programs that run side by side.
-    """
+    """Verdicts on programs, of which ``at_once`` run side by side."""
 
     def __init__(self, options: CodeOptions, sandbox: Sandbox, *, at_once: int) -> None:
         self._options = options
@@ -79,12 +73,7 @@ class CodeGrader:
         self._limits = (str(options.time_limit_s), str(options.memory_limit_bytes))
 
     def verdicts(self, row: Mapping[str, Any], tests: Any, completions: Sequence[str]) -> list[Verdict]:
-        """Return the verdict on each completion.
-
-        Raises:
-            KeyError, ValueError: the row's tests are none.
-            GraderOutageError: a sandbox does not start.
-        """
+        """Return the verdict on each completion; KeyError or ValueError if the row has no tests."""
         return asyncio.run(self._group(row, tests, completions))
 
     async def _group(self, row: Mapping[str, Any], tests: Any, completions: Sequence[str]) -> list[Verdict]:

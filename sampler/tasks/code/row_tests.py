@@ -31,11 +31,7 @@ def program_of(text: str, prefix: str) -> str:
 
 
 def asserts_of(tests: Any) -> list[str]:
-    """Return the sources of tests: one, or a list of them (MBPP's ``test_list``), also as JSON.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return the sources of a test or a list (MBPP's ``test_list``), also as JSON; ValueError for others."""
     if isinstance(tests, str) and tests.lstrip().startswith("["):
         tests = json.loads(tests)
     sources = [tests] if isinstance(tests, str) else tests
@@ -68,12 +64,7 @@ def exchanges_of(tests: Any, most: int) -> list[Exchange]:
 
 
 def column(row: Mapping[str, Any], name: str | None) -> str:
-    """Return the text of a column; without a name, none.
-
-    Raises:
-        KeyError: the row has no such column.
-        ValueError: it is no text.
-    """
+    """Return the text of a column, none without a name; KeyError or ValueError if the row has none."""
     if name is None:
         return ""
     if not isinstance(text := column_of(row, name), str):

@@ -4,7 +4,7 @@
     /program.py, ...       what the caller gives, read-only
     standard streams       the caller's
     environment            empty
-    system calls           see ``call_filter``; limits: see ``inside.begin``
+    system calls           see ``call_filter``; limits: see ``inside.shared``
 
 Nothing can be written but the streams. The sandbox ends, with all in it, when the caller ends or kills it.
 """
@@ -23,7 +23,7 @@ from typing import Final
 from node.errors import StartupError
 from sampler.tasks.code import inside
 from sampler.tasks.code.call_filter import call_filter
-from sampler.tasks.code.inside.begin import BEGUN
+from sampler.tasks.code.inside.shared import BEGUN
 
 TRIAL_S: Final = 30.0
 """Longest wait for the trial at the start."""
@@ -95,11 +95,7 @@ class Sandbox:
         return [*command, python, "-S", "-s", "-B", "-P", "-m", f"{inside.__name__}.{host}", *arguments]
 
     def check(self) -> None:
-        """Run a program in it; blocks for a moment.
-
-        Raises:
-            StartupError: the sandbox does not start here.
-        """
+        """Run a program in it, for a moment; StartupError if the sandbox does not start."""
         with _descriptors({"filter": self.filter, "program.py": b"print(6 * 7)"}) as numbers:
             try:
                 trial = subprocess.run(
@@ -118,11 +114,7 @@ class Sandbox:
 
 
 def find_sandbox() -> Sandbox:
-    """Return the sandbox of this machine, untried.
-
-    Raises:
-        StartupError: a part of it is not installed.
-    """
+    """Return the sandbox of this machine, untried; StartupError if a part of it is not installed."""
     if (bwrap := shutil.which("bwrap")) is None:
         raise StartupError("Programs need a sandbox, and the program bwrap is not installed", fix=_FIX)
     try:

@@ -20,11 +20,7 @@ _TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOT
 
 
 def plain(messages: Any) -> list[Message]:
-    """Return messages with their text alone.
-
-    Raises:
-        ValueError: one holds something else than text.
-    """
+    """Return messages with their text alone; ValueError if one holds something else."""
     normal = normalize_messages(messages, field_name="messages")
     return [{"role": one.role, "content": _text(one.content)} for one in normal]
 

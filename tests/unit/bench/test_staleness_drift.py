@@ -1,4 +1,4 @@
-"""What a learner in the laboratory expects of a token's age, worked by hand."""
+"""Drift that the laboratory's learner expects at a token's age, worked by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the report says of made-up outcomes."""
+"""The report on made-up outcomes."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What bench/sync.py computes; the links and processes themselves are tried by running it."""
+"""Computations of bench/sync.py; the links and processes themselves are tried by running it."""
 
 import ctypes
 import subprocess

@@ -7,7 +7,7 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.slots import SlotState
 from node.coordinator.work.task_size import TaskSize
 from node.coordinator.work.version_log import Announced
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, NOW_S, WORK, Desk, make_accounts
 
@@ -72,7 +72,7 @@ def test_a_group_counts_while_it_waits_for_training_accepted_or_not() -> None:
 
 def test_a_stored_group_is_in_the_spool_since_it_came() -> None:
     accounts = make_accounts()
-    accounts.apply(Transaction(stored=StoredGroup(3, 1, "s1", 5.0, b"group")), now=NOW_S)
+    accounts.apply(Transaction(stored=StoredGroup(3, 1, "s1", 5.0, EncodedGroup(b"g", b"roup"))), now=NOW_S)
     assert accounts.spooled_at_s == {3: 5.0}
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.ledger.ledger_schema import PAGE_BYTES
 from node.coordinator.work.accounts import StoredGroup, Transaction
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.retries import FIRST_RETRY_S
@@ -18,10 +20,9 @@ from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, Desk, make_accounts
-from support.ledgers import as_schema_1, as_schema_2
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_full_disk_is_a_refusal_that_changes_nothing(path: Path) -> None:
         pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
         ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
         before = ledger.balance()
-        big = StoredGroup(0, 1, "s1", 0.0, bytes(1 << 20))
+        big = StoredGroup(0, 1, "s1", 0.0, EncodedGroup(b"", bytes(1 << 20)))
         with pytest.raises(RefusedError, match="full") as error:
             ledger.record(Transaction(stored=big, verdicts=(("s1", Verdict.SPOOLED),)))
         assert error.value.reason is Reason.DISK
@@ -114,7 +115,7 @@ def test_a_flipped_bit_in_a_stored_group_is_found(path: Path) -> None:
     with closing(Ledger.open(path, run_id="run")) as ledger:
         spool_one(ledger)
     with closing(sqlite3.connect(path)) as other, other:
-        other.execute("UPDATE groups SET data = CAST('G' || substr(data, 2) AS BLOB)")
+        other.execute("UPDATE groups SET columns = CAST('G' || substr(columns, 2) AS BLOB)")
     with closing(Ledger.open(path, run_id="run")) as ledger, pytest.raises(RefusedError) as error:
         ledger.group(0)
     assert error.value.reason is Reason.DAMAGED
@@ -130,11 +131,12 @@ def test_a_ledger_of_another_run_is_refused(path: Path) -> None:
     assert "belongs to run 'other'" in startup_error(path)
 
 
-def test_a_ledger_of_newer_software_is_refused(path: Path) -> None:
+def test_a_ledger_of_an_unknown_schema_is_refused_by_every_tool(path: Path) -> None:
     Ledger.open(path, run_id="run").close()
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 99")
-    assert "schema 99" in startup_error(path)
+    assert "has schema 99, this software knows 1" in startup_error(path)
+    assert examine(path).problems == ("it has schema 99, this software knows 1",)
 
 
 @pytest.mark.parametrize("damage", ["not a database", "a page"])
@@ -143,7 +145,7 @@ def test_a_damaged_ledger_says_what_to_do(path: Path, damage: str) -> None:
         spool_one(ledger)
     content = bytearray(path.read_bytes())
     if damage == "a page":
-        content[4096 : 4096 * 3] = bytes(4096 * 2)
+        content[PAGE_BYTES : PAGE_BYTES * 3] = bytes(PAGE_BYTES * 2)
     else:
         content = bytearray(b"\x7fELF" * 2000)
     path.write_bytes(content)
@@ -226,17 +228,7 @@ def test_lost_and_found_slots_are_told_from_the_others(path: Path) -> None:
     assert balance.settled == {SlotState.TRAINED: 2, SlotState.LOST: 1}
 
 
-def test_a_ledger_from_before_there_were_faults_is_read(path: Path) -> None:
-    with closing(Ledger.open(path, run_id="run")) as ledger:
-        spool_one(ledger)
-    as_schema_1(path)
-    with closing(Ledger.open(path, run_id="run")) as again:
-        accounts = make_accounts(again.balance(), prompts=50)
-    assert accounts.slots.open_slots[0].attempts == (Attempt(1, "s1", is_submitted=True),)
-    assert (len(accounts.bad_prompts), accounts.task) == (0, None)
-
-
-def test_the_data_of_a_run_survives_a_restart_and_a_ledger_from_before_has_none(path: Path) -> None:
+def test_the_data_of_a_run_survives_a_restart(path: Path) -> None:
     seen = DataSeen(b"d" * 16, 100, 10)
     learner = replace(LEARNER, chat_template_digest=b"c" * 16)
     with closing(Ledger.open(path, run_id="run")) as ledger:
@@ -244,12 +236,6 @@ def test_the_data_of_a_run_survives_a_restart_and_a_ledger_from_before_has_none(
         ledger.record(Transaction(data=seen, learner=learner))
     with closing(Ledger.open(path, run_id="run")) as again:
         assert (again.balance().data, again.balance().learner) == (seen, learner)
-    as_schema_2(path)
-    with closing(Ledger.open(path, run_id="run")) as older:
-        assert (older.balance().data, older.balance().learner) == (
-            NO_DATA,
-            replace(LEARNER, context_tokens=0),
-        )
 
 
 def test_the_size_of_another_task_does_not_count(path: Path) -> None:

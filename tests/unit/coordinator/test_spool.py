@@ -18,8 +18,9 @@ from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, Verdict
+from node.rollout import EncodedGroup, GroupVerdict, Verdict
 from node.run import StepRecord
+from node.serving.submissions import Submission
 from support.clock import ManualClock
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, make_accounts, make_answer
 
@@ -68,7 +69,8 @@ class Open:
             graded_at_s=now - 1.0,
             **changes,
         )
-        return (await self.spool.submit("s1", lease_id, group, b"group")).verdict
+        submission = Submission("s1", lease_id, EncodedGroup(b"header", b"group"))
+        return (await self.spool.submit(submission, group.header)).verdict
 
     async def drain(self, *, epoch: int = 1, version: int = 0, **hello: object) -> DrainStream:
         return await self.spool.open_drain(Hello("learner", epoch, version, **hello))  # type: ignore[arg-type]
@@ -215,7 +217,7 @@ async def test_a_group_that_is_submitted_is_delivered_without_another_look(open_
     async with asyncio.timeout(10):
         delivered = await waiting
     assert isinstance(delivered, StoredGroup)
-    assert (delivered.slot, delivered.data) == (0, b"group")
+    assert (delivered.slot, delivered.group) == (0, (b"header", b"group"))
     drain.end()
     assert [each async for each in outgoing] == []
 

@@ -298,12 +298,33 @@ def test_a_thousand_newcomers_at_once_get_what_there_is() -> None:
     assert simulated.desk.accounts.load().running_groups == 256
 
 
+def test_a_crowd_of_newcomers_that_never_deliver_leaves_three_quarters_to_those_who_have() -> None:
+    desk = wide_desk()
+    (lease_id,) = desk.lease("honest", 1)
+    desk.submit(lease_id, "honest")
+    hoarded = [lease for n in range(200) for lease in desk.lease(f"hoarder{n}", 16)]
+    assert len(hoarded) == 72 // 4
+    assert desk.accounts.load().running_groups == 72 // 4
+    desk.submit(hoarded[0], "hoarder0")  # one that delivers is no newcomer, and makes room for others
+    assert desk.lease("hoarder199", 16)
+
+
+def test_a_crowd_of_honest_newcomers_gets_into_a_run_that_others_work_for() -> None:
+    simulated = Simulated(replace(WIDE, concurrency_groups=256), {"first": (64, 5.0)})
+    simulated.run(30)
+    simulated.samplers |= {f"s{n}": (4, 5.0) for n in range(40)}
+    simulated.begun |= {f"s{n}": {} for n in range(40)}
+    simulated.delivered |= {f"s{n}": 0 for n in range(40)}
+    simulated.run(60)
+    assert sum(simulated.delivered[f"s{n}"] > 0 for n in range(40)) == 40
+
+
 def test_a_restart_forgets_no_share() -> None:
     before = Standing("s1", allowance=40)
     standings = Standings.restored([before], {"s1": 3000, "s2": 1000})
     assert standings.of("s1") == before
     assert standings.recent_share("s1") == pytest.approx(0.75)
-    assert standings.share("s1", held=0, free=72, fleet=0, now=NOW_S).leases == 40
+    assert standings.share("s1", held=0, free=72, fleet=0, newcomers=0, now=NOW_S).leases == 40
 
 
 def test_slots_left_for_others_are_taken_by_others_first() -> None:

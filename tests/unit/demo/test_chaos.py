@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from deploy.demo import damaging_node
 from deploy.demo.chaos import DAMAGED_FRAMES, NOTICED_FRAMES, SCHEDULE, Chaos, Fault, evaluate
 from deploy.demo.plan import FAR, NEAR
 from deploy.runs.observation import Metrics, Observation, Scrapes
@@ -27,8 +28,8 @@ class _Victims:
     async def kill(self, name: str) -> None:
         self.log.append(("kill", name))
 
-    async def start(self, name: str, *, environ: Mapping[str, str]) -> None:
-        self.log.append(("start", name, *environ))
+    async def start(self, name: str, *, environ: Mapping[str, str], module: str) -> None:
+        self.log.append(("start", name, module, *environ))
 
 
 def test_each_strike_is_due_once_in_the_order_of_the_schedule() -> None:
@@ -54,9 +55,9 @@ async def test_a_sampler_is_killed_while_it_works_and_the_new_coordinator_damage
     assert victims.log == [
         ("busy", NEAR),
         ("kill", NEAR),
-        ("start", NEAR),
+        ("start", NEAR, "node"),
         ("kill", COORDINATOR),
-        ("start", COORDINATOR, "HETERORL_COORDINATOR__CHAOS_DAMAGE_FRAMES"),
+        ("start", COORDINATOR, "deploy.demo.damaging_node", damaging_node.VARIABLE),
     ]
     assert [(fault.name, fault.version) for fault in chaos.faults] == [(NEAR, 30), (COORDINATOR, 30)]
 

@@ -11,7 +11,6 @@ from deploy.demo.plan import (
     configurations,
 )
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, to_toml
-from node.config.setting_sources import Reading
 from node.config.settings import NodeConfig, load
 from node.coordinator.config import CoordinatorConfig
 from sampler.config import SamplerConfig
@@ -26,7 +25,7 @@ def _config(name: str, tmp_path: Path, ports: Ports) -> NodeConfig:
     path.write_text(to_toml(document))
     assert tomllib.loads(path.read_text()) == document
     role = name.partition("-")[0]
-    return load(roles=[role], files=[path], environ={}, flags=Reading((), ())).config
+    return load(roles=[role], files=[path], environ={}).config
 
 
 @pytest.mark.parametrize("name", DAEMONS)

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from deploy.check import DEPLOY, ROLES
-from node.config.setting_sources import Reading
 from node.config.settings import NodeConfig, load
 from node.coordinator.config import CoordinatorConfig
 from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run
@@ -29,7 +28,7 @@ MANIFESTS: Final = {
 
 def config(role: str, folder: str) -> NodeConfig:
     file = DEPLOY / folder / f"{role}.toml"
-    return load(roles=[role], files=[file], environ={}, flags=Reading((), ())).config
+    return load(roles=[role], files=[file], environ={}).config
 
 
 def documents(role: str) -> list[dict[str, Any]]:

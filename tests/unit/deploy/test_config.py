@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.check import DEPLOY, ROLES
-from node.config.setting_sources import InvalidConfigError, Reading
+from node.config.setting_sources import InvalidConfigError
 from node.config.settings import Resolved, load
 
 FILES = [
@@ -20,7 +20,7 @@ EXAMPLES = [pytest.param(role, DEPLOY / "config" / f"{role}.toml", id=role) for 
 
 
 def resolved(role: str, file: Path) -> Resolved:
-    return load(roles=[role], files=[file], environ={}, flags=Reading((), ()))
+    return load(roles=[role], files=[file], environ={})
 
 
 @pytest.mark.parametrize(("role", "file"), FILES)

@@ -1,4 +1,4 @@
-"""What a machine lacks is installed where the user may, and named before any work where not."""
+"""Missing tools are installed where the user may, and named before any work where not."""
 
 import subprocess
 from functools import partial

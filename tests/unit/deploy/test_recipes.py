@@ -7,7 +7,6 @@ from _pytest.mark.structures import ParameterSet
 
 from deploy.check import DEPLOY
 from deploy.real.real_plan import TASK_FILES
-from node.config.setting_sources import Reading
 from node.config.settings import NodeConfig, load
 from node.coordinator.config import CoordinatorConfig
 from sampler.config import SamplerConfig
@@ -33,7 +32,7 @@ def roles() -> list[ParameterSet]:
 
 def config_of(files: list[Path]) -> NodeConfig:
     role = files[0].stem.partition("-")[0]
-    config = load(roles=[role], files=files, environ={}, flags=Reading((), ())).config
+    config = load(roles=[role], files=files, environ={}).config
     assert getattr(config, role) is not None
     return config
 

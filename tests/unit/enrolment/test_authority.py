@@ -75,10 +75,6 @@ def test_a_certificate_is_valid_from_before_it_was_made_for_as_long_as_asked(aut
     assert certificate.not_valid_after_utc == made_at + datetime.timedelta(hours=1)
 
 
-def test_two_certificates_have_different_serial_numbers(authority: Authority) -> None:
-    assert issue(authority, Role.SAMPLER).serial_number != issue(authority, Role.SAMPLER).serial_number
-
-
 def test_an_authority_names_peers_of_its_own_run_only(authority: Authority) -> None:
     with pytest.raises(ValueError, match="cannot name a peer of other"):
         authority.issue(Peer("other", Role.SAMPLER, "node"), new_key().public_key(), now=NOW_S)

@@ -10,8 +10,7 @@ from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token
 from node.errors import ConfigError, StartupError
 from node.identity.clock_skew import moment
-from node.identity.identity_checks import check_own
-from node.identity.identity_store import load_identity
+from node.identity.identity_store import check_own, load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.run import Role

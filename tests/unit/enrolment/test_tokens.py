@@ -50,14 +50,6 @@ def test_a_token_is_one_short_line_and_says_all_its_holder_needs() -> None:
     assert token.ca_certificate_pem.encode() == AUTHORITY.certificate_pem
 
 
-def test_a_token_survives_being_copied_with_white_space_around_it() -> None:
-    assert Token.parse(f"  {make_token()}\n").run_id == "run"
-
-
-def test_no_two_tokens_are_the_same() -> None:
-    assert Token.parse(make_token()).nonce != Token.parse(make_token()).nonce
-
-
 def test_a_token_admits_the_role_and_node_it_was_made_for() -> None:
     assert redeem(make_token(), authority=AUTHORITY, node_id="any", now=NOW_S).role is Role.SAMPLER
     assert redeem(make_token(node_id="s1"), authority=AUTHORITY, node_id="s1", now=NOW_S).node_id == "s1"
@@ -77,13 +69,6 @@ def test_a_token_lives_to_the_second_it_says() -> None:
 def test_a_token_of_another_authority_is_refused_also_for_a_run_of_the_same_name() -> None:
     twin = Authority.create("run", now=NOW_S)
     assert "another authority" in refusal(make_token(twin))
-
-
-def test_a_changed_token_is_no_token_wherever_the_change_is() -> None:
-    text = make_token()
-    for position in range(0, len(text), 7):
-        changed = text[:position] + ("A" if text[position] != "A" else "B") + text[position + 1 :]
-        assert "not a token" in refusal(changed)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +133,6 @@ def test_a_token_under_another_algorithm_or_kind_of_key_is_no_token() -> None:
     assert "not a token" in refusal(".".join((header, *signed.split(".")[1:])))
 
 
-def test_a_token_of_the_format_before_this_one_is_refused_by_name() -> None:
-    assert "made by another version" in refusal("hrl1.e30.e30")
-    assert "make a new one with `heterorl-node token`" in refusal("hrl1.e30.e30")
-
-
 @pytest.mark.parametrize("claims", [{"shard": 1}, {"address": None}])
 def test_a_token_with_other_claims_is_of_another_version_and_not_damaged(claims: dict[str, object]) -> None:
     _, payload, _ = make_token().split(".")
@@ -161,16 +141,6 @@ def test_a_token_with_other_claims_is_of_another_version_and_not_damaged(claims:
     text = AUTHORITY.sign_token(json.dumps(changed).encode(), typ=TYPE)
     assert "made by another version of heterorl-node" in refusal(text)
     assert "damaged" in refusal(text[:-3])
-
-
-def test_a_huge_token_is_not_parsed() -> None:
-    assert "not a token" in refusal(make_token() + " " * TOKEN_BYTES)
-
-
-def test_the_token_of_one_run_does_not_carry_the_signature_of_another() -> None:
-    # The payload of a genuine token under the signature of another genuine token.
-    first, second = make_token().split("."), make_token().split(".")
-    assert "not a token" in refusal(".".join((first[0], first[1], second[2])))
 
 
 @pytest.mark.parametrize("lifetime_s", [0.0, -1.0, float("nan"), 8 * 86400.0])

@@ -7,9 +7,10 @@ import pytest
 from node.errors import Reason, RefusedError
 from node.identity.group_proof import GroupProof, GroupSigner, GroupVerifier
 from node.identity.identity_store import Identity
+from node.rollout import EncodedGroup
 from support.identity import NOW_S, MadeRun, make_run
 
-DATA = b"a group"
+GROUP = EncodedGroup(b"a header", b"columns")
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +18,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
     return make_run(tmp_path_factory.mktemp("run"), now=NOW_S)
 
 
-def prove(identity: Identity, group_id: str = "3.1", data: bytes = DATA) -> GroupProof:
-    return GroupSigner.of(identity).prove(group_id, data)
+def prove(identity: Identity, group_id: str = "3.1", group: EncodedGroup = GROUP) -> GroupProof:
+    return GroupSigner.of(identity).prove(group_id, group)
 
 
 def check(
@@ -27,10 +28,10 @@ def check(
     *,
     sampler_id: str = "sampler-1",
     group_id: str = "3.1",
-    data: bytes = DATA,
+    group: EncodedGroup = GROUP,
 ) -> None:
     verifier = GroupVerifier(made.coordinator.ca_pem, run_id=made.run_id)
-    verifier.check(proof, sampler_id=sampler_id, group_id=group_id, data=data, now=NOW_S)
+    verifier.check(proof, sampler_id=sampler_id, group_id=group_id, group=group, now=NOW_S)
 
 
 def test_a_sampler_proves_its_own_group_also_to_a_hub_that_has_just_started(made: MadeRun) -> None:
@@ -45,7 +46,7 @@ def test_nobody_proves_a_group_for_another_lease_or_with_other_bytes_or_for_anot
         check(made, proof, group_id="3.2")
     assert refused.value.reason is Reason.BAD_SIGNATURE
     with pytest.raises(RefusedError, match="with these bytes"):
-        check(made, proof, data=b"another")
+        check(made, proof, group=GROUP._replace(columns=b"others"))
     with pytest.raises(RefusedError, match="came as sampler-2's"):
         check(made, proof, sampler_id="sampler-2")
 
@@ -53,7 +54,9 @@ def test_nobody_proves_a_group_for_another_lease_or_with_other_bytes_or_for_anot
 def test_ids_that_run_into_each_other_are_not_one_message(made: MadeRun) -> None:
     proof = prove(made.sampler, group_id="3.1")
     with pytest.raises(RefusedError, match="did not sign"):
-        check(made, proof, group_id="3", data=b".1" + DATA)
+        check(made, proof, group_id="3", group=GROUP._replace(header=b".1" + GROUP.header))
+    with pytest.raises(RefusedError, match="did not sign"):
+        check(made, proof, group=EncodedGroup(GROUP.header + b"c", GROUP.columns[1:]))
 
 
 def test_only_a_samplers_certificate_of_the_runs_authority_proves_anything(made: MadeRun) -> None:

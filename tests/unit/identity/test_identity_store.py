@@ -7,8 +7,14 @@ from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import StartupError
 from node.identity.certificates import new_key
 from node.identity.files import write_secret
-from node.identity.identity_checks import check_dates, check_own
-from node.identity.identity_store import expiries, load_identity, load_or_make_key, save_identity
+from node.identity.identity_store import (
+    check_dates,
+    check_own,
+    expiries,
+    load_identity,
+    load_or_make_key,
+    save_identity,
+)
 from node.run import Role
 from support.identity import NOW_S, MadeRun, make_run
 

@@ -13,7 +13,7 @@ from learner.intake.divergence_panel import (
     Observed,
     mean_basis,
 )
-from learner.objective.drift import SUPPOSED_NATS_PER_VERSION
+from learner.objective.divergence import SUPPOSED_NATS_PER_VERSION
 from support.fleets import Fleet, one
 
 

@@ -18,7 +18,7 @@ from learner.intake.divergence_panel import (
     Vector,
     mean_basis,
 )
-from learner.objective.drift import SUPPOSED_NATS_PER_VERSION
+from learner.objective.divergence import SUPPOSED_NATS_PER_VERSION
 
 
 @dataclass

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from learner.intake.divergence_panel import DivergencePanel
 from learner.objective.batch import ObjectiveBatch
+from learner.objective.divergence import SUPPOSED_NATS_PER_VERSION
 from learner.objective.drift import (
-    SUPPOSED_NATS_PER_VERSION,
     blended_divergence,
     has_moved,
     largest_move,

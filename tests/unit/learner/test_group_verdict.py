@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learner.intake.group_verdict import GroupRules, judge, stale
-from node.rollout import GroupVerdict, LogprobMode, RolloutGroup, Verdict
+from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from support.groups import SAMPLING, make_completion, make_group
 
 RULES = GroupRules(
@@ -50,11 +50,6 @@ def test_an_honest_group_is_accepted_without_a_word() -> None:
         ({"sampling": replace(SAMPLING, top_p=0.9)}, Verdict.FOREIGN, "what mass was kept"),
         ({"sampling": replace(SAMPLING, top_k=20)}, Verdict.FOREIGN, "what mass was kept"),
         ({"sampling": replace(SAMPLING, min_p=0.1)}, Verdict.FOREIGN, "min_p=0.1 top_k=0 top_p=1.0"),
-        (
-            {"sampling": replace(SAMPLING, top_k=20), "logprob_mode": LogprobMode.FULL},
-            Verdict.ACCEPTED,
-            "",
-        ),
         (truncated(0.9, top_p=0.9), Verdict.ACCEPTED, ""),
         (truncated(0.88, top_p=0.9), Verdict.SUSPECT, "keep 0.9 at least"),
         (truncated(0.5, top_k=21), Verdict.ACCEPTED, ""),

@@ -126,7 +126,7 @@ async def test_a_pass_shared_by_threads_makes_the_same_artifact_as_coding_the_wh
     async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED, threads=threads) as running:
         await running.step(9)
         await running.stored(ArtifactKey(9, 0))
-        manifest, _ = running.store.manifest(ArtifactKey(9, 0))
+        manifest = running.store.manifest(ArtifactKey(9, 0))
         whole = encode_version(
             words_of(9),
             version=9,

@@ -9,7 +9,6 @@ from learner.intake.full_logprobs import full_logprobs
 from learner.objective.importance import group_expectation_weight
 from learner.objective.truncation import least_kept_mass, untruncated_logprob
 from learner.training.micro_batches import objective_batch
-from node.rollout import LogprobMode
 from support.groups import SAMPLING, make_completion, make_group
 
 
@@ -89,15 +88,10 @@ def test_a_group_expectation_weight_of_equal_completions_is_one_after_the_correc
     assert group_expectation_weight(learner, sampled).tolist() == pytest.approx([0.895] * 4)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"), [(LogprobMode.SAMPLED, -0.5 + math.log(0.8)), (LogprobMode.FULL, -0.5)]
-)
-def test_only_renormalised_logprobs_are_corrected_on_their_way_to_the_objective(
-    mode: LogprobMode, expected: float
-) -> None:
+def test_only_renormalised_logprobs_are_corrected_on_their_way_to_the_objective() -> None:
     completions = tuple(make_completion(n, kept_mass=np.full(n, 0.8, np.float32)) for n in (2, 4))
     sampling = replace(SAMPLING, top_p=0.8)
-    cut = make_group(completions=completions, sampling=sampling, logprob_mode=mode)
+    cut = make_group(completions=completions, sampling=sampling)
     batch = objective_batch(
         [make_group(), cut],
         version=0,
@@ -106,7 +100,7 @@ def test_only_renormalised_logprobs_are_corrected_on_their_way_to_the_objective(
         device=torch.device("cpu"),
     )
     assert set(batch.behaviour_logprob[:2][batch.mask[:2]].tolist()) == {-0.5}
-    assert batch.behaviour_logprob[2:][batch.mask[2:]].tolist() == pytest.approx([expected] * 6)
+    assert batch.behaviour_logprob[2:][batch.mask[2:]].tolist() == pytest.approx([-0.5 + math.log(0.8)] * 6)
 
 
 def test_renormalised_logprobs_without_kept_masses_never_pass_for_others() -> None:

@@ -110,7 +110,7 @@ def test_an_unknown_objective_is_answered_with_those_there_are_before_torch_load
     assert code == 2
     assert "torch" not in modules
     assert "learner.objective = 'gepp'" in error
-    assert "gepo_plus, gmpo, grpo, gspo" in error
+    assert "gepo_plus, grpo, gspo" in error
     assert "node.state_dir (from nowhere): is required" in error
 
 

@@ -1,4 +1,4 @@
-"""What an operator reads on the terminal: the command as it is typed, the answer, the exit code."""
+"""The terminal as an operator sees it: the command as typed, the answer, the exit code."""
 
 import os
 import subprocess
@@ -14,8 +14,7 @@ from node.commands.cli import COMMANDS, main
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.init_run import init_run
-from node.enrolment.token_file import read_token_file
-from node.enrolment.tokens import Token, issue_token
+from node.enrolment.tokens import Token, issue_token, read_token_file
 from node.identity.revocation import RevocationList
 from node.run import Role
 

@@ -278,7 +278,8 @@ def test_a_missing_file_is_a_fault(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("assignment", ["node.tls", "tls=false", "=x", ".tls=x", "node.=x"])
 def test_an_assignment_that_is_not_section_key_value_is_a_fault(assignment: str) -> None:
-    (fault,) = read_flags({}, [assignment]).faults
+    (fault,) = read_flags({}, [assignment])
+    assert isinstance(fault, ConfigError)
     assert fault.value == assignment
 
 

@@ -15,7 +15,7 @@ from node.process.service import Service
 
 
 class Story(list[str]):
-    """What happened, in order; can be waited on."""
+    """Events in order; can be waited on."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What returned has happened, whatever becomes of the power."""
+"""A write that returned has happened, whatever becomes of the power."""
 
 import errno
 import os

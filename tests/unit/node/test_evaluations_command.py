@@ -1,4 +1,4 @@
-"""What ``heterorl-node evaluations`` prints from a ledger."""
+"""Output of ``heterorl-node evaluations`` from a ledger."""
 
 import json
 from collections.abc import Callable

@@ -9,10 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import pytest
 
+from node.telemetry import logging as process_log
 from node.telemetry.logging import (
     OUR_PACKAGES,
     WARNINGS_PER_INTERVAL,
@@ -173,61 +174,68 @@ def test_the_story_is_told_whole_and_debug_without_a_bound() -> None:
     assert stream.getvalue().count("\n") == 6000
 
 
+@pytest.mark.parametrize("later_s", [60.0, -1000.0])
+def test_another_message_tells_what_an_ended_interval_kept_back(later_s: float) -> None:
+    def record(message: str, created: float) -> logging.LogRecord:
+        made = logging.makeLogRecord({"name": "node.test", "levelno": logging.WARNING, "msg": message})
+        made.created = created
+        return made
+
+    with logged(io.StringIO()) as stream:
+        [handler] = logging.root.handlers
+        for _ in range(WARNINGS_PER_INTERVAL + 4):
+            handler.handle(record("refused", 1000.0))
+        handler.handle(record("joined", 1000.0 + 59.0))
+        assert "repeated" not in stream.getvalue()
+        handler.handle(record("joined", 1059.0 + later_s))
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events[-3:]] == ["joined", "repeated, not logged", "joined"]
+    assert (events[-2]["repeated"], events[-2]["times"]) == ("refused", 4)
+
+
+def test_the_messages_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_log, "REPEATING_MESSAGES", 2)
+    with logged(io.StringIO()) as stream:
+        for number in (*[0] * (WARNINGS_PER_INTERVAL + 1), 1, 2, 3):
+            _log.warning("message %d" % number)  # noqa: UP031 - each a message of its own
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events[-2:]] == ["repeated, not logged", "message 3"]
+
+
 _DYING: Final = """
 import os, signal, sys, threading
 from node.telemetry.logging import configure_process_logging
 configure_process_logging(log_format="auto", level="info", roles=["sampler"])
-print("to standard output", flush=True)
 {}
 """
 
 
-def last_words(code: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run a process that ends by ``code``; give its exit code and what it logged."""
+def last_words(code: str) -> tuple[int, str]:
+    """Run a process that ends by ``code``; return its exit code and what it wrote to standard error."""
     done = subprocess.run(
-        [sys.executable, "-c", _DYING.format(code)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        start_new_session=True,
+        [sys.executable, "-c", _DYING.format(code)], capture_output=True, text=True, timeout=30, check=False
     )
-    assert done.stdout == ""
-    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+    return done.returncode, done.stderr
 
 
 def test_an_exception_nobody_caught_is_one_event_with_its_traceback() -> None:
-    code, events = last_words("raise ValueError('broken')")
-    [event] = [event for event in events if event["event"] == "uncaught exception"]
+    code, written = last_words("raise ValueError('broken')")
+    event = json.loads(written)
     assert code == 1
-    assert event["level"] == "critical"
+    assert (event["event"], event["level"]) == ("uncaught exception", "critical")
     assert "ValueError: broken" in event["exception"]
-    assert "to standard output" in [event.get("text") for event in events]
 
 
 def test_an_exception_in_a_thread_is_one_event() -> None:
-    _, events = last_words(
+    _, written = last_words(
         "thread = threading.Thread(target=lambda: 1 / 0, name='codec'); thread.start(); thread.join()"
     )
-    [event] = [event for event in events if event["event"] == "uncaught exception in a thread"]
-    assert event["thread_name"] == "codec"
+    event = json.loads(written)
+    assert (event["event"], event["thread_name"]) == ("uncaught exception in a thread", "codec")
     assert "ZeroDivisionError" in event["exception"]
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code"),
-    [
-        ("os.write(2, b'free(): invalid pointer\\n'); os.abort()", -signal.SIGABRT),
-        ("os.write(2, b'last words'); os.kill(os.getpid(), 9)", -signal.SIGKILL),
-        ("os.write(2, b'last words\\n'); os._exit(7)", 7),
-        # Ctrl-C and a supervisor signal the whole group: what is said after that is heard too.
-        ("signal.signal(15, signal.SIG_IGN); os.killpg(0, 15); os.write(2, b'last words'); os._exit(7)", 7),
-    ],
-)
-def test_the_last_words_of_a_process_are_not_lost_however_it_ends(code: str, exit_code: int) -> None:
-    ended_with, events = last_words(code)
-    assert ended_with == exit_code
-    said = "\n".join(event.get("text", "") for event in events)
-    assert "invalid pointer" in said or "last words" in said
-    if exit_code == -signal.SIGABRT:
-        assert "Fatal Python error: Aborted" in said
+def test_a_crash_in_native_code_leaves_a_trace_of_python() -> None:
+    code, written = last_words("os.abort()")
+    assert code == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in written

@@ -46,6 +46,15 @@ def sampler(made: MadeRun, directory: Path, **node: Any) -> NodeConfig:
     )
 
 
+def coordinator(made: MadeRun, **values: Any) -> NodeConfig:
+    """Return a configuration of the run's coordinator; of addition unless ``values`` name a task."""
+    return NodeConfig(
+        node=NodeSection(state_dir=made.directory),
+        telemetry=TelemetrySection(),
+        coordinator=CoordinatorConfig.model_validate(values or {"task": "addition", "prompts": 100}),
+    )
+
+
 def write_token(made: MadeRun, directory: Path, *, mode: int = 0o600, **changes: Any) -> None:
     values = {"role": Role.SAMPLER, "node_id": None, "address": "hub:7701", "now": NOW_S} | changes
     path = directory / "token"
@@ -70,12 +79,7 @@ def test_a_sampler_that_would_start_has_no_faults(made: MadeRun, tmp_path: Path)
 
 
 def test_a_whole_run_of_one_directory_has_no_faults(made: MadeRun) -> None:
-    config = NodeConfig(
-        node=NodeSection(state_dir=made.directory),
-        telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig(task="addition", prompts=100),
-    )
-    assert faults(config, Role.COORDINATOR) == []
+    assert faults(coordinator(made), Role.COORDINATOR) == []
 
 
 @pytest.mark.parametrize(
@@ -107,13 +111,8 @@ def test_a_hub_that_may_open_too_few_files_is_a_warning(
     made: MadeRun, monkeypatch: pytest.MonkeyPatch, most: int, is_enough: bool
 ) -> None:
     monkeypatch.setattr("node.descriptors.hard_limit", lambda: most)
-    config = NodeConfig(
-        node=NodeSection(state_dir=made.directory),
-        telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig(task="addition", prompts=100),
-    )
     warned: list[str] = []
-    faults(config, Role.COORDINATOR, warned=warned)
+    faults(coordinator(made), Role.COORDINATOR, warned=warned)
     if is_enough:
         assert warned == []
     else:
@@ -223,11 +222,7 @@ def test_a_package_that_is_configured_and_not_installed_is_found_with_the_comman
 
 def test_data_that_is_not_there_is_found(made: MadeRun, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    config = NodeConfig(
-        node=NodeSection(state_dir=made.directory),
-        telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": file}}),
-    )
+    config = coordinator(made, task="jsonl", data={"file": file})
     (found,) = faults(config, Role.COORDINATOR)
     assert str(file) in found
     file.write_text('{"prompt": "1+1=", "answer": "2"}\n')
@@ -238,6 +233,11 @@ def test_data_that_is_not_there_is_found(made: MadeRun, tmp_path: Path) -> None:
     ("rows", "data", "said"),
     [
         ('{"question": "1+1=", "answer": "2"}\n', {}, "no such column: its first row has question, answer"),
+        (
+            '{"prompt": "1", "answer": "2"}\n' * 3 + '{"prompt": "1"}\n' * 2,
+            {},
+            "rows.jsonl has no such column: 2 rows, of which row 3 has prompt. Correct or remove",
+        ),
         ('{"prompt": "1+1="\n', {}, "line 1 of rows.jsonl is not JSON"),
         ('{"prompt": "1", "answer": "2"}\n', {"evaluation_rows": 1}, "leaves no row to train on"),
     ],
@@ -247,25 +247,8 @@ def test_data_that_a_start_would_refuse_is_found(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(rows)
-    config = NodeConfig(
-        node=NodeSection(state_dir=made.directory),
-        telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": file, **data}}),
-    )
-    (found,) = faults(config, Role.COORDINATOR)
+    (found,) = faults(coordinator(made, task="jsonl", data={"file": file, **data}), Role.COORDINATOR)
     assert said in found
-
-
-def test_rows_without_a_column_are_counted_wherever_they_are(made: MadeRun, tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "1", "answer": "2"}\n' * 3 + '{"prompt": "1"}\n' * 2)
-    config = NodeConfig(
-        node=NodeSection(state_dir=made.directory),
-        telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": file}}),
-    )
-    (found,) = faults(config, Role.COORDINATOR)
-    assert "rows.jsonl has no such column: 2 rows, of which row 3 has prompt. Correct or remove" in found
 
 
 def test_rows_that_are_too_long_for_the_model_are_a_warning_that_names_keys_that_help(

@@ -6,7 +6,7 @@ import pytest
 
 from node import limits
 from node.errors import Reason, RefusedError
-from node.rollout import Finish, LogprobMode, check_group
+from node.rollout import Finish, check_group
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 
@@ -27,8 +27,6 @@ def test_an_honest_group_passes() -> None:
         ({"policy_version": np.array([2, 2, 1], np.int32)}, Reason.MALFORMED),
         ({"token_ids": np.array([1, 2, 50], np.int32)}, Reason.MALFORMED),
         ({"token_ids": np.array([1, -2, 3], np.int32)}, Reason.MALFORMED),
-        ({"reward": float("nan")}, Reason.NON_FINITE),
-        ({"reward": float("inf")}, Reason.NON_FINITE),
         ({"kept_mass": np.array([0.5, 0.5], np.float32)}, Reason.MALFORMED),
         ({"kept_mass": np.array([0.5, np.nan, 0.5], np.float32)}, Reason.NON_FINITE),
         ({"kept_mass": np.array([0.5, np.inf, 0.5], np.float32)}, Reason.NON_FINITE),
@@ -107,6 +105,9 @@ def test_kept_masses_of_some_completions_or_where_nothing_was_cut_off_are_refuse
         ({"prompt_token_ids": np.array([], np.int32)}, Reason.MALFORMED, "the prompt has 0 tokens"),
         ({"prompt_token_ids": np.array([50], np.int32)}, Reason.MALFORMED, "the prompt has token id 50"),
         ({"prompt_token_ids": np.array([-1], np.int32)}, Reason.MALFORMED, "the prompt has token id -1"),
+        ({"completions": (make_completion(reward=float("nan")),)}, Reason.NON_FINITE, "reward nan"),
+        ({"completions": (make_completion(reward=float("-inf")),)}, Reason.NON_FINITE, "reward -inf"),
+        ({"completions": (make_completion(reward=1e7),)}, Reason.OVER_LIMIT, r"reward 1e\+07, beyond 1e\+06"),
         ({"graded_at_s": float("nan")}, Reason.NON_FINITE, "timestamps"),
         ({"sampling_started_at_s": float("inf")}, Reason.NON_FINITE, "timestamps"),
         ({"completions": (make_completion(0),)}, Reason.MALFORMED, "completion 0 has no tokens"),
@@ -149,18 +150,6 @@ def test_a_group_may_be_as_large_as_its_limits(
     with pytest.raises(RefusedError) as refused:
         check_group(group)
     assert refused.value.reason is reason
-
-
-@pytest.mark.parametrize(
-    ("top_p", "top_k", "is_truncated"), [(1.0, 0, False), (0.9, 0, True), (1.0, 1, True), (0.9, 1, True)]
-)
-@pytest.mark.parametrize("mode", list(LogprobMode))
-def test_logprobs_are_renormalised_where_tokens_were_cut_off_and_the_mode_does_not_undo_it(
-    top_p: float, top_k: int, is_truncated: bool, mode: LogprobMode
-) -> None:
-    group = make_group(sampling=replace(SAMPLING, top_p=top_p, top_k=top_k), logprob_mode=mode)
-    assert group.sampling.is_truncated == is_truncated
-    assert group.is_renormalised == (is_truncated and mode is LogprobMode.SAMPLED)
 
 
 def test_a_stop_string_ends_completions_only_where_the_run_has_some() -> None:

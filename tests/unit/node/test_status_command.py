@@ -1,4 +1,4 @@
-"""What ``heterorl-node status`` shows, and how it fails."""
+"""Output of ``heterorl-node status``, and how it fails."""
 
 import argparse
 import io

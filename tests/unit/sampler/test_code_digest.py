@@ -8,13 +8,13 @@ import pytest
 
 from sampler.tasks.code_digest import _modules
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import Grader, TaskChangedError
+from sampler.tasks.grader_process import TaskChangedError
 from sampler.tasks.task import TaskSetup
-from support.graded_texts import texts
+from support.graded_texts import grader_of, grading, texts
 
 GRADE = "import own_words\n\ndef grade(row, completion):\n    return own_words.worth(completion.text)\n"
 WORTH = "def worth(text):\n    return 1.0\n"
-JSONL = "sampler.tasks.jsonl_task:JsonlTask"
+JSONL = "sampler.tasks.question_tasks:JsonlTask"
 
 
 @pytest.fixture
@@ -26,16 +26,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make(setup: TaskSetup) -> Grader:
-    return Grader(setup, wall_limit_s=30, cpu_limit_s=20, memory_limit_bytes=1 << 30, killed=lambda: None)
-
-
 async def digest(path: str = JSONL, **options: Any) -> bytes:
-    grader = make(TaskSetup(path, options))
-    try:
+    async with grading(TaskSetup(path, options)) as grader:
         return (await grader.describe()).code_digest
-    finally:
-        await grader.close()
 
 
 async def test_the_digest_is_of_the_code_wherever_it_lies(
@@ -61,7 +54,7 @@ async def test_a_grader_edited_while_it_runs_grades_nothing_more_once_its_proces
     own: Path,
 ) -> None:
     setup = TaskSetup(JSONL, {"grader": "own_grader:grade"})
-    pool = GraderPool(lambda: make(setup), most=1)
+    pool = GraderPool(lambda: grader_of(setup), most=1)
     try:
         await pool.start()
         prompt = await pool.prompt(0, '{"prompt": "a"}')

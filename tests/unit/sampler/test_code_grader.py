@@ -12,10 +12,10 @@ from node.failure import Failure
 from node.task_options import CodeOptions
 from sampler.tasks.code.code_grader import CodeGrader, Verdict
 from sampler.tasks.code.sandbox import Sandbox, find_sandbox
-from sampler.tasks.grader_process import Grader, TaskError
+from sampler.tasks.grader_process import TaskError
 from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
-from sampler.tasks.task import TaskSetup, load_task, task_setup
-from support.graded_texts import texts
+from sampler.tasks.task import TaskSetup, load_task
+from support.graded_texts import grading, setup_of, texts
 
 pytestmark = pytest.mark.needs("bwrap", "libseccomp")
 
@@ -264,12 +264,9 @@ def test_tests_that_are_none_are_the_rows_fault(
 def setup(
     *, run_code: bool = True, wall_limit_s: float = math.inf, group_size: int = 1, **code: Any
 ) -> TaskSetup:
-    return task_setup(
+    return setup_of(
         "jsonl",
         {"grader": "code", "code": code, "answer": "tests"},
-        custom={},
-        allowed_graders=(),
-        has_chat_template=False,
         group_size=group_size,
         local_graders=LocalGraders(None, run_code, wall_limit_s, 1 << 30),
     )
@@ -288,23 +285,14 @@ def test_the_reward_is_the_share_or_all_or_nothing() -> None:
 
 
 async def test_groups_are_graded_in_the_graders_process_and_a_bad_row_is_blamed() -> None:
-    grader = Grader(
-        setup(time_limit_s=1),
-        wall_limit_s=60,
-        cpu_limit_s=20,
-        memory_limit_bytes=2 << 30,
-        killed=lambda: None,
-    )
     programs = texts("def f(x): return x * x", "1 / 0", "while True: pass")
-    try:
+    async with grading(setup(time_limit_s=1), wall_limit_s=60, memory_limit_bytes=2 << 30) as grader:
         grades = await grader.grade(0, programs, row=json.dumps({"tests": SQUARES}))
         assert grades.rewards == [1.0, 0.0, 0.0]
         assert grades.metrics == {"passed": [1, 0, 0], "timed_out": [0, 0, 1], "crashed": [0, 1, 0]}
         with pytest.raises(TaskError, match="the tests cannot be used: SyntaxError") as error:
             await grader.grade(0, programs, row='{"tests": "assert ("}')
         assert error.value.fault is Failure.GRADING_FAILED
-    finally:
-        await grader.close()
 
 
 def test_a_sampler_that_runs_no_programs_refuses_the_run() -> None:

@@ -1,77 +1,37 @@
 """Requests come, are cancelled and meet new versions at random: every logprob is that of the model alone."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from node.rollout import Finish, SamplingParameters
-from sampler.engines.decoding.readback import Readback
-from sampler.engines.decoding.sampling_distribution import RowSampling, sampling_distribution
 from sampler.engines.engine import FinishedRequest, GenerationRequest
 from sampler.engines.model_words import copy_words
-from sampler.engines.torch_engine import TorchEngine
-from sampler.engines.torch_options import TorchOptions
+from support.model_words import words_of
 from support.tiny_model import make_tiny_model
+from support.torch_engines import made, scores_of
 
 END = 1
 ALPHABET = "0123456789+-= abcdefgh"
 
 
-def loaded(directory: Path, **options: int) -> TorchEngine:
-    return TorchEngine(
-        directory,
-        device="cpu",
-        compute_dtype=torch.float32,
-        threads=1,
-        seed=7,
-        options=TorchOptions.model_validate(options),
-    )
-
-
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Return models of the same layout; number n is served as version n."""
-    made = tmp_path_factory.mktemp("models")
-    return [make_tiny_model(made / str(seed), seed=seed) for seed in range(4)]
+    folder = tmp_path_factory.mktemp("models")
+    return [make_tiny_model(folder / str(seed), seed=seed) for seed in range(4)]
 
 
-def scored(
-    models: Sequence[PreTrainedModel],
-    prompt: NDArray[np.int32],
-    token_ids: NDArray[np.int32],
-    versions: NDArray[np.int32],
-    sampling: SamplingParameters,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return logprob and kept mass of each token under the version it names, by passes without a cache."""
-    ids = torch.tensor(np.concatenate([prompt, token_ids])[None]).long()
-    logprobs = np.zeros(len(token_ids), np.float32)
-    masses = np.zeros(len(token_ids), np.float32)
-    for version in set(versions.tolist()):
-        with torch.no_grad():
-            logits = models[version](ids[:, :-1], use_cache=False).logits[0, len(prompt) - 1 :]
-        rows = RowSampling.of([sampling] * len(token_ids), device=logits.device)
-        logprob, mass = sampling_distribution(logits, rows)
-        chosen = logprob.gather(-1, ids[0, len(prompt) :, None]).squeeze(-1).numpy()
-        logprobs = np.where(versions == version, chosen, logprobs)
-        masses = np.where(versions == version, mass.numpy(), masses)
-    return logprobs, masses
-
-
-@pytest.mark.parametrize("depth", [0, 1], ids=["read at once", "read a step late"])
+@pytest.mark.parametrize("like", ["cpu", "cuda"], ids=["read at once", "read a step late"])
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
-    directories: list[Path], seed: int, depth: int
+    directories: list[Path], seed: int, like: str
 ) -> None:
     random = np.random.default_rng(seed)
-    engine = loaded(directories[0], memory_bytes=4 << 20, prefill_chunk_tokens=int(random.integers(1, 40)))
-    engine._decoder._readback = Readback(depth=depth)
-    engine._decoder._batch._keeps_order = depth == 0
-    others = [loaded(directory).weights.live for directory in directories]
+    chunk_tokens = int(random.integers(1, 40))
+    engine = made(directories[0], like=like, memory_bytes=4 << 20, prefill_chunk_tokens=chunk_tokens)
+    others = [made(directory).weights.live for directory in directories]
     requests: dict[str, GenerationRequest] = {}
     finished: dict[str, FinishedRequest] = {}
     cancelled: set[str] = set()
@@ -110,12 +70,13 @@ def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
     while engine.running:
         step()
     assert finished.keys() | cancelled == requests.keys()
-    models = [AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32) for one in directories]
+    words = {number: words_of(one, layout=engine.layout) for number, one in enumerate(others)}
     for name, group in finished.items():
         request = requests[name]
         for completion in group.completions:
-            arguments = (completion.token_ids, completion.policy_version, request.sampling)
-            logprobs, masses = scored(models, request.prompt_token_ids, *arguments)
+            logprobs, masses = scores_of(
+                directories[0], words, request.prompt_token_ids, completion, request.sampling
+            )
             np.testing.assert_allclose(completion.behaviour_logprob, logprobs, atol=1e-4)
             if completion.kept_mass is not None:
                 np.testing.assert_allclose(completion.kept_mass, masses, atol=1e-4)

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from node.config.setting_sources import InvalidConfigError, Reading, read_files
+from node.config.setting_sources import InvalidConfigError
 from node.config.settings import load
 from sampler.config import SamplerConfig
-from sampler.engines.torch_options import TorchOptions
-from sampler.engines.vllm.vllm_options import VllmOptions
-
-NOTHING = Reading((), ())
+from sampler.engines.engine_options import TorchOptions, VllmOptions
 
 
 def resolved(tmp_path: Path, text: str) -> SamplerConfig:
@@ -21,8 +18,7 @@ def resolved(tmp_path: Path, text: str) -> SamplerConfig:
     path.write_text(
         f'[node]\nstate_dir = "state"\ncoordinator = "a:1"\n[sampler]\nmodel_dir = "model"\n{text}\n'
     )
-    assert not read_files([path]).faults
-    return load(roles=["sampler"], files=[path], environ={}, flags=NOTHING).config.section(SamplerConfig)
+    return load(roles=["sampler"], files=[path], environ={}).config.section(SamplerConfig)
 
 
 def test_options_of_the_chosen_engine_are_taken(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from node.limits import FRAME_WORDS
-from sampler.engines.remote.frame_memory import (
+from sampler.engines.frame_memory import (
     DIRECTORY_VARIABLE,
     make_frame_memory,
     open_frame_memory,
@@ -108,5 +108,5 @@ def test_a_file_of_another_size_is_refused(directory: Path, size: int) -> None:
 
 def test_what_is_no_file_is_refused(directory: Path) -> None:
     os.mkfifo(directory / NAME, 0o600)
-    with pytest.raises(OSError, match="no file of"):
+    with pytest.raises(OSError, match="not a file of"):
         open_frame_memory(NAME, workers=1)

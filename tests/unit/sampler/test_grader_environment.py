@@ -2,30 +2,22 @@ import os
 
 import pytest
 
-from sampler.tasks.grader_process import Grader
-from sampler.tasks.judge_endpoint import JudgeEndpoint
-from sampler.tasks.local_graders import LocalGraders
-from sampler.tasks.task import TaskSetup, task_setup
+from sampler.tasks.local_graders import JudgeEndpoint, LocalGraders
+from sampler.tasks.task import TaskSetup
+from support.graded_texts import grading, setup_of
 
 
 async def told(setup: TaskSetup) -> str:
     """Return the first prompt of a task in a process of its own."""
-    grader = Grader(setup, wall_limit_s=30, cpu_limit_s=20, memory_limit_bytes=1 << 30, killed=lambda: None)
-    try:
-        prompt = await grader.prompt(0)
-        assert isinstance(prompt, str)
-        return prompt
-    finally:
-        await grader.close()
+    async with grading(setup) as grader:
+        return str(await grader.prompt(0))
 
 
 def telling(variable: str, *, environment: tuple[str, ...] = ()) -> TaskSetup:
-    return task_setup(
+    return setup_of(
         "telling",
         {"variable": variable},
         custom={"telling": "support.unruly_tasks:Telling"},
-        allowed_graders=(),
-        has_chat_template=False,
         local_graders=LocalGraders(None, False, 30, 1 << 30, environment),
     )
 
@@ -64,12 +56,9 @@ def test_the_judges_key_is_only_where_the_judge_is_asked(
     monkeypatch.setenv("JUDGE_KEY", "sk-1")
     judge = JudgeEndpoint(url="http://127.0.0.1:1/v1", models=("wise",), api_key_env="JUDGE_KEY", timeout_s=5)
     asked = {"model": "wise", "template": "{completion}", "score_key": "score"}
-    setup = task_setup(
+    setup = setup_of(
         "jsonl",
         {"grader": grader} | ({"judge": asked} if has_key else {}),
-        custom={},
-        allowed_graders=(),
-        has_chat_template=False,
         local_graders=LocalGraders(judge, False, 30, 1 << 30),
     )
     assert ("JUDGE_KEY" in setup.environment) is has_key

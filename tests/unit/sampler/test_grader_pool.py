@@ -9,9 +9,9 @@ import pytest_asyncio
 
 from node.failure import Failure
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import Grader, TaskError, TaskUnusableError
-from sampler.tasks.task import CompletionText, TaskSetup
-from support.graded_texts import texts
+from sampler.tasks.grader_process import TaskError, TaskUnusableError
+from sampler.tasks.task import CompletionText
+from support.graded_texts import grader_of, texts
 
 
 @pytest_asyncio.fixture
@@ -20,12 +20,8 @@ async def make() -> AsyncIterator[Callable[..., GraderPool]]:
 
     def make_pool(task: str, *, most: int = 3, wall_limit_s: float = 30, slow_s: float = 0.05) -> GraderPool:
         pool = GraderPool(
-            lambda: Grader(
-                TaskSetup(f"support.bad_prompts:{task}" if ":" not in task else task, {}),
-                wall_limit_s=wall_limit_s,
-                cpu_limit_s=20,
-                memory_limit_bytes=1 << 30,
-                killed=lambda: None,
+            lambda: grader_of(
+                f"support.bad_prompts:{task}" if ":" not in task else task, wall_limit_s=wall_limit_s
             ),
             most=most,
             slow_s=slow_s,
@@ -202,7 +198,7 @@ async def test_a_task_replies_to_a_conversation_until_it_is_over(make: Callable[
     assert grades.metrics == {"turns": [2.0], "drawn": [3.0]}
 
 
-async def test_a_task_without_replies_has_one_turn_and_the_short_form_may_reply(
+async def test_a_task_without_replies_has_one_turn_and_one_of_texts_may_reply(
     make: Callable[..., GraderPool],
 ) -> None:
     assert (await make("Fine").start()).max_turns == 1

@@ -9,8 +9,7 @@ import pytest_asyncio
 
 from node.failure import Failure
 from sampler.tasks.grader_process import Grader, TaskError
-from sampler.tasks.task import TaskSetup
-from support.graded_texts import texts
+from support.graded_texts import grader_of, texts
 from support.waiting import until
 
 
@@ -38,17 +37,10 @@ def kills() -> Kills:
 async def make(kills: Kills) -> AsyncIterator[Callable[..., Grader]]:
     made: list[Grader] = []
 
-    def make_grader(task: str, *, wall_limit_s: float = 30, cpu_limit_s: int = 20) -> Grader:
+    def make_grader(task: str, **limits: float) -> Grader:
         path = "sampler.tasks.addition:AdditionTask" if task == "addition" else f"support.unruly_tasks:{task}"
-        grader = Grader(
-            TaskSetup(path, {}),
-            wall_limit_s=wall_limit_s,
-            cpu_limit_s=cpu_limit_s,
-            memory_limit_bytes=1 << 30,
-            killed=kills,
-        )
-        made.append(grader)
-        return grader
+        made.append(grader_of(path, killed=kills, **limits))
+        return made[-1]
 
     yield make_grader
     for grader in made:

@@ -13,9 +13,9 @@ import uvloop
 
 from node.failure import Failure
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import Grader, TaskError
+from sampler.tasks.grader_process import TaskError
 from sampler.tasks.task import TaskSetup
-from support.graded_texts import texts
+from support.graded_texts import grader_of, grading, texts
 from support.waiting import until
 
 WALL_LIMIT_S = 2.0
@@ -61,14 +61,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def make_pool(harm: str) -> GraderPool:
     setup = TaskSetup("support.hostile_tasks:Hostile", {"harm": harm}, environment=[MARK])
     return GraderPool(
-        lambda: Grader(
-            setup,
-            wall_limit_s=WALL_LIMIT_S if HARMS[harm] else PATIENCE_S,
-            cpu_limit_s=20,
-            memory_limit_bytes=1 << 30,
-            killed=lambda: None,
-        ),
-        most=2,
+        lambda: grader_of(setup, wall_limit_s=WALL_LIMIT_S if HARMS[harm] else PATIENCE_S), most=2
     )
 
 
@@ -135,14 +128,7 @@ def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
 
     async def leave() -> None:
         killed: list[None] = []
-        grader = Grader(
-            TaskSetup("support.hostile_tasks:Leaving", {}),
-            wall_limit_s=PATIENCE_S,
-            cpu_limit_s=20,
-            memory_limit_bytes=1 << 30,
-            killed=lambda: killed.append(None),
-        )
-        try:
+        async with grading("support.hostile_tasks:Leaving", killed=lambda: killed.append(None)) as grader:
             assert (await grader.grade(1, texts("x"))).rewards == [1.0]
             process = grader._process
             assert process is not None
@@ -150,23 +136,20 @@ def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
             await until(process.stdin.is_closing)
             assert (await grader.grade(1, texts("x", "y"))).rewards == [1.0, 1.0]
             assert len(killed) == 1
-        finally:
-            await grader.close()
 
     uvloop.run(leave())
 
 
 GRADING = """
 import asyncio
-from sampler.tasks.grader_process import Grader
 from sampler.tasks.task import TaskSetup
-from support.graded_texts import texts
+from support.graded_texts import grader_of, texts
 
 async def main():
     setup = TaskSetup(
         "support.hostile_tasks:Hostile", {"harm": "swallow"}, environment=["HETERORL_TEST_MARK"]
     )
-    grader = Grader(setup, wall_limit_s=600, cpu_limit_s=600, memory_limit_bytes=1 << 30, killed=lambda: None)
+    grader = grader_of(setup, wall_limit_s=600, cpu_limit_s=600)
     await grader.describe()
     print("ready", flush=True)
     await grader.grade(1, texts("x"))

@@ -14,12 +14,11 @@ from pydantic import ValidationError
 from node.errors import ConfigError, StartupError
 from node.task_options import JudgeOptions
 from sampler.tasks.grader_outage import GraderOutageError, Outage
-from sampler.tasks.grader_process import Grader, TaskError
+from sampler.tasks.grader_process import TaskError
 from sampler.tasks.judge import Judge
-from sampler.tasks.judge_endpoint import JudgeEndpoint
-from sampler.tasks.local_graders import LocalGraders
-from sampler.tasks.task import CompletionText, TaskSetup, load_task, task_setup
-from support.graded_texts import texts
+from sampler.tasks.local_graders import JudgeEndpoint, LocalGraders
+from sampler.tasks.task import CompletionText, TaskSetup, load_task
+from support.graded_texts import grading, setup_of, texts
 from support.judge_server import JudgeServer, Request, judge_server
 
 TEMPLATE = "Q: {question}\nRight: {answer}\nGiven: {completion}\nEnd with Score: N"
@@ -214,12 +213,9 @@ def setup(
     server: JudgeServer, *, group_size: int = 2, wall_limit_s: float = 30, **endpoint: Any
 ) -> TaskSetup:
     given = {"url": server.url, "models": ["wise"], "timeout_s": 5} | endpoint
-    return task_setup(
+    return setup_of(
         "jsonl",
         {"grader": "judge", "judge": OPTIONS, "answer_from": "tags"},
-        custom={},
-        allowed_graders=(),
-        has_chat_template=False,
         group_size=group_size,
         local_graders=LocalGraders(
             JudgeEndpoint.model_validate(given),
@@ -242,16 +238,12 @@ def test_jsonl_asks_about_the_answer_and_pays_nothing_for_none(server: JudgeServ
 async def test_a_group_without_a_judge_is_given_back_and_its_prompt_not_blamed(server: JudgeServer) -> None:
     failed: Counter[str] = Counter()
     killed: list[None] = []
-    grader = Grader(
+    given = texts("<answer>4</answer>")
+    async with grading(
         setup(server, attempts=2),
-        wall_limit_s=30,
-        cpu_limit_s=20,
-        memory_limit_bytes=1 << 30,
         killed=lambda: killed.append(None),
         failed=lambda outage, times: failed.update({outage: times}),
-    )
-    given = texts("<answer>4</answer>")
-    try:
+    ) as grader:
         server.answer = lambda request: request.send(500, "down")
         with pytest.raises(
             TaskError, match="the grader is unavailable: judge_failed: HTTP 500: down"
@@ -262,8 +254,6 @@ async def test_a_group_without_a_judge_is_given_back_and_its_prompt_not_blamed(s
         grades = await grader.grade(0, given, row='{"prompt": "2+2=", "answer": 4}')
         assert (grades.rewards, grades.metrics) == ([0.9], {"judge_score": [9.0]})
         assert (failed["judge_over_quota"], killed) == (1, [])
-    finally:
-        await grader.close()
 
 
 def test_a_coordinator_names_neither_address_nor_key_nor_a_model_that_is_not_allowed(
@@ -275,26 +265,14 @@ def test_a_coordinator_names_neither_address_nor_key_nor_a_model_that_is_not_all
         with pytest.raises(
             ConfigError, match=r"judge\.\w+: task 'jsonl' has no such option, known are model, "
         ):
-            task_setup(
-                "jsonl",
-                {"grader": "judge", "judge": OPTIONS | stolen},
-                custom={},
-                allowed_graders=(),
-                has_chat_template=False,
-            )
+            setup_of("jsonl", {"grader": "judge", "judge": OPTIONS | stolen})
     with pytest.raises(ConfigError, match="local: task 'jsonl' has no such option"):
-        task_setup("jsonl", {"local": {}}, custom={}, allowed_graders=(), has_chat_template=False)
+        setup_of("jsonl", {"local": {}})
 
 
 def test_a_sampler_without_a_judge_refuses_the_run() -> None:
     with pytest.raises(ConfigError, match=r"this sampler has no judge\. Set sampler\.judge\.url and"):
-        task_setup(
-            "jsonl",
-            {"grader": "judge", "judge": OPTIONS},
-            custom={},
-            allowed_graders=(),
-            has_chat_template=False,
-        )
+        setup_of("jsonl", {"grader": "judge", "judge": OPTIONS})
 
 
 def test_the_wall_limit_must_leave_the_judge_its_time(server: JudgeServer) -> None:

@@ -1,10 +1,12 @@
 """An engine's own process: what it says, and what is left when it ends in the wrong moment."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,10 +21,8 @@ from sampler.engines.own_process.messages import (
     error_message,
     finished_from,
     finished_message,
-    packed,
     request_from,
     request_message,
-    unpacked,
 )
 from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.engines.restartable_engine import EngineEndedError
@@ -47,9 +47,13 @@ def engine(model_dir: Path) -> Iterator[ProcessEngine]:
     assert not psutil.pid_exists(made.process_id)
 
 
+def sent(message: Any) -> Any:
+    return json.loads(json.dumps(message))
+
+
 def test_requests_and_completions_arrive_as_they_were() -> None:
     request = GenerationRequest("a", np.arange(3, dtype=np.int32), 4, SAMPLING)
-    back = request_from(*unpacked(packed(*request_message(request))))
+    back = request_from(sent(request_message(request)))
     assert (back.request_id, back.completions, back.sampling) == ("a", 4, SAMPLING)
     np.testing.assert_array_equal(back.prompt_token_ids, request.prompt_token_ids)
     drawn = SampledCompletion(
@@ -61,7 +65,7 @@ def test_requests_and_completions_arrive_as_they_were() -> None:
     )
     whole = replace(drawn, kept_mass=None, finish=Finish.END)
     finished = [FinishedRequest("a", (drawn, whole)), FinishedRequest("b", (whole,))]
-    told = finished_from(*unpacked(packed(*finished_message(finished))))
+    told = finished_from(sent(finished_message(finished)))
     assert [one.request_id for one in told] == ["a", "b"]
     for group, expected in zip(told, finished, strict=True):
         for one, other in zip(group.completions, expected.completions, strict=True):
@@ -82,7 +86,7 @@ def test_requests_and_completions_arrive_as_they_were() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_errors_mean_the_same_on_the_other_side(error: Exception) -> None:
-    told = error_from(unpacked(packed(error_message(error)))[0])
+    told = error_from(sent(error_message(error)))
     assert type(told) is type(error)
     assert str(error) in str(told)
 

@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from node.errors import Reason, RefusedError
-from sampler.engines.prompt_encoding import encode_prompt, encode_reply
+from sampler.engines.model_tokenizer import encode_prompt, encode_reply
 
 BOS, USER, ASSISTANT = "<bos>", "<user>", "<assistant>"
 TURNS = [

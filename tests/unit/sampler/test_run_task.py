@@ -6,29 +6,28 @@ from node.errors import ConfigError
 from node.rollout import PromptLease, SamplingParameters
 from sampler.rollouts.run_task import RunTask, prompts_of
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import Grader, TaskDescription
-from sampler.tasks.task import TaskSetup
+from sampler.tasks.grader_process import TaskDescription
+from support.graded_texts import grader_of
 
 
-def description(*, prompts: int | None, takes_rows: bool) -> TaskDescription:
-    return TaskDescription(prompts, is_stateful=False, takes_rows=takes_rows, max_prompt_tokens=None)
+def description(prompts: int | None) -> TaskDescription:
+    return TaskDescription(prompts, is_stateful=False, max_prompt_tokens=None)
 
 
-@pytest.mark.parametrize(("prompts", "rows", "expected"), [(100, 0, 100), (100, 8, 8), (None, 8, 8)], ids=str)
+@pytest.mark.parametrize(("prompts", "rows", "expected"), [(100, 0, 100), (None, 8, 8)], ids=str)
 def test_rows_are_the_prompts_where_the_run_has_data(prompts: int | None, rows: int, expected: int) -> None:
-    assert prompts_of(description(prompts=prompts, takes_rows=True), rows=rows, path="a:B") == expected
+    assert prompts_of(description(prompts), rows=rows, path="a:B") == expected
 
 
 @pytest.mark.parametrize(
-    ("prompts", "takes_rows", "rows", "said"),
-    [(100, False, 8, "the task takes no rows"), (None, True, 0, "set coordinator.data.file")],
-    ids=["data for a task without rows", "a task of rows without data"],
+    ("prompts", "rows", "said"),
+    [(100, 8, "100 prompts of its own: set prompts = None"), (None, 0, r"set coordinator\.data\.file")],
 )
 def test_a_task_that_does_not_fit_the_data_is_refused_with_the_way_out(
-    prompts: int | None, takes_rows: bool, rows: int, said: str
+    prompts: int | None, rows: int, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        prompts_of(description(prompts=prompts, takes_rows=takes_rows), rows=rows, path="a:B")
+        prompts_of(description(prompts), rows=rows, path="a:B")
 
 
 @pytest.mark.parametrize(
@@ -45,11 +44,6 @@ def test_a_task_that_does_not_fit_the_data_is_refused_with_the_way_out(
 def test_a_lease_is_taken_for_a_known_prompt_or_one_that_brings_its_row(
     task: str, index: int, row: bytes, has: bool
 ) -> None:
-    def no_process() -> Grader:
-        return Grader(
-            TaskSetup("a:B", {}), wall_limit_s=1.0, cpu_limit_s=1, memory_limit_bytes=1, killed=lambda: None
-        )
-
-    run_task = RunTask("addition", 10, 100, 1, {}, GraderPool(no_process, most=1))
+    run_task = RunTask("addition", 10, 100, 1, {}, GraderPool(lambda: grader_of("a:B"), most=1))
     lease = PromptLease("0.1", task, index, 4, SamplingParameters(1.0, 1.0, 0, 8), 60.0, row=row)
     assert run_task.has(lease) is has

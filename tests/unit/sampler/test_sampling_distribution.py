@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learner.objective.truncation import least_kept_mass
 from node.rollout import SamplingParameters
-from sampler.engines.decoding.sampling_distribution import Distribution, RowSampling, sampling_distribution
+from sampler.engines.decoding.sampling import Distribution, RowSampling, sampling_distribution
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1)
 

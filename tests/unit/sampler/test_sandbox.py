@@ -96,7 +96,7 @@ tried(*(lambda path=path: os.listdir(path) for path in paths.split()))
 """,
     "write": """
 paths = "/x /tmp/x /dev/shm/x /dev/x /usr/x /program.py x DIRECTORY/x PYTHON"
-inside = "/inside/x /inside/sampler/tasks/code/inside/begin.py"
+inside = "/inside/x /inside/sampler/tasks/code/inside/shared.py"
 tried(*(lambda path=path: open(path, "w") for path in [*paths.split(), *inside.split()]))
 """,
     "links": """

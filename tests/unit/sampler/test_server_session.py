@@ -42,7 +42,7 @@ def refusing(status: int) -> Callable[[Call], None]:
         (GENERATE, refusing(403), "--enable-scale-out"),
         ("describe_server", refusing(404), "VLLM_SERVER_DEV_MODE=1"),
         ("offer_memory", lambda call: call.send({"results": ["no"]}), "refuses offer_memory: no"),
-        ("describe_server", refusing(500), "--worker-extension-cls sampler.engines.remote.server_worker"),
+        ("describe_server", refusing(500), "--worker-extension-cls sampler.engines.vllm.vllm_worker"),
         ("describe_server", lambda call: call.send({"results": None}), "with results"),
         ("describe_server", lambda call: call.send({"results": [None]}), "data_parallel = None"),
         ("begin_session", lambda call: call.send({"results": [{}]}), "otherwise than vLLM"),

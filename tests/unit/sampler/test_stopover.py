@@ -29,8 +29,8 @@ class Sampler:
     def _left(self) -> None:
         self.leavings += 1
 
-    def arrive(self, version: int, *, before: int) -> None:
-        self.stopover.arrive(version, before=before, now=self.now)
+    def arrive(self, version: int) -> None:
+        self.stopover.arrive(version, now=self.now)
 
     def ask(self, version: int, *leases: PromptLease, from_version: int | None = None) -> None:
         had_to_ask = self.stopover.has_to_ask(version)
@@ -49,7 +49,7 @@ def sampler() -> Sampler:
 
 
 def test_a_sampler_that_was_told_of_nothing_passes_every_version_by(sampler: Sampler) -> None:
-    sampler.arrive(1, before=0)
+    sampler.arrive(1)
     assert not sampler.holds(1)
     assert not sampler.stopover.has_to_ask(1)
 
@@ -60,15 +60,28 @@ def test_a_sampler_that_was_told_of_nothing_passes_every_version_by(sampler: Sam
 def test_it_stops_at_the_first_version_from_the_one_it_was_told(
     sampler: Sampler, before: int, version: int, stops: bool
 ) -> None:
+    sampler.arrive(before)
     sampler.ask(before, from_version=10)
-    sampler.arrive(version, before=before)
+    sampler.arrive(version)
     assert sampler.holds(version) is stops
     assert sampler.arrivals == stops
 
 
+def test_it_does_not_stop_where_the_way_to_the_head_leads_back_through_a_version_it_was_evaluated_at(
+    sampler: Sampler,
+) -> None:
+    sampler.ask(9, from_version=10)
+    sampler.arrive(10)
+    sampler.ask(10, from_version=10)
+    for on_the_way in (14, 8, 10, 16):
+        sampler.arrive(on_the_way)
+        assert not sampler.holds(on_the_way)
+    assert sampler.arrivals == 1
+
+
 def test_it_goes_on_once_it_asked_and_got_nothing_for_evaluation(sampler: Sampler) -> None:
     sampler.ask(9, from_version=10)
-    sampler.arrive(10, before=9)
+    sampler.arrive(10)
     assert sampler.stopover.has_to_ask(10)
     sampler.ask(10, lease(None), from_version=10)
     assert not sampler.holds(10)
@@ -77,7 +90,7 @@ def test_it_goes_on_once_it_asked_and_got_nothing_for_evaluation(sampler: Sample
 
 def test_it_stays_until_its_prompts_are_generated_and_it_asked_again_and_got_none(sampler: Sampler) -> None:
     sampler.ask(9, from_version=10)
-    sampler.arrive(10, before=9)
+    sampler.arrive(10)
     sampler.ask(10, lease(10), from_version=10)
     assert not sampler.stopover.has_to_ask(10)
     sampler.ask(10, from_version=10)  # it has its share
@@ -100,13 +113,13 @@ def test_prompts_of_the_version_it_holds_stop_it_wherever_it_is(sampler: Sampler
 
 def test_an_answer_that_was_asked_for_at_another_version_changes_nothing(sampler: Sampler) -> None:
     sampler.ask(9, from_version=10)
-    sampler.arrive(10, before=9)
+    sampler.arrive(10)
     sampler.ask(9, from_version=10)
     assert sampler.holds(10)
 
 
 def test_it_does_not_wait_for_a_hub_that_does_not_answer(sampler: Sampler) -> None:
     sampler.ask(9, from_version=10)
-    sampler.arrive(10, before=9)
+    sampler.arrive(10)
     sampler.now += LONGEST_STOP_S
     assert not sampler.holds(10)

@@ -20,9 +20,8 @@ from sampler.tasks.task import (
     TaskSetup,
     import_path,
     load_task,
-    takes_rows,
-    task_setup,
 )
+from support.graded_texts import setup_of
 
 MINIMAL: dict[str, dict[str, Any]] = {"reasoning_gym": {"dataset": "leg_counting"}}
 """The options that a task cannot do without."""
@@ -34,15 +33,8 @@ def made(
     name: str, *, has_chat_template: bool = False, graders: tuple[str, ...] = (), **options: Any
 ) -> Task:
     """Return a built-in task as a grader process makes it."""
-    return load_task(
-        task_setup(
-            name,
-            MINIMAL.get(name, {}) | options,
-            custom={},
-            allowed_graders=graders,
-            has_chat_template=has_chat_template,
-        )
-    )
+    given = MINIMAL.get(name, {}) | options
+    return load_task(setup_of(name, given, allowed_graders=graders, has_chat_template=has_chat_template))
 
 
 def answered(text: str, finish: str = "end") -> CompletionText:
@@ -60,7 +52,6 @@ def answered(text: str, finish: str = "end") -> CompletionText:
 def test_every_built_in_task_can_be_loaded_and_makes_prompts(name: str) -> None:
     task = made(name)
     assert task.prompts is None or task.prompts >= 1
-    assert takes_rows(task) is (name != "addition")
     assert task.prompt(0, ROW)
 
 
@@ -70,7 +61,7 @@ def test_coordinator_and_sampler_know_the_same_tasks() -> None:
 
 def test_addition_covers_every_pair_of_digits_once() -> None:
     task = AdditionTask()
-    prompts = [task.prompt(index) for index in range(task.prompts)]
+    prompts = [task.prompt(index, None) for index in range(task.prompts)]
     assert len(set(prompts)) == 100
     assert prompts[37] == "3+7="
 
@@ -79,7 +70,7 @@ def test_addition_covers_every_pair_of_digits_once() -> None:
     ("text", "reward"), [("10", 1.0), ("1", 0.0), ("100", 0.0), (" 10", 0.0), ("", 0.0), ("10=", 0.0)]
 )
 def test_addition_rewards_the_exact_sum_only(text: str, reward: float) -> None:
-    assert AdditionTask().grade(37, text) == reward
+    assert AdditionTask().grade(37, None, answered(text)) == reward
 
 
 def test_a_custom_task_is_found_by_its_configured_path() -> None:
@@ -126,36 +117,15 @@ class Odd:
         return 0.0
 
 
-class ShortWithDefaults:
-    prompts = 3
-
-    def prompt(self, index: int, seed: int = 0) -> str:
-        return f"{index}"
-
-    def grade(self, index: int, text: str, strict: bool = True) -> float:
-        return float(text == "x")
-
-
 def test_a_custom_task_gets_the_options_as_keyword_arguments() -> None:
-    setup = task_setup(
-        "mine",
-        {"level": 3, "names": ["a"]},
-        custom={"mine": f"{__name__}:Whole"},
-        allowed_graders=(),
-        has_chat_template=False,
-    )
-    task = load_task(setup)
-    assert takes_rows(task)
+    task = load_task(setup_of("mine", {"level": 3, "names": ["a"]}, custom={"mine": f"{__name__}:Whole"}))
     assert task.prompt(0, {"n": 1}) == "{'n': 1}"
     assert task.grade(0, {}, answered("abc")) == (1.0, {"level": 3, "tokens": 3})
     with pytest.raises(ConfigError, match=r"unexpected keyword argument 'colour'.*or change the options"):
         load_task(TaskSetup(f"{__name__}:Whole", {"level": 3, "names": [], "colour": 1}))
 
 
-def test_a_task_of_the_short_form_goes_on_and_one_of_neither_form_is_told_both() -> None:
-    task = load_task(TaskSetup(f"{__name__}:ShortWithDefaults", {}))
-    assert not takes_rows(task)
-    assert (task.prompt(2, None), task.grade(2, None, answered("x"))) == ("2", 1.0)
+def test_a_task_whose_methods_take_other_arguments_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"prompt\(self, index, row\) and grade\(self, index, row, "):
         load_task(TaskSetup(f"{__name__}:Odd", {}))
 
@@ -322,7 +292,7 @@ def test_chat_without_a_template_is_refused_and_auto_does_without() -> None:
 
 def test_template_arguments_go_to_the_engine_and_need_a_template() -> None:
     options = {"template_arguments": {"enable_thinking": False}}
-    setup = partial(task_setup, "jsonl", custom={}, allowed_graders=())
+    setup = partial(setup_of, "jsonl")
     assert setup(options, has_chat_template=True).template_arguments == {"enable_thinking": False}
     with pytest.raises(ConfigError, match="template_arguments are set, and this sampler's model has no chat"):
         setup(options, has_chat_template=False)
@@ -395,4 +365,4 @@ def test_an_environment_is_code_that_the_sampler_has_to_allow_and_have(
 ) -> None:
     monkeypatch.setattr("node.extras.find_spec", lambda package: None)
     with pytest.raises(error, match=said):
-        task_setup("verifiers", options, custom={}, allowed_graders=allowed, has_chat_template=True)
+        setup_of("verifiers", options, allowed_graders=allowed, has_chat_template=True)

@@ -13,41 +13,22 @@ from node.errors import Reason, RefusedError
 from node.rollout import Finish, SamplingParameters
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
-from sampler.engines.decoding.draws import by_inverse, by_noise
 from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
+from sampler.engines.decoding.sampling import by_inverse, by_noise
 from sampler.engines.stop_strings import text_before_stop
 from sampler.engines.torch_engine import TorchEngine
-from support.torch_engines import PLAIN, live, load, made, naive_logprob, other_words, request, run_out
+from support.torch_engines import PLAIN, assert_scored, live, load, made, other_words, request, run_out
 
 
+@pytest.mark.parametrize("prompts", [["7"], ["7", "3+4=", "abc def ghi 12345"]], ids=len)
 def test_logprobs_equal_a_forward_pass_without_cache_for_prompts_of_different_length(
-    engine: TorchEngine, model_dir: Path
+    engine: TorchEngine, model_dir: Path, prompts: list[str]
 ) -> None:
-    prompts = ["7", "3+4=", "abc def ghi 12345"]
     for prompt in prompts:
         engine.add(request(engine, prompt))
     finished = run_out(engine)
     for prompt in prompts:
-        for completion in finished[prompt].completions:
-            naive = naive_logprob(
-                model_dir,
-                {0: live(engine)},
-                engine.tokenizer.encode(prompt),
-                completion,
-            )
-            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
-
-
-def test_a_prompt_of_one_token_alone_is_scored_exactly(engine: TorchEngine, model_dir: Path) -> None:
-    engine.add(request(engine, "7"))
-    for completion in run_out(engine)["7"].completions:
-        naive = naive_logprob(
-            model_dir,
-            {0: live(engine)},
-            engine.tokenizer.encode("7"),
-            completion,
-        )
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+        assert_scored(engine, model_dir, finished[prompt], prompt)
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["spare", "in place"])
@@ -64,9 +45,8 @@ def test_after_a_swap_in_mid_generation_every_logprob_is_that_of_the_version_it_
     finished = run_out(engine)
     mixed = 0
     for prompt in prompts:
+        assert_scored(engine, model_dir, finished[prompt], prompt, words=words)
         for completion in finished[prompt].completions:
-            naive = naive_logprob(model_dir, words, engine.tokenizer.encode(prompt), completion)
-            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
             assert completion.policy_version[:4].tolist() == [0] * len(completion.policy_version[:4])
             assert (completion.policy_version[4:] == 5).all()
             mixed += len(completion.token_ids) > 4
@@ -84,14 +64,7 @@ def test_a_request_added_in_mid_generation_is_scored_exactly_and_leaves_the_othe
     finished = run_out(engine)
     assert set(finished) == {"1+1=", "a rather long prompt 1", "2"}
     for prompt, group in finished.items():
-        for completion in group.completions:
-            naive = naive_logprob(
-                model_dir,
-                {0: live(engine)},
-                engine.tokenizer.encode(prompt),
-                completion,
-            )
-            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+        assert_scored(engine, model_dir, group, prompt)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +84,9 @@ def test_truncated_sampling_records_the_renormalised_logprob_and_the_mass_kept(
     finished = run_out(engine)
     assert all(completion.kept_mass is None for completion in finished["5"].completions)
     for completion in finished["5-2="].completions:
-        naive = naive_logprob(
-            model_dir, {0: live(engine)}, engine.tokenizer.encode("5-2="), completion, sampling
-        )
         assert completion.kept_mass is not None
         assert completion.kept_mass.min() < 0.99
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+    assert_scored(engine, model_dir, finished["5-2="], "5-2=", sampling=sampling)
 
 
 def test_tokens_are_drawn_as_often_as_their_logprob_says(engine: TorchEngine) -> None:
@@ -153,10 +123,8 @@ def test_a_stop_string_ends_a_completion_and_its_tokens_stay_in_it(
             assert text in {before + string for string in stop}
         else:
             assert before == text
-    for completion in [*completions[:10], *finished["5"].completions]:
-        prompt = engine.tokenizer.encode("5" if completion in finished["5"].completions else "4")
-        naive = naive_logprob(model_dir, {0: live(engine)}, prompt, completion)
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+    for prompt, group in finished.items():
+        assert_scored(engine, model_dir, group, prompt)
 
 
 def test_completions_longer_than_the_room_of_a_new_cache_are_scored_exactly(
@@ -167,11 +135,9 @@ def test_completions_longer_than_the_room_of_a_new_cache_are_scored_exactly(
     for _ in range(30):
         engine.step()
     engine.add(request(engine, "2", completions=2))
-    completions = run_out(engine)["8*8="].completions
-    longest = max(completions, key=lambda completion: len(completion.token_ids))
-    assert len(longest.token_ids) > GROWTH_COLUMNS
-    naive = naive_logprob(model_dir, {0: live(engine)}, engine.tokenizer.encode("8*8="), longest)
-    np.testing.assert_allclose(longest.behaviour_logprob, naive, atol=1e-4)
+    group = run_out(engine)["8*8="]
+    assert max(len(completion.token_ids) for completion in group.completions) > GROWTH_COLUMNS
+    assert_scored(engine, model_dir, group, "8*8=", atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +162,7 @@ def test_a_model_that_needs_masks_of_its_own_is_scored_exactly(
     for prompt in ("9", "abc def ghi 12345"):
         engine.add(request(engine, prompt))
     for prompt, finished in run_out(engine).items():
-        for completion in finished.completions:
-            naive = naive_logprob(directory, {0: live(engine)}, engine.tokenizer.encode(prompt), completion)
-            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+        assert_scored(engine, directory, finished, prompt)
 
 
 def test_weights_that_are_not_finite_leave_nothing_behind_for_the_next_version(
@@ -216,9 +180,7 @@ def test_weights_that_are_not_finite_leave_nothing_behind_for_the_next_version(
     assert len(engine._decoder._batch.rows) == 6
     load(engine, words[6], 6)
     for prompt, group in run_out(engine).items():
-        for completion in group.completions:
-            naive = naive_logprob(model_dir, words, engine.tokenizer.encode(prompt), completion)
-            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+        assert_scored(engine, model_dir, group, prompt, words=words)
 
 
 def test_requests_wait_for_memory_in_their_order_and_all_finish(model_dir: Path) -> None:
@@ -266,9 +228,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely_and_never_if_cut_off(
 def test_completions_drawn_by_the_inverse_are_scored_exactly(model_dir: Path) -> None:
     engine = made(model_dir, draw="inverse")
     engine.add(request(engine, "3+4="))
-    for completion in run_out(engine)["3+4="].completions:
-        naive = naive_logprob(model_dir, {0: live(engine)}, engine.tokenizer.encode("3+4="), completion)
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+    assert_scored(engine, model_dir, run_out(engine)["3+4="], "3+4=")
 
 
 @pytest.mark.parametrize(
@@ -297,11 +257,4 @@ def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(
     assert engine.running == 1
     finished = run_out(engine)
     assert set(finished) == {"1+2="}
-    for completion in finished["1+2="].completions:
-        naive = naive_logprob(
-            model_dir,
-            {0: live(engine)},
-            engine.tokenizer.encode("1+2="),
-            completion,
-        )
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+    assert_scored(engine, model_dir, finished["1+2="], "1+2=")

@@ -10,7 +10,7 @@ import torch
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.kv_cache import KeyValueCache
 from sampler.engines.engine import FinishedRequest
-from support.torch_engines import PLAIN, live, load, made, naive_logprob, other_words, request, run_out
+from support.torch_engines import PLAIN, assert_scored, live, load, made, other_words, request, run_out
 
 
 @pytest.mark.parametrize("like", ["cpu", "cuda"])
@@ -29,9 +29,7 @@ def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_
         assert engine.waiting == 1
     engine.step()
     assert engine.waiting == 0
-    for completion in run_out(engine)[prompt].completions:
-        naive = naive_logprob(model_dir, {0: live(engine)}, engine.tokenizer.encode(prompt), completion)
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+    assert_scored(engine, model_dir, run_out(engine)[prompt], prompt)
 
 
 @pytest.mark.parametrize("like", ["cpu", "cuda"])
@@ -64,13 +62,11 @@ def test_rows_draw_on_while_others_are_read_again_and_no_step_reads_more_than_a_
             engine.add(request(engine, "1", name=f"{version}.{len(behind)}", completions=1))
         assert len(set(behind)) > 2
     finished |= run_out(engine)
-    versions = set()
+    versions: set[tuple[int, ...]] = set()
     for name, group in finished.items():
-        token_ids = engine.tokenizer.encode(name if name in prompts else "1")
-        for completion in group.completions:
-            naive = naive_logprob(model_dir, words, token_ids, completion, sampling)
-            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
-            versions.add(tuple(np.unique(completion.policy_version)))
+        prompt = name if name in prompts else "1"
+        assert_scored(engine, model_dir, group, prompt, words=words, sampling=sampling)
+        versions |= {tuple(np.unique(completion.policy_version)) for completion in group.completions}
     assert {(0, 5, 6), (0, 6)} <= versions
 
 
@@ -119,10 +115,7 @@ def test_a_request_cancelled_while_it_is_read_again_leaves_the_others_exact(mode
     finished = run_out(engine)
     assert set(finished) == {"abc def", "9"}
     for prompt, group in finished.items():
-        for completion in group.completions:
-            words = dict.fromkeys((0, 1), live(engine))
-            naive = naive_logprob(model_dir, words, engine.tokenizer.encode(prompt), completion)
-            np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+        assert_scored(engine, model_dir, group, prompt, words=dict.fromkeys((0, 1), live(engine)))
 
 
 def test_a_prompt_that_is_being_read_is_read_again_by_new_weights(model_dir: Path, tmp_path: Path) -> None:
@@ -131,9 +124,7 @@ def test_a_prompt_that_is_being_read_is_read_again_by_new_weights(model_dir: Pat
     engine.add(request(engine, "abc def ghi 12345"))
     engine.step()
     load(engine, words[5], 5)
-    for completion in run_out(engine)["abc def ghi 12345"].completions:
-        naive = naive_logprob(model_dir, words, engine.tokenizer.encode("abc def ghi 12345"), completion)
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+    assert_scored(engine, model_dir, run_out(engine)["abc def ghi 12345"], "abc def ghi 12345", words=words)
 
 
 def test_a_request_that_is_cancelled_while_its_prompt_is_read_draws_nothing(model_dir: Path) -> None:

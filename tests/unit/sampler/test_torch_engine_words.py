@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.torch_engine import TorchEngine
 from support.tiny_model import make_tiny_model
-from support.torch_engines import live, load, naive_logprob, other_words, request, run_out
+from support.torch_engines import assert_scored, live, load, other_words, request, run_out
 
 
 def test_words_cover_tied_weights_once_under_the_smallest_name(engine: TorchEngine) -> None:
@@ -35,9 +35,7 @@ def test_read_only_words_can_be_loaded(engine: TorchEngine, model_dir: Path, tmp
     words.flags.writeable = False
     load(engine, words, 1)
     engine.add(request(engine, "8-1="))
-    for completion in run_out(engine)["8-1="].completions:
-        naive = naive_logprob(model_dir, {1: words}, engine.tokenizer.encode("8-1="), completion)
-        np.testing.assert_allclose(completion.behaviour_logprob, naive, atol=1e-5)
+    assert_scored(engine, model_dir, run_out(engine)["8-1="], "8-1=", words={1: words})
 
 
 def test_a_base_model_saved_in_float32_is_served_as_it_is(tmp_path: Path) -> None:

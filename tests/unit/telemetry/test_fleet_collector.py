@@ -1,4 +1,4 @@
-"""What of a peer's metrics is shown, and what never is."""
+"""A peer's metrics that are shown, and those that never are."""
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -99,7 +99,7 @@ def test_a_peer_that_disagrees_on_a_type_does_not_change_it(fleet: FleetCollecto
 
 def test_samples_and_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "SAMPLES_PER_PEER", 1)
-    monkeypatch.setattr(fleet_module, "PEERS", 1)
+    monkeypatch.setattr(fleet_module, "SAMPLERS", 1)
     fleet = FleetCollector()
     fleet.update(S1, [family(), family(name="heterorl_sampler_more")])
     fleet.update(S2, [family()])

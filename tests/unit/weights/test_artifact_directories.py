@@ -26,7 +26,7 @@ def offered(directories: ArtifactDirectories, learner: Learner, version: int, ba
     """Make an artifact without payloads."""
     signed, _ = learner.signed(version, base)
     manifest = verify_signed(signed, public_key=learner.key.public_key, run_id=learner.run_id)
-    directories.create(manifest, signed)
+    directories.create(manifest)
     return directories.find(manifest.key)
 
 

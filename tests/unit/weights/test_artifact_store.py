@@ -19,10 +19,10 @@ def test_a_version_that_was_put_can_be_read_at_once(store: ArtifactStore, learne
     with store.draft() as draft, store.listening_to_frames(lambda: heard.append(1)):
         for payload in payloads:
             draft.append(payload)
-        store.put_version(signed, draft)
+        store.put_version(store.offer_signed(signed)[0], draft)
         assert [store.read_payload(KEY, frame) for frame in range(5)] == list(payloads)
         assert heard
-    assert store.whole() == (store.manifest(KEY)[0].artifact,)
+    assert store.whole() == (store.manifest(KEY).artifact,)
 
 
 def test_only_what_was_offered_can_arrive(store: ArtifactStore) -> None:
@@ -38,7 +38,7 @@ def test_a_frame_that_rots_while_its_artifact_arrives_is_missing_and_nobody_wait
     store: ArtifactStore, learner: Learner, tmp_path: Path
 ) -> None:
     signed, payloads = learner.signed(1, 0)
-    store.offer(signed)
+    store.offer_signed(signed)
     store.set_arriving(KEY, True)
     store.write_frame(KEY, 0, payloads[0])
     assert (store.has(KEY, 0), store.has(KEY, 1)) == (True, False)
@@ -95,10 +95,10 @@ def test_what_an_older_learner_made_of_a_version_goes_when_a_newer_one_makes_it_
 ) -> None:
     learner.put(store, (1, 0))
     for base in (2, None):
-        store.offer(learner.signed(3, base)[0])
+        store.offer_signed(learner.signed(3, base)[0])
     fork = Learner(key=learner.key, epoch=2, versions={**learner.versions})
     fork.versions[3] = HeldPolicy.of(3, learner.words(4).copy(), layout=LAYOUT)
-    store.offer(fork.signed(3, 2)[0])
+    store.offer_signed(fork.signed(3, 2)[0])
     assert store.missing(ArtifactKey(3, 2)) == (0, 1, 2, 3, 4)
     with refused(Reason.UNKNOWN_VERSION):
         store.missing(ArtifactKey(3))

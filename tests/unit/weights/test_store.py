@@ -16,7 +16,7 @@ from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offset
 
 def test_an_artifact_is_invisible_until_its_last_frame(store: ArtifactStore, learner: Learner) -> None:
     signed, payloads = learner.signed(1, 0)
-    manifest, missing = store.offer(signed)
+    manifest, missing = store.offer_signed(signed)
     assert missing == (0, 1, 2, 3, 4)
     for frame in missing:
         assert store.announcement() is None
@@ -31,18 +31,18 @@ def test_an_artifact_is_invisible_until_its_last_frame(store: ArtifactStore, lea
 
 def test_frames_may_come_in_any_order_and_again(store: ArtifactStore, learner: Learner) -> None:
     signed, payloads = learner.signed(1, 0)
-    key = store.offer(signed)[0].key
+    key = store.offer_signed(signed)[0].key
     for frame in (4, 2, 4, 0, 3, 1, 0):
         store.write_frame(key, frame, payloads[frame])
     assert keys(store) == [(1, 0)]
-    assert store.offer(signed)[1] == ()
+    assert store.offer_signed(signed)[1] == ()
 
 
 def test_an_artifact_in_which_nothing_changed_is_whole_at_once(
     store: ArtifactStore, learner: Learner
 ) -> None:
     learner.versions[1] = HeldPolicy.of(1, learner.words(0).copy(), layout=LAYOUT)
-    assert store.offer(learner.signed(1, 0)[0])[1] == ()
+    assert store.offer_signed(learner.signed(1, 0)[0])[1] == ()
     assert keys(store) == [(1, 0)]
 
 
@@ -50,7 +50,7 @@ def test_a_frame_that_came_damaged_is_refused_and_still_missing(
     store: ArtifactStore, learner: Learner
 ) -> None:
     signed, payloads = learner.signed(1, 0)
-    key = store.offer(signed)[0].key
+    key = store.offer_signed(signed)[0].key
     with refused(Reason.DAMAGED):
         store.write_frame(key, 1, payloads[1][:-1] + bytes([payloads[1][-1] ^ 1]))
     with refused(Reason.DAMAGED):
@@ -73,12 +73,12 @@ def test_what_was_not_offered_is_unknown(store: ArtifactStore) -> None:
 
 def test_a_stranger_can_offer_nothing(store: ArtifactStore) -> None:
     with refused(Reason.BAD_SIGNATURE):
-        store.offer(Learner(key=SigningKey.generate()).signed(1, 0)[0])
+        store.offer_signed(Learner(key=SigningKey.generate()).signed(1, 0)[0])
 
 
 def test_another_run_of_the_same_learner_can_offer_nothing(store: ArtifactStore, learner: Learner) -> None:
     with refused(Reason.FOREIGN_RUN):
-        store.offer(Learner(key=learner.key, run_id="other").signed(1, 0)[0])
+        store.offer_signed(Learner(key=learner.key, run_id="other").signed(1, 0)[0])
 
 
 def test_the_head_is_the_newest_version_a_fresh_peer_can_reach(
@@ -99,7 +99,7 @@ def test_every_change_is_told_once_to_who_listens(store: ArtifactStore, learner:
     told: list[list[tuple[int, int]]] = []
     with store.listening(lambda: told.append(keys(store))):
         learner.put(store, (1, 0), (2, 1))
-        store.offer(learner.signed(3, 2)[0])
+        store.offer_signed(learner.signed(3, 2)[0])
         learner.put(store, (1, 0))
     learner.put(store, (3, 2))
     assert told == [[(1, 0)], [(1, 0), (2, 1)]]
@@ -108,7 +108,7 @@ def test_every_change_is_told_once_to_who_listens(store: ArtifactStore, learner:
 def test_a_version_behind_the_head_is_refused(store: ArtifactStore, learner: Learner) -> None:
     learner.put(store, (5, None))
     with refused(Reason.ROLLBACK):
-        store.offer(learner.signed(3, None)[0])
+        store.offer_signed(learner.signed(3, None)[0])
 
 
 def test_a_replayed_artifact_that_was_dropped_is_refused(store: ArtifactStore, learner: Learner) -> None:
@@ -116,7 +116,7 @@ def test_a_replayed_artifact_that_was_dropped_is_refused(store: ArtifactStore, l
     learner.put(store, (1, 0), (2, None), (3, None))
     assert keys(store) == [(2, -1), (3, -1)]
     with refused(Reason.ROLLBACK):
-        store.offer(replayed)
+        store.offer_signed(replayed)
 
 
 def test_a_forked_learner_is_refused(store: ArtifactStore, learner: Learner) -> None:
@@ -125,7 +125,7 @@ def test_a_forked_learner_is_refused(store: ArtifactStore, learner: Learner) -> 
     fork.versions[2] = HeldPolicy.of(2, learner.words(3).copy(), layout=LAYOUT)
     fork.words(1)
     with refused(Reason.ROLLBACK):
-        store.offer(fork.signed(2, 1)[0])
+        store.offer_signed(fork.signed(2, 1)[0])
     assert keys(store) == [(1, 0), (2, 1)]
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_frame_is_never_served_and_is_asked_for_alone(
             store.read_payload(key, 3)
     assert keys(store) == [(1, 0)]
     assert store.read_payload(key, 2) == payloads[2]
-    assert store.offer(signed)[1] == (3,)
+    assert store.offer_signed(signed)[1] == (3,)
     store.write_frame(key, 3, payloads[3])
     assert keys(store) == [(1, 0), (2, 1)]
     assert store.read_payload(key, 3) == payloads[3]
@@ -153,7 +153,7 @@ def test_nobody_is_told_to_wait_for_what_stopped_arriving(store: ArtifactStore, 
     learner.put(store, (1, 0))
     signed, payloads = learner.signed(2, 1)
     key = ArtifactKey(2, 1)
-    store.offer(signed)
+    store.offer_signed(signed)
     store.set_arriving(key, True)
     store.write_frame(key, 0, payloads[0])
     assert store.is_awaited(key, 1)
@@ -234,7 +234,7 @@ def test_what_is_arriving_is_announced_and_awaited_until_it_is_whole_or_given_up
 ) -> None:
     signed, payloads = learner.signed(1, 0)
     key = ArtifactKey(1, 0)
-    store.offer(signed)
+    store.offer_signed(signed)
     assert store.announcement() is None
     store.set_arriving(key, True)
     assert keys(store) == [(1, 0)]
@@ -258,7 +258,7 @@ def test_what_is_arriving_is_announced_and_awaited_until_it_is_whole_or_given_up
 
 def test_unfinished_offers_are_bounded(store: ArtifactStore, learner: Learner, tmp_path: Path) -> None:
     for version in range(1, INCOMING_ARTIFACTS + 4):
-        store.offer(learner.signed(version, None)[0])
+        store.offer_signed(learner.signed(version, None)[0])
     assert len(list((tmp_path / "incoming").iterdir())) == INCOMING_ARTIFACTS
     with refused(Reason.UNKNOWN_VERSION):
         store.missing(ArtifactKey(3))
@@ -269,12 +269,12 @@ def test_the_same_version_coded_again_replaces_only_what_was_unfinished(
     store: ArtifactStore, learner: Learner
 ) -> None:
     first = learner.signed(1, 0)
-    store.offer(first[0])
+    store.offer_signed(first[0])
     learner.epoch = 2
     second = learner.signed(1, 0)
-    key = store.offer(second[0])[0].key
-    assert store.manifest(key)[1] == second[0]
+    key = store.offer_signed(second[0])[0].key
+    assert store.manifest(key).signed == second[0]
     learner.put(store, (1, 0))
     learner.epoch = 3
-    assert store.offer(learner.signed(1, 0)[0])[1] == ()
-    assert store.manifest(key)[1] == second[0]
+    assert store.offer_signed(learner.signed(1, 0)[0])[1] == ()
+    assert store.manifest(key).signed == second[0]

@@ -15,7 +15,7 @@ def test_a_full_disk_refuses_the_frame_and_serves_on(learner: Learner, tmp_path:
     store = learner.store(tmp_path)
     learner.put(store, (1, 0))
     signed, payloads = learner.signed(2, None)
-    key = store.offer(signed)[0].key
+    key = store.offer_signed(signed)[0].key
     with full_disk(2000):
         store.write_frame(key, 0, payloads[0])
         with refused(Reason.DISK):
@@ -33,7 +33,7 @@ def test_a_disk_too_full_for_a_manifest_refuses_the_offer_and_takes_it_later(
     store = learner.store(tmp_path)
     signed = learner.signed(1, 0)[0]
     with full_disk(len(signed) - 1), refused(Reason.DISK):
-        store.offer(signed)
+        store.offer_signed(signed)
     learner.put(store, (1, 0))
     assert keys(store) == [(1, 0)]
 

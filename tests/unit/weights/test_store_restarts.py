@@ -23,13 +23,13 @@ def test_an_upload_cut_by_a_kill_goes_on_with_the_missing_frames(learner: Learne
     child = os.fork()
     if child == 0:
         store = learner.store(tmp_path)
-        key = store.offer(signed)[0].key
+        key = store.offer_signed(signed)[0].key
         for frame in (0, 3):
             store.write_frame(key, frame, payloads[frame])
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     store = learner.store(tmp_path)
-    manifest, missing = store.offer(signed)
+    manifest, missing = store.offer_signed(signed)
     assert missing == (1, 2, 4)
     for frame in missing:
         store.write_frame(manifest.key, frame, payloads[frame])
@@ -48,7 +48,7 @@ def test_a_half_written_frame_is_missing_after_a_restart(
     store: ArtifactStore, learner: Learner, tmp_path: Path
 ) -> None:
     signed, payloads = learner.signed(1, 0)
-    key = store.offer(signed)[0].key
+    key = store.offer_signed(signed)[0].key
     store.write_frame(key, 0, payloads[0])
     store.write_frame(key, 1, payloads[1])
     os.truncate(frames_file(tmp_path, key, room="incoming"), len(payloads[0]) + 3)
@@ -120,11 +120,11 @@ def test_a_new_epoch_fences_the_old_learner_across_a_restart(
 ) -> None:
     learner.put(store, (1, 0))
     learner.epoch = 2
-    store.offer(learner.signed(2, 1)[0])
+    store.offer_signed(learner.signed(2, 1)[0])
     learner.epoch = 1
     for each in (store, learner.store(tmp_path)):
         with refused(Reason.FENCED):
-            each.offer(learner.signed(3, 1)[0])
+            each.offer_signed(learner.signed(3, 1)[0])
 
 
 def test_what_a_killed_process_was_making_is_gone_at_the_next_start(

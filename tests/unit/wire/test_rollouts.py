@@ -10,10 +10,10 @@ from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
 from node.limits import ROW_BYTES
 from node.rollout import (
+    EncodedGroup,
     Finish,
     LeaseGrant,
     LeasePurpose,
-    LogprobMode,
     PromptLease,
     RolloutGroup,
     Verdict,
@@ -22,6 +22,7 @@ from node.rollout import (
 from node.wire.rollouts import (
     group_from_wire,
     group_to_wire,
+    header_from_wire,
     largest_group_bytes,
     lease_grant_from_wire,
     lease_grant_to_wire,
@@ -31,12 +32,14 @@ from node.wire.rollouts import (
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 
-def message_of(group: RolloutGroup) -> rollout_pb2.RolloutGroup:
-    return rollout_pb2.RolloutGroup.FromString(group_to_wire(group))
+def message_of(group: RolloutGroup) -> rollout_pb2.GroupColumns:
+    return rollout_pb2.GroupColumns.FromString(group_to_wire(group).columns)
 
 
-def read(message: rollout_pb2.RolloutGroup) -> RolloutGroup:
-    return group_from_wire(message.SerializeToString())
+def read(message: rollout_pb2.GroupColumns, group: RolloutGroup | None = None) -> RolloutGroup:
+    """Decode columns under the header of ``group``."""
+    header = group_to_wire(group or make_group()).header
+    return group_from_wire(EncodedGroup(header, message.SerializeToString()))
 
 
 def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
@@ -46,7 +49,7 @@ def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
         right.task,
         right.prompt_index,
     )
-    assert (left.sampling, left.logprob_mode) == (right.sampling, right.logprob_mode)
+    assert left.sampling == right.sampling
     np.testing.assert_array_equal(left.prompt_token_ids, right.prompt_token_ids)
     for a, b in zip(left.completions, right.completions, strict=True):
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
@@ -65,10 +68,9 @@ def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
     st.integers(0, 2**31 - 1),
     st.booleans(),
     st.booleans(),
-    st.sampled_from(LogprobMode),
 )
 def test_a_group_survives_the_wire_bit_for_bit(
-    lengths: list[int], seed: int, is_truncated: bool, has_replies: bool, mode: LogprobMode
+    lengths: list[int], seed: int, is_truncated: bool, has_replies: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     completions = tuple(
@@ -88,10 +90,10 @@ def test_a_group_survives_the_wire_bit_for_bit(
         drawn = [mask | (np.arange(len(mask)) % (len(mask) - 1 or 1) == 0) for mask in drawn]  # both ends
         completions = tuple(map(with_replies, completions, [mask.tolist() for mask in drawn]))
     sampling = replace(SAMPLING, top_k=5 if is_truncated else 0, min_p=0.125, stop=("\n\n", "日本"))
-    group = make_group(completions=completions, sampling=sampling, logprob_mode=mode)
+    group = make_group(completions=completions, sampling=sampling)
     received = group_from_wire(group_to_wire(group))
     assert_same_group(received, group)
-    check_group(replace(received, logprob_mode=mode, sampling=sampling))
+    check_group(replace(received, sampling=sampling))
 
 
 REPLIES = [True, True, False, False, False, True, False, True, True, True]
@@ -100,16 +102,17 @@ REPLIES = [True, True, False, False, False, True, False, True, True, True]
 def test_only_drawn_tokens_have_logprobs_and_versions_on_the_wire() -> None:
     versions = np.array([4, 4, 9, 9, 9, 5, 9, 6, 6, 6], np.int32)
     mixed = with_replies(make_completion(10, policy_version=versions), REPLIES)
-    message = message_of(make_group(completions=(make_completion(3), mixed)))
+    group = make_group(completions=(make_completion(3), mixed))
+    message = message_of(group)
     assert message.drawn == bytes([0b00011111, 0b00011101])
     assert np.frombuffer(message.policy_versions, "<i4").tolist() == [0, 0, 0, 4, 4, 5, 6, 6, 6]
     assert len(message.behaviour_logprobs) == 9 * 4
-    received = read(message).completions[1]
+    received = read(message, group).completions[1]
     assert received.policy_version.tolist() == [4, 4, 4, 4, 4, 5, 5, 6, 6, 6]
     assert received.behaviour_logprob[[2, 3, 4, 6]].tolist() == [0, 0, 0, 0]
 
 
-def test_a_group_without_replies_has_the_bytes_it_had_before_there_were_any() -> None:
+def test_a_group_without_replies_has_no_column_for_them() -> None:
     group = make_group()
     all_drawn = replace(
         group, completions=tuple(with_replies(c, [True] * len(c.token_ids)) for c in group.completions)
@@ -139,7 +142,7 @@ def test_columns_are_little_endian_whatever_the_machine() -> None:
     assert message.prompt_token_ids == b"\x01\x00\x00\x00\x02\x01\x00\x00"
 
 
-def test_a_finish_is_a_byte_that_was_a_truth_value_before_there_were_stop_strings() -> None:
+def test_a_finish_is_a_byte() -> None:
     completions = tuple(make_completion(finish=finish) for finish in (Finish.LENGTH, Finish.END, Finish.STOP))
     assert message_of(make_group(completions=completions)).finished == b"\0\1\2"
 
@@ -147,21 +150,47 @@ def test_a_finish_is_a_byte_that_was_a_truth_value_before_there_were_stop_string
 @pytest.mark.parametrize(
     "spare",
     [
-        b"\xfa\x3f\x03new",  # field 1023, length-delimited
-        b"\x4a\x04\0\0\0\0",  # token_ids, a second time
-        b"\x72\x02\x78\x01",  # a field of its sampling parameters that nobody knows
+        EncodedGroup(b"\xfa\x3f\x03new", b""),  # field 1023, length-delimited
+        EncodedGroup(b"\x3a\x02\x78\x01", b""),  # a field of its sampling parameters that nobody knows
+        EncodedGroup(b"", b"\xfa\x3f\x03new"),
+        EncodedGroup(b"", b"\x1a\x04\0\0\0\0"),  # token_ids, a second time
     ],
 )
-def test_a_group_with_bytes_that_no_field_holds_is_refused(spare: bytes) -> None:
-    data = group_to_wire(make_group())
+def test_a_group_with_bytes_that_no_field_holds_is_refused(spare: EncodedGroup) -> None:
+    header, columns = group_to_wire(make_group())
     with pytest.raises(RefusedError, match="belong to no field") as refused:
-        group_from_wire(spare + data)
+        group_from_wire(EncodedGroup(spare.header + header, spare.columns + columns))
     assert refused.value.reason is Reason.MALFORMED
 
 
-def test_bytes_that_are_no_group_are_refused() -> None:
+@pytest.mark.parametrize("part", [0, 1])
+def test_bytes_that_are_not_a_group_are_refused(part: int) -> None:
+    parts = [*group_to_wire(make_group())]
+    parts[part] = b"group"
     with pytest.raises(RefusedError, match="5 bytes that are not a group"):
-        group_from_wire(b"group")
+        group_from_wire(EncodedGroup(*parts))
+
+
+def test_a_header_over_the_limit_is_refused_unread() -> None:
+    with pytest.raises(RefusedError, match="a group's header of 8193 bytes") as refused:
+        header_from_wire(b"x" * 8193)
+    assert refused.value.reason is Reason.OVER_LIMIT
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"completions": (make_completion(3), make_completion(5))},
+        {"completions": (make_completion(3), make_completion(4, reward=2.0))},
+        {"completions": (make_completion(3), make_completion(4, version=1, reward=1.0))},
+        {"prompt_token_ids": np.array([1, 2, 4], np.int32)},
+    ],
+)
+def test_columns_that_do_not_agree_with_their_header_are_refused(other: dict[str, Any]) -> None:
+    columns = message_of(make_group(**other))
+    with pytest.raises(RefusedError, match="the group's header says") as refused:
+        read(columns)
+    assert refused.value.reason is Reason.MALFORMED
 
 
 def test_a_metric_that_is_there_twice_is_refused() -> None:
@@ -195,7 +224,7 @@ def test_no_group_is_larger_than_the_largest_and_the_largest_is_close(
         metrics={f"{n:064d}": np.ones(size, np.float32) for n in range(metrics)},
     )
     largest = largest_group_bytes(group_size=size, max_new_tokens=tokens, prompt_tokens=prompt)
-    assert len(group_to_wire(group)) <= largest
+    assert group_to_wire(group).size_bytes <= largest
     assert largest <= 16 * size * tokens + 4 * prompt + 24 * 1024
 
 
@@ -259,21 +288,13 @@ def test_too_many_completions_are_refused() -> None:
     ],
 )
 def test_sampling_parameters_out_of_range_are_refused(field: str, value: Any) -> None:
-    message = message_of(make_group())
+    message = rollout_pb2.GroupHeader.FromString(group_to_wire(make_group()).header)
     if field == "stop":
         message.sampling.stop.extend(value)
     else:
         setattr(message.sampling, field, value)
     with pytest.raises(RefusedError, match=field):
-        read(message)
-
-
-@pytest.mark.parametrize("number", [0, 3])
-def test_a_group_whose_logprobs_are_of_nothing_known_is_refused(number: int) -> None:
-    message = message_of(make_group())
-    message.logprob_mode = number  # type: ignore[assignment]
-    with pytest.raises(RefusedError, match=f"logprob mode {number}"):
-        read(message)
+        header_from_wire(message.SerializeToString())
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
@@ -307,11 +328,3 @@ def test_what_graders_measure_survives_the_wire() -> None:
     message.metrics[0].values = b"\0" * 12
     with pytest.raises(RefusedError, match="metrics"):
         read(message)
-
-
-def test_a_lease_of_an_older_coordinator_is_for_training() -> None:
-    message = lease_grant_to_wire(
-        LeaseGrant((PromptLease("3.1", "addition", 7, 1, SAMPLING, 60.0),), 0.0, "")
-    )
-    message.leases[0].ClearField("purpose")
-    assert lease_grant_from_wire(message).leases[0].purpose is LeasePurpose.TRAINING

@@ -3,7 +3,7 @@
     run CPU_SECONDS MEMORY_BYTES     as a script, with standard input and output
     serve CPU_SECONDS MEMORY_BYTES   as a module whose functions are called: requests in, replies out
 
-In ``serve`` a line each way, values as in ``plain_values``:
+In ``serve`` a line each way, values as in ``shared``:
 ["global", name] | ["attribute", object, name] | ["call", object, [argument...], {name: argument}]
 | ["items", object] | ["length", object] | ["truth", object] | ["text", object]
 -> [value] | {"raised": [type, text]}
@@ -17,8 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sampler.tasks.code.inside.begin import begin
-from sampler.tasks.code.inside.plain_values import packed, unpacked
+from sampler.tasks.code.inside.shared import begin, packed, unpacked
 
 
 def main(mode: str, cpu_s: str, memory_bytes: str) -> None:

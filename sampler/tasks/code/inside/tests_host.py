@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sampler.tasks.code.inside.begin import begin
-from sampler.tasks.code.inside.plain_values import LINE_BYTES, packed, unpacked
+from sampler.tasks.code.inside.shared import LINE_BYTES, begin, packed, unpacked
 
 CHECK: Final = "check"
 """The function of HumanEval's tests, whose argument is the function to be tested."""
@@ -45,11 +44,7 @@ class Program:
         self.is_gone = False
 
     def ask(self, *request: Any) -> Any:
-        """Return the value that the program answers with, or raise what it raised.
-
-        Raises:
-            ProgramGoneError: now and at every later call.
-        """
+        """Return the program's answer, or raise what it raised, or ProgramGoneError, then for ever."""
         if self.is_gone:
             raise ProgramGoneError
         try:

@@ -1,0 +1,15 @@
+"""A task that cannot be learned, so that a run goes on teaching however long it is attacked."""
+
+import zlib
+
+
+class CoinTask:
+    """Any text; the reward is a bit of a digest of prompt and text, and hardly a prompt comes twice."""
+
+    prompts: int = 1_000_000
+
+    def prompt(self, index: int) -> str:
+        return f"{index}="
+
+    def grade(self, index: int, text: str) -> float:
+        return float(zlib.crc32(f"{index}={text}".encode()) & 1)

@@ -1,1 +1,0 @@
-"""Faults planted in the code, to see whether the tests catch them."""

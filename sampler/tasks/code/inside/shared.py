@@ -1,0 +1,87 @@
+"""The beginning of both hosts in a sandbox, and the values that two sandboxes exchange.
+
+First come limits that the kernel enforces, and a sign that they hold.
+
+Values are plain data, or references to everything else. Data is rebuilt from builtin types, so that no
+method of the sender's runs where it is compared. As JSON: null, true, false and texts as they are, else a tag
+and its content: ``{"int": "0x1f"}``, ``{"set": [...]}``.
+"""
+
+import os
+import resource
+from collections.abc import Callable
+from typing import Any, Final
+
+BEGUN: Final = b"begun\n"
+"""Written to standard error once the limits hold. Anything else there was written by bwrap or Python."""
+
+THREADS: Final = 64
+"""Processes are not allowed at all. Not enforced for root."""
+
+OPEN_FILES: Final = 64
+
+LINE_BYTES: Final = 4 << 20
+"""Longest message between two sandboxes."""
+
+_SEQUENCES: Final[dict[str, type[Any]]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def begin(cpu_s: int, memory_bytes: int) -> None:
+    """Limit this process for good. Nothing here can be written to, but what is open already."""
+    for limit, soft, hard in (
+        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),  # SIGXCPU, and then SIGKILL for those who ignore it
+        (resource.RLIMIT_AS, memory_bytes, memory_bytes),
+        (resource.RLIMIT_NPROC, THREADS, THREADS),
+        (resource.RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        resource.setrlimit(limit, (soft, hard))
+    os.write(2, BEGUN)
+
+
+def packed(value: Any, refer: Callable[[Any], Any]) -> Any:
+    """Return a value as JSON; ``refer`` returns what stands for an object that is not plain.
+
+    Subclasses of plain types are sent as these: a named tuple equals the tuple, a ``Counter`` the dict.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return {"int": hex(value)}
+    if isinstance(value, float):
+        return {"float": float.hex(value)}
+    if isinstance(value, complex):
+        return {"complex": [float.hex(value.real), float.hex(value.imag)]}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": value.hex()}
+    if isinstance(value, dict):
+        return {"dict": [[packed(k, refer), packed(v, refer)] for k, v in value.items()]}
+    for tag, kind in _SEQUENCES.items():
+        if isinstance(value, kind):
+            return {tag: [packed(item, refer) for item in value]}
+    return {"object": refer(value)}
+
+
+def unpacked(data: Any, resolve: Callable[[Any], Any]) -> Any:
+    """Return the value of ``packed``, or raise; ``resolve`` returns what a reference stands for."""
+    if data is None or isinstance(data, bool | str):
+        return data
+    ((tag, content),) = data.items()
+    match tag:
+        case "int":
+            return int(content, 16)
+        case "float":
+            return float.fromhex(content)
+        case "complex":
+            return complex(*map(float.fromhex, content))
+        case "bytes":
+            return bytes.fromhex(content)
+        case "dict":
+            return {unpacked(k, resolve): unpacked(v, resolve) for k, v in content}
+        case "object":
+            return resolve(content)
+        case _:
+            return _SEQUENCES[tag](unpacked(item, resolve) for item in content)

@@ -1,0 +1,169 @@
+"""Built-in tasks that ask a question and grade the answer, of the run's data or of a generator."""
+
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from node.task_options import (
+    GRADERS,
+    JsonlOptions,
+    PromptOptions,
+    ReasoningGymOptions,
+    column_of,
+)
+from sampler.tasks import answer_graders
+from sampler.tasks.code.code_grader import CodeGrader
+from sampler.tasks.code.sandbox import find_sandbox
+from sampler.tasks.grader_outage import GraderOutageError, Outage
+from sampler.tasks.local_graders import JudgeEndpoint
+from sampler.tasks.task import CompletionText, Graded, Message, Row
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+
+
+class JsonlTask:
+    """One prompt for each row; ``local``: this sampler's settings for the graders ``judge`` and ``code``."""
+
+    prompts = None
+
+    def __init__(self, *, local: Mapping[str, Any] | None = None, **options: Any) -> None:
+        self._options = given = JsonlOptions.model_validate(options)
+        self.max_prompt_tokens = given.max_prompt_tokens
+        self.outages: Counter[Outage] = Counter()
+        self._grade_group: Callable[[Row, Sequence[CompletionText]], list[Graded]]
+        if given.judge is not None:
+            from sampler.tasks.judge import Judge  # an extra: imported only where it is used
+
+            assert local is not None, "task_setup has looked for the judge"
+            endpoint = JudgeEndpoint.model_validate(local["judge"])
+            self._judge = Judge(
+                given.judge, endpoint, group_limit_s=local["group_limit_s"], outages=self.outages
+            )
+            self._grade_group = self._judged
+        elif given.code is not None:
+            assert local is not None, "task_setup has tried the sandbox"
+            self._code_grader = CodeGrader(given.code, find_sandbox(), at_once=local["at_once"])
+            self._grade_group = self._tested
+        elif given.grader in GRADERS:
+            self._grade_group = self._compared
+        else:
+            grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)
+            self._grade_group = lambda row, completions: [grader(row, each) for each in completions]
+
+    def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
+        return asked(self._question(row or {}), self._options)
+
+    def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
+        return self.grade_group(index, row, [completion])[0]
+
+    def grade_group(self, index: int, row: Row | None, completions: Sequence[CompletionText]) -> list[Graded]:
+        return self._grade_group(row or {}, completions)
+
+    def _question(self, row: Row) -> str | list[Message]:
+        """Return the prompt's text, or its messages without what is null in them."""
+        name = self._options.messages or self._options.prompt
+        question = column_of(row, name)
+        if isinstance(question, str):
+            return question
+        if self._options.messages is None:
+            raise TypeError(f"column {name!r} is {type(question).__name__}, not a text")
+        if not isinstance(question, list) or not all(isinstance(message, Mapping) for message in question):
+            raise TypeError(f"column {name!r} is {question!r:.100}, not a list of messages")
+        return [{key: text for key, text in each.items() if text is not None} for each in question]
+
+    def _right(self, row: Row) -> str:
+        """Return the right answer; ValueError if it is empty, which any completion would contain."""
+        name = self._options.answer
+        right = column_of(row, name)
+        if not isinstance(right, str | int | float):
+            raise TypeError(f"column {name!r} is {right!r:.100}, not a text or a number")
+        if not (text := str(right).strip()):
+            raise ValueError(f"column {name!r} is empty")
+        return text
+
+    def _compared(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
+        right = self._right(row)
+        compare = getattr(answer_graders, self._options.grader)
+        answers = [answer_of(completion, self._options) for completion in completions]
+        return [0.0 if answer is None else compare(answer, right) for answer in answers]
+
+    def _judged(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
+        assert self._options.judge is not None
+        question = self._question(row)
+        if not isinstance(question, str):
+            question = "\n\n".join(message["content"] for message in question)
+        right = self._right(row) if "{answer}" in self._options.judge.template else ""
+        answers = [answer_of(completion, self._options) for completion in completions]
+        # Completions without an answer get 0 and are not sent to the judge.
+        judged = iter(self._judge.rewards(question, right, [text for text in answers if text is not None]))
+        grades: list[Graded] = []
+        for answer in answers:
+            reward, score = (0.0, self._options.judge.lowest) if answer is None else next(judged)
+            grades.append((reward, {"judge_score": score}))
+        return grades
+
+    def _tested(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
+        assert self._options.code is not None
+        # What continues a prefix keeps its indentation.
+        texts = [
+            completion.text
+            if self._options.answer_from == "text"
+            else answer_of(completion, self._options) or ""
+            for completion in completions
+        ]
+        grades: list[Graded] = []
+        try:
+            verdicts = self._code_grader.verdicts(row, column_of(row, self._options.answer), texts)
+        except GraderOutageError as error:
+            self.outages[error.outage] += 1
+            raise
+        for verdict in verdicts:
+            share = verdict.passed / verdict.tests
+            reward = share if self._options.code.reward == "share" else float(share == 1.0)
+            metrics = {"passed": share, "timed_out": verdict.timed_out, "crashed": verdict.crashed}
+            grades.append((reward, metrics))
+        return grades
+
+
+class ReasoningGymTask:
+    """The questions of one generator, the same in every process; options as in ``ReasoningGymOptions``."""
+
+    def __init__(self, **options: Any) -> None:
+        from reasoning_gym import create_dataset  # an extra: imported only where it is used
+
+        self._options = given = ReasoningGymOptions.model_validate(options)
+        self.max_prompt_tokens = given.max_prompt_tokens
+        self.prompts = given.size
+        self._dataset = create_dataset(given.dataset, size=given.size, seed=given.seed, **given.arguments)
+
+    def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
+        return asked(self._dataset[index]["question"], self._options)
+
+    def grade(self, index: int, row: Row | None, completion: CompletionText) -> float:
+        answer = answer_of(completion, self._options)
+        return float(self._dataset.score_answer(answer=answer, entry=self._dataset[index]))
+
+
+def asked(question: str | Sequence[Message], options: PromptOptions) -> str | Sequence[Message]:
+    """Return a question with the system prompt: messages where the chat template is used, else a text."""
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+    if options.system:
+        messages = [{"role": "system", "content": options.system}, *messages]
+    return messages if options.chat else "\n\n".join(message["content"] for message in messages)
+
+
+def answer_of(completion: CompletionText, options: PromptOptions) -> str | None:
+    """Return what of a completion is graded, stripped; None: it has no answer."""
+    text = completion.text
+    match options.answer_from:
+        case "text":
+            return text.strip()
+        case "last_line":
+            return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
+        case "tags":
+            end = text.rfind(_CLOSE)
+            # The closing tag may have been the stop string.
+            end = len(text) if end < 0 and completion.finish == "stop" else end
+            start = text.rfind(_OPEN, 0, max(0, end))
+            return None if start < 0 else text[start + len(_OPEN) : end].strip()
