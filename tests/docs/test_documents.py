@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from learner.config import LearnerConfig
+from learner.objective.menu import MENU
 from node.commands.cli import COMMANDS, main
 from node.config.settings import NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
@@ -192,6 +193,11 @@ def test_the_readmes_own_task_is_a_configuration_of_the_coordinator() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+def test_every_objective_is_on_the_list() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "objectives.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(MENU)
 
 
 def test_the_tree_is_that_of_the_repository() -> None:
