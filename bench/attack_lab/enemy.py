@@ -187,7 +187,7 @@ class Enemy:
                 finish=Finish.LENGTH if tokens == lease.sampling.max_new_tokens else Finish.END,
             )
 
-        prompt = CoinTask().prompt(lease.prompt_index)
+        prompt = CoinTask().prompt(lease.prompt_index, None)
         return RolloutGroup(
             run_id=self.stage.run_id,
             group_id=lease.lease_id,
