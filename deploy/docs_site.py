@@ -14,11 +14,12 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = "docs/"
@@ -30,8 +31,10 @@ _BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below
 _CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
+def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     """Add every file that a page links to and that is not below docs/."""
+    from mkdocs.structure.files import File  # tests read the rest of this module without MkDocs
+
     waiting = [DOCS + file.src_uri for file in files.documentation_pages()]
     seen = set(waiting)
     while waiting:
@@ -45,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
     """Return the page with its links turned from paths of the repository to paths of the site."""
     document = repository_path(page.file.src_uri)
 
