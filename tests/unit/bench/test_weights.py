@@ -218,6 +218,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
     assert told in line
 
 
+@pytest.mark.needs("kernel")
 def test_every_implementation_of_ours_gives_a_delta_of_the_same_size() -> None:
     lines = list(compare(pair(), only=["ours"], repetitions=1, implementations=["best", "portable", "numpy"]))
     assert [line["implementation"] for line in lines][1:] == ["C, portable", "numpy"]
