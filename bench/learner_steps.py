@@ -12,7 +12,8 @@ All start from the same float32 weights, with torch's fused AdamW, and take the 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +21,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.config import LearnerConfig
-from learner.objective.registry import load_objective
 from learner.training.model import Policy
-from learner.training.rate_schedule import RateSchedule
 from learner.training.train_step import StepSettings, train_step
 from node.rollout import Completion, Finish, RolloutGroup, SamplingParameters
 
@@ -65,12 +64,13 @@ class Step(Protocol):
 
 def step_makers() -> Mapping[str, Callable[[Shape, list[RolloutGroup]], Step]]:
     """Return the steps that can be compared here: TRL's where it is installed."""
-    default = _default("objective")
+    fields = LearnerConfig.model_fields
+    default, kl_coefficient = fields["objective"].default, fields["kl_coefficient"].default
     own: dict[str, Callable[[Shape, list[RolloutGroup]], Step]] = {
         "bare": Bare,
         "bare, again": Bare,
         "ours, grpo": partial(Ours, objective="grpo", kl_coefficient=0.0),
-        f"ours, {default}": partial(Ours, objective=default, kl_coefficient=_default("kl_coefficient")),
+        f"ours, {default}": partial(Ours, objective=default, kl_coefficient=kl_coefficient),
     }
     try:
         from bench.learner_trl import TRL_STEPS
@@ -199,25 +199,15 @@ class Ours:
         self.model = make_model(shape)
         self._policy = Policy(self.model)
         self.optimizer = make_optimizer(self.model)
-        self._settings = StepSettings(
-            objective=load_objective(objective),
-            schedule=RateSchedule(),
+        config = LearnerConfig(
+            model_dir=Path(),
+            learning_rate=LEARNING_RATE,
+            objective=objective,
             kl_coefficient=kl_coefficient,
-            reference_kl_coefficient=0.0,
             gradient_clip_norm=CLIP_NORM,
-            staleness_discount=_default("staleness_discount"),
-            staleness_half_life_versions=_default("staleness_half_life_versions"),
-            staleness_power=_default("staleness_power"),
-            scales_rate_by_sample_size=_default("scales_rate_by_sample_size"),
-            fast_steps=_default("fast_steps"),
-            reposition_share=_default("reposition_share"),
-            micro_batch_tokens=_default("micro_batch_tokens"),
         )
+        self._settings = StepSettings.of(config)
 
     def __call__(self) -> float:
         outcome = train_step(self._policy, self.optimizer, self._groups, version=0, settings=self._settings)
         return outcome.gradient_norm
-
-
-def _default(field: str) -> Any:
-    return LearnerConfig.model_fields[field].default

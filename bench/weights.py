@@ -51,8 +51,7 @@ from node.identity.signatures import SigningKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
-from node.weights.codec.exponent_conditioned.choice import Implementation
-from node.weights.codec.exponent_conditioned.kernel import NativeCodec
+from node.weights.codec.exponent_conditioned.choice import Implementation, NativeCodec
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import sign

@@ -32,7 +32,7 @@ class LearnerConfig(BaseModel):
     """Peak step size of AdamW. Published runs on 1-8 B models use 1e-6."""
 
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the warm-up: the peak rate, or a decline over ``decay_steps`` to ``final_lr_share`` of it,
+    """Rate after the warm-up: the peak rate, or a decline over ``decay_steps`` to ``final_lr_share`` of it,
     where it stays. A function of the version alone: a restart goes on exactly."""
 
     warmup_steps: int = Field(default=0, ge=0)
@@ -94,6 +94,10 @@ class LearnerConfig(BaseModel):
     reposition_share: float = Field(default=0.8, ge=0, le=1)
     """Share of the fast steps' way that is kept."""
 
+    fast_steps_until_deviations: float = Field(default=math.inf, gt=0)
+    """Stop taking fast steps for good once the policy's entropy is this many standard deviations above its
+    mean over the last 30 steps (SFPO; published: 1). Lower ends them earlier; infinity never does."""
+
     quarantine_mismatch_nats: float = Field(default=0.2, gt=0)
     """Mean KL a token between learner and a sampler, over groups sampled from the learner's own version or in
     excess of what others show at the same staleness, beyond which, by four standard errors, that sampler's
@@ -104,7 +108,7 @@ class LearnerConfig(BaseModel):
     a completion longer than this passes alone."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of matrix products; the parameters being trained are float32 either way. bfloat16 is fast on
+    """Precision of matrix products; the parameters being trained are float32 either way. bfloat16 is fast on
     devices that have it, and moves learner logprobs by about 0.05 nats a token."""
 
     checkpoints_activations: bool = False
@@ -112,11 +116,7 @@ class LearnerConfig(BaseModel):
     tokens."""
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Where the model is trained."""
-
-    peak_tflops: float = Field(default=0.0, ge=0)
-    """Peak speed of ``device`` at ``compute_dtype``, 10^12 operations a second (an H100 in bfloat16: 989), to
-    show what share of it steps use; 0: not known, not shown."""
+    """Device the model is trained on."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads for tensor work; 0 leaves the choice to torch."""
@@ -141,7 +141,7 @@ class LearnerConfig(BaseModel):
     """Groups of each such batch, drawn at random."""
 
     tensorboard_dir: Path | None = None
-    """Where TensorBoard's event files go: the numbers of each step, as in the metrics. Needs the extra
+    """Directory of TensorBoard's event files: the numbers of each step, as in the metrics. Needs the extra
     ``tensorboard``."""
 
     wandb_project: str | None = Field(default=None, min_length=1)

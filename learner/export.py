@@ -58,7 +58,7 @@ _CHAT_TEMPLATES: Final = "additional_chat_templates"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written."""
+    """Result of an export."""
 
     directory: str
     version: int

@@ -15,18 +15,17 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
+from grpc.aio import Channel
 
 from learner.config import LearnerConfig
-from learner.disk_wait import DiskWait
-from learner.metrics import LearnerMetrics
-from learner.publishing.catch_up_deltas import CatchUpDeltas
-from learner.publishing.public_base import keep_public_base
+from learner.metrics import Instruments, LearnerMetrics
+from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.publisher import Publisher
-from learner.publishing.publishing_schedule import PublishingSchedule
 from learner.publishing.signer import Signer
 from learner.records.sample_writer import SampleWriter, load_tokenizer
 from learner.records.samples_file import FILE_NAME, SamplesFile
@@ -34,26 +33,30 @@ from learner.records.samples_page import GROUPS, render_page
 from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.records.writer_thread import StepWriter, WriterThread
 from learner.step_log import StepLine, StepLog
+from learner.training.evidence import Evidence
+from learner.training.master_words import keep_public_base
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
+from node.clock import Clock
 from node.errors import StartupError
 from node.identity.peer import Peer
-from node.policy import PolicyVersion
+from node.policy import BaseModel, PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.process.stop_order import StopsAfter
 from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import Role
+from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import chat_template_digest, tokenizer_digest
+from node.weights.format.digests import Words
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ArtifactUploader
-from node.weights.transfer.watch import watch_versions
+from node.weights.transfer.sources import watch_versions
 
 BULK_CONNECTIONS: Final = 4
 """For uploads; at 100 Mbit/s and 150 ms one connection fills 80 % of the link, four 97 %."""
@@ -77,152 +80,206 @@ async def build(context: RoleContext) -> list[Service]:
         raise StartupError(
             "The learner does not know its coordinator", fix="Set node.coordinator = HOST:PORT."
         )
-    state_dir, clock, run_id = context.state_dir, context.clock, context.run.run_id
-    disk_wait = DiskWait(node_metrics=context.node_metrics, clock=clock, random=random.random)
-    step_log = StepLog(state_dir / "steps.jsonl")
-    with _disk_errors_explained(state_dir):
-        signer = Signer.load(state_dir, context.run)
-        policy = await asyncio.to_thread(_load_base_model, config)
-        reference = await asyncio.to_thread(_load_reference, config)
-        words0, base = await asyncio.to_thread(
-            keep_public_base, state_dir / "base.words", policy.master_words, layout=policy.layout
-        )
-        training_state = await asyncio.to_thread(
-            TrainingState.load,
-            config,
-            policy,
-            reference=reference,
-            directory=state_dir / "checkpoints",
-            clock=clock,
-        )
-        await asyncio.to_thread(step_log.catch_up, training_state.progress.step)
-    metrics = LearnerMetrics(context.registry, peak_tflops=config.peak_tflops)
-    digest = tokenizer_digest(config.model_dir)
-    samples = SamplesFile(state_dir / FILE_NAME)
-    context.pages["/samples"] = lambda: render_page(reversed(samples.newest(GROUPS)))
-    with _disk_errors_explained(state_dir):
-        writers = _step_writers(config, samples, run_id=run_id, state_dir=state_dir)
-    writer_threads = [WriterThread(writer, metrics=metrics) for writer in writers]
-
-    def write_down(line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
-        for thread in writer_threads:
-            thread.offer(line, batch)
-
-    def write_down_first(delivered: DeliveredGroup) -> None:
-        for thread, writer in zip(writer_threads, writers, strict=True):
-            if isinstance(writer, SampleWriter):
-                thread.put(writer.write_of_first(delivered, at_s=clock.now()))
-
-    caller = context.identity or Peer(run_id, Role.LEARNER, context.node_id)
+    with _disk_errors_explained(context.state_dir):
+        restored = await _restore(context, config)
+        instruments = Instruments.of(context.registry, context.node_metrics, clock=context.clock)
+        writers = _writer_threads(context, config, metrics=instruments.metrics)
+    evidence = Evidence(config, clock=context.clock, metrics=instruments.metrics)
+    caller = context.identity or Peer(context.run.run_id, Role.LEARNER, context.node_id)
     control, rollouts, *bulk = (
-        dial(target, caller, purpose=purpose, now=clock.now())
+        dial(target, caller, purpose=purpose, now=context.clock.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
     )
+    coordinator = _join(context, control, config, restored, evidence)
+    drain = _drain(rollouts, config, restored, instruments)
+    store = ArtifactStore(
+        context.state_dir / "published",
+        public_key=context.run.learner_public_key,
+        run_id=context.run.run_id,
+        retained_keyframes=RETAINED_KEYFRAMES,
+    )
 
-    async def announced(version: int) -> None:
-        async for announcement in watch_versions(control, random=random.random):
+    def on_step(line: StepLine | None, batch: Sequence[DeliveredGroup]) -> None:
+        for thread in writers:
+            thread.offer(line, batch)
+
+    loop = TrainingLoop(
+        restored.state,
+        config,
+        coordinator=coordinator,
+        drain=drain,
+        evidence=evidence,
+        step_log=restored.step_log,
+        on_step=on_step,
+        instruments=instruments,
+    )
+    publisher = _publisher(config, store, restored, coordinator.membership, instruments)
+    training = StopsAfter(loop)
+    publishing = StopsAfter(publisher, other=training)
+    draining = StopsAfter(drain, other=training)
+    uploader = ArtifactUploader(
+        store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
+    )
+    uploading = StopsAfter(uploader, other=publishing)
+    writing = [StopsAfter(thread, other=training) for thread in writers]
+    leaving = StopsAfter(coordinator.membership, other=draining)
+    return [leaving, uploading, draining, publishing, *writing, training]
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """The learner as its state directory has it."""
+
+    signer: Signer
+    state: TrainingState
+    step_log: StepLog
+    words0: Words
+    base: BaseModel
+
+    @property
+    def policy(self) -> Policy:
+        return self.state.policy
+
+
+async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
+    directory = context.state_dir
+    signer = Signer.load(directory, context.run)
+    policy = await asyncio.to_thread(_load_base_model, config)
+    reference = await asyncio.to_thread(_load_reference, config)
+    words0, base = await asyncio.to_thread(keep_public_base, directory / "base.words", policy.master_words)
+    state = await asyncio.to_thread(
+        TrainingState,
+        config,
+        policy,
+        directory=directory / "checkpoints",
+        clock=context.clock,
+        reference=reference,
+    )
+    step_log = StepLog(directory / "steps.jsonl")
+    await asyncio.to_thread(step_log.catch_up, state.progress.step)
+    return _Restored(signer, state, step_log, words0, base)
+
+
+class JoinedCoordinator:
+    """The coordinator as the training loop asks it, over the membership stream."""
+
+    def __init__(self, membership: MembershipClient, member: Member, control: Channel, clock: Clock) -> None:
+        self.membership = membership
+        self.run_id, self.tokenizer_digest = member.run_id, member.tokenizer_digest
+        self.settings, self.next_answer = membership.settings, membership.next_answer
+        self._control = control
+        self._clock = clock
+
+    async def announced(self, version: int) -> None:
+        """Wait until ``version``, or a newer one, is announced."""
+        async for announcement in watch_versions(self._control, random=random.random):
             if announcement.head.number >= version:
                 return
 
+    @property
+    def evaluations(self) -> EvaluationNotice:
+        """Evaluations, as the last answer told them."""
+        return self.membership.evaluations
+
+    @property
+    def task_digest(self) -> bytes | None:
+        """Digest of the options by which the run's groups are graded now; None: not told."""
+        return self.membership.task_digest
+
+    def now(self) -> float:
+        """Return Unix seconds on the coordinator's clock."""
+        return self._clock.now() + self.membership.clock_offset_s
+
+
+def _join(
+    context: RoleContext,
+    control: Channel,
+    config: LearnerConfig,
+    restored: _Restored,
+    evidence: Evidence,
+) -> JoinedCoordinator:
+    policy, state, clock = restored.policy, restored.state, context.clock
+    member = Member(
+        context.run.run_id,
+        Role.LEARNER,
+        layout_digest=policy.layout.digest,
+        layout_summary=policy.layout.summary,
+        tokenizer_digest=tokenizer_digest(config.model_dir),
+        chat_template_digest=chat_template_digest(config.model_dir),
+        learner_epoch=restored.signer.learner_epoch,
+        vocabulary_size=policy.vocabulary_size,
+        context_tokens=policy.context_tokens,
+    )
+    reports = PeerReports(
+        held=lambda: PolicyVersion(state.version),
+        waits_for=lambda: context.node_metrics.waits_for or state.completion,
+        metrics=lambda: snapshot(context.registry, Role.LEARNER),
+        step_report=lambda: None if state.progress.step is None else evidence.report(state.progress.step),
+        teaching=lambda: evidence.teaching,
+        base=lambda: restored.base,
+        best_version=lambda: state.best_version,
+    )
     membership = MembershipClient(
         control,
-        Member(
-            run_id,
-            Role.LEARNER,
-            layout_digest=policy.layout.digest,
-            layout_summary=policy.layout.summary,
-            tokenizer_digest=digest,
-            chat_template_digest=chat_template_digest(config.model_dir),
-            learner_epoch=signer.learner_epoch,
-            vocabulary_size=policy.vocabulary_size,
-            context_tokens=policy.context_tokens,
-        ),
-        reports=PeerReports(
-            held=lambda: PolicyVersion(training_state.version),
-            waits_for=lambda: context.node_metrics.waits_for or loop.completion,
-            metrics=lambda: snapshot(context.registry, Role.LEARNER),
-            step_report=lambda: loop.report,
-            teaching=lambda: loop.teaching,
-            base=lambda: base,
-            best_version=lambda: training_state.best_version,
-        ),
+        member,
+        reports=reports,
         notices=Notices(),
         clock=clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
     )
-    drain = RolloutDrain(
+    return JoinedCoordinator(membership, member, control, clock)
+
+
+def _drain(
+    rollouts: Channel, config: LearnerConfig, restored: _Restored, instruments: Instruments
+) -> RolloutDrain:
+    return RolloutDrain(
         rollouts,
-        learner_epoch=signer.learner_epoch,
-        version=training_state.version,
+        learner_epoch=restored.signer.learner_epoch,
+        version=restored.state.version,
         capacity_groups=config.buffer_groups,
-        unacknowledged=training_state.progress.unacknowledged,
+        unacknowledged=restored.state.progress.unacknowledged,
         backoff=Backoff(random.random, cap_s=DRAIN_BACKOFF_CAP_S),
-        count_lost_stream=metrics.lost_drain_streams.inc,
-        waiting=context.node_metrics.waiting,
+        count_lost_stream=instruments.metrics.lost_drain_streams.inc,
+        waiting=instruments.node_metrics.waiting,
     )
-    store = ArtifactStore(
-        state_dir / "published",
-        public_key=context.run.learner_public_key,
-        run_id=run_id,
-        retained_keyframes=RETAINED_KEYFRAMES,
-    )
-    publisher = Publisher(
-        training_state.master_access,
-        policy.master_words,
+
+
+def _publisher(
+    config: LearnerConfig,
+    store: ArtifactStore,
+    restored: _Restored,
+    membership: MembershipClient,
+    instruments: Instruments,
+) -> Publisher:
+    further = FurtherArtifacts(
         store,
-        start=training_state.held_policy(),
-        layout=policy.layout,
-        signer=signer,
+        restored.signer,
+        layout=restored.policy.layout,
+        words0=restored.words0,
+        keyframe_every_versions=config.keyframe_every_versions,
+        public_delta_every_versions=config.public_delta_every_versions,
+        longest_lag_versions=lambda: membership.longest_lag_versions,
+    )
+    return Publisher(
+        restored.state.master_access,
+        restored.policy.master_words,
+        store,
+        signer=restored.signer,
+        further=further,
         threads=config.publish_threads or _cores(),
-        schedule=PublishingSchedule(
-            store,
-            keyframe_every_versions=config.keyframe_every_versions,
-            public_delta_every_versions=config.public_delta_every_versions,
-            longest_lag_versions=lambda: membership.longest_lag_versions,
-        ),
-        catch_up=CatchUpDeltas(store, layout=policy.layout, words0=words0, signer=signer),
         run_settings=membership.settings,
-        disk_wait=disk_wait,
-        clock=clock,
-        metrics=metrics,
+        instruments=instruments,
     )
-    uploader = ArtifactUploader(
-        store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
-    )
-    loop = TrainingLoop(
-        training_state,
-        step_log=step_log,
-        config=config,
-        run_id=run_id,
-        tokenizer_digest=digest,
-        run_settings=membership.settings,
-        drain=drain,
-        announced=announced,
-        evaluations=lambda: membership.evaluations,
-        next_answer=membership.next_answer,
-        on_step=write_down,
-        published=lambda: publisher.newest,
-        coordinator_now=lambda: clock.now() + membership.clock_offset_s,
-        clock=clock,
-        disk_wait=disk_wait,
-        metrics=metrics,
-        node_metrics=context.node_metrics,
-        task_digest=lambda: membership.task_digest,
-        on_first=write_down_first,
-    )
-    training = StopsAfter(loop)
-    writing = [StopsAfter(thread, other=training) for thread in writer_threads]
-    publishing = StopsAfter(publisher, other=training)
-    draining = StopsAfter(drain, other=training)
-    uploading = StopsAfter(uploader, other=publishing)
-    return [StopsAfter(membership, other=draining), uploading, draining, publishing, *writing, training]
 
 
-def _step_writers(
-    config: LearnerConfig, samples: SamplesFile, *, run_id: str, state_dir: Path
-) -> list[StepWriter]:
+def _writer_threads(
+    context: RoleContext, config: LearnerConfig, *, metrics: LearnerMetrics
+) -> list[WriterThread]:
+    samples = SamplesFile(context.state_dir / FILE_NAME)
+    context.pages["/samples"] = lambda: render_page(reversed(samples.newest(GROUPS)))
     writers: list[StepWriter] = []
     if config.samples_every_versions:
         tokenizer = load_tokenizer(config.model_dir)
@@ -231,11 +288,15 @@ def _step_writers(
     if config.tensorboard_dir is not None:
         writers.append(TensorBoardWriter(config.tensorboard_dir))
     if config.wandb_project is not None:
-        shown = config.model_dump(mode="json")
         writers.append(
-            WandbWriter(config.wandb_project, run_id=run_id, directory=state_dir, configuration=shown)
+            WandbWriter(
+                config.wandb_project,
+                run_id=context.run.run_id,
+                directory=context.state_dir,
+                configuration=config.model_dump(mode="json"),
+            )
         )
-    return writers
+    return [WriterThread(writer, metrics=metrics) for writer in writers]
 
 
 def _cores() -> int:

@@ -7,11 +7,15 @@ every version has exactly one line.
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
+
+import numpy as np
 
 from node import durable
+from node.rollout import Finish, RolloutGroup
 from node.run import StepReport
 
 _TAIL_BYTES: Final = 4 << 20
@@ -44,31 +48,44 @@ class BatchFigures:
     zero_advantage_ratio: float
     """Share of groups whose rewards are all equal: they teach nothing."""
 
+    @classmethod
+    def of(cls, groups: Sequence[RolloutGroup]) -> Self:
+        """Measure the groups of a batch, at least one."""
+        completions = [completion for group in groups for completion in group.completions]
+        lengths = np.array([completion.drawn_tokens for completion in completions])
+        rewards = [np.array([completion.reward for completion in group.completions]) for group in groups]
+        return cls(
+            completion_tokens_mean=float(lengths.mean()),
+            completion_tokens_p95=float(np.percentile(lengths, 95)),
+            completion_tokens_max=int(lengths.max()),
+            prompt_tokens_mean=float(np.mean([len(group.prompt_token_ids) for group in groups])),
+            cut_ratio=float(np.mean([completion.finish is Finish.LENGTH for completion in completions])),
+            reward_deviation=float(np.mean([of_group.std() for of_group in rewards])),
+            zero_advantage_ratio=float(np.mean([np.ptp(of_group) == 0 for of_group in rewards])),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """What is logged about a step."""
+    """The log line of a step."""
 
     at_s: float
     """Unix seconds on the learner's clock, when the parameters were new."""
     report: StepReport
     tokens: int
     """Completion tokens trained on."""
-    flops: float
-    """Floating point operations of the model."""
     groups: tuple[TrainedGroup, ...]
     clamped_tokens: int = 0
-    """Tokens whose log ratio was clamped, see ``StepOutcome``; older checkpoints lack it."""
+    """Tokens whose log ratio was clamped, see ``StepOutcome``."""
     truncated_fraction: float | None = None
     """Share of tokens whose ratio was cut to the objective's ceiling; None: it has none."""
     trust_mean: float | None = None
     """Mean share of the correction for divergence that completions got; None: all of it."""
     learning_rate: float | None = None
-    """Of the step, by schedule; older checkpoints lack it."""
+    """Rate of the step, by schedule. None: no step was taken."""
     reference_kl_nats: float | None = None
     """KL(learner || base model), mean over tokens; None: not asked for."""
     figures: BatchFigures | None = None
-    """Older checkpoints lack them."""
     teaching_groups: int | None = None
     """Groups that taught something. 0: no step was taken, and the version stays. None: not known."""
     groups_wait_s: float | None = None
@@ -80,7 +97,7 @@ class StepLine:
     published_version: int | None = None
     """Newest version published by then. None: this process has published none."""
     publish_s: float | None = None
-    """How long that took, from masters to stored for upload."""
+    """Time that took, from masters to stored for upload."""
 
     @property
     def is_step(self) -> bool:

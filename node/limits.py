@@ -6,18 +6,23 @@ settings: two peers with different limits would lose work silently.
 
 from typing import Final
 
-CONTROL_MESSAGE_BYTES: Final = 4 << 20
-"""Largest message of MembershipService: a heartbeat with 10 000 metric samples is about 1 MiB."""
+TOKEN_BYTES: Final = 4096
+SIGNING_REQUEST_BYTES: Final = 4096
 
 ROLLOUT_MESSAGE_BYTES: Final = 72 << 20
-"""Largest message of RolloutService: one group of 4 Mi tokens is 64 MiB of columns, its prompt 4 MiB. A run's
-own groups are smaller: see ``largest_group_bytes``."""
+"""One group of 4 Mi tokens is 64 MiB of columns, its prompt 4 MiB. A run's own groups are smaller: see
+``largest_group_bytes``."""
+
+MESSAGE_BYTES: Final = {
+    "EnrolmentService": TOKEN_BYTES + SIGNING_REQUEST_BYTES + 1024,  # the only one that strangers may call
+    "MembershipService": 4 << 20,  # a heartbeat with 10 000 metric samples is about 1 MiB
+    "PolicyService": 6 << 20,  # a manifest and its envelope; chunks are 1 MiB
+    "RolloutService": ROLLOUT_MESSAGE_BYTES,
+}
+"""Largest message of each service, in either direction. gRPC has one limit per server only."""
 
 SUBMISSION_HEADER_BYTES: Final = 8 << 10
 """Room for the rest of a submission: ids, a certificate, a signature."""
-
-BULK_MESSAGE_BYTES: Final = 6 << 20
-"""Largest message of PolicyService: a manifest and its envelope; chunks are 1 MiB."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Part of a frame on the wire: larger chunks are hardly faster."""
@@ -84,9 +89,6 @@ METRIC_SAMPLES_PER_HEARTBEAT: Final = 10_000
 
 REVOCATIONS: Final = 16_384
 """Node ids shut out of a run: 1 MiB in the heartbeat that carries a change to a relay."""
-
-TOKEN_BYTES: Final = 4096
-SIGNING_REQUEST_BYTES: Final = 4096
 
 NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 """Run ids and node ids are DNS labels, so that they fit host names, file names and certificates."""

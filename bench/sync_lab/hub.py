@@ -24,6 +24,7 @@ from node.identity.identity_store import load_identity
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.process.allocator import keep_freed_memory
+from node.rpc.interceptor import Admission
 from node.rpc.server import RpcServer
 from node.run import Role
 from node.serving.policy_servicer import PolicyServicer
@@ -44,11 +45,8 @@ async def serve(settings: dict[str, Any]) -> None:
         "bench hub",
         listen=settings["listen"],
         servicers=(partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer),),
-        run_id=run.run_id,
         identity=load_identity(root / Role.COORDINATOR / IDENTITY_DIRECTORY),
-        revocations=RevocationList(root / "revoked"),
-        clock=SystemClock(),
-        count_refusal=_ignore,
+        admission=Admission(run.run_id, RevocationList(root / "revoked"), SystemClock(), _ignore),
         drain_grace_s=0.1,
     )
     async with asyncio.TaskGroup() as tasks:

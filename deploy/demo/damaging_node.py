@@ -3,14 +3,13 @@
 The environment variable HETERORL_DEMO_DAMAGES says in how many messages.
 """
 
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from node.commands.cli import main
-from node.policy import ArtifactKey
-from node.serving.policy_servicer import PolicyServicer
 
 VARIABLE: Final = "HETERORL_DEMO_DAMAGES"
 
@@ -30,15 +29,21 @@ def damage_first(count: int) -> Callable[[bytes], bytes]:
     return damage
 
 
-def _damage_what_is_served(damage: Callable[[bytes], bytes]) -> None:
-    read = PolicyServicer.read
+def damage_what_is_served(damage: Callable[[bytes], bytes]) -> None:
+    """Have every PolicyServicer of this process change what it reads to send."""
+    servicer = importlib.import_module("node.serving.policy_servicer").PolicyServicer
+    read = servicer.read
+    servicer.read = lambda self, key, frames: damage(read(self, key, frames))
 
-    def damaged(self: PolicyServicer, key: ArtifactKey, frames: Sequence[int]) -> bytes:
-        return damage(read(self, key, frames))
 
-    PolicyServicer.read = damaged  # type: ignore[method-assign]
+def run() -> Any:
+    """Run a node with the faults that the environment asks for."""
+    # As in node.commands.cli, before grpc is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    damage_what_is_served(damage_first(int(os.environ.pop(VARIABLE))))
+    return main()
 
 
 if __name__ == "__main__":
-    _damage_what_is_served(damage_first(int(os.environ.pop(VARIABLE))))
-    sys.exit(main())
+    sys.exit(run())

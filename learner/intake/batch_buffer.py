@@ -7,7 +7,7 @@ Oldest first: newer groups can still wait.
 """
 
 from learner.intake.group_verdict import stale
-from node.rollout import DeliveredGroup, GroupVerdict, Verdict, other_options
+from node.rollout import DeliveredGroup, GroupVerdict, RolloutGroup, Verdict, other_options
 
 
 class BatchBuffer:
@@ -42,30 +42,22 @@ class BatchBuffer:
             raise ValueError(f"the buffer is full with {self._capacity_groups} groups")
         self._waiting[group_id] = delivered
 
-    def evict_stale(self, version: int) -> list[tuple[DeliveredGroup, GroupVerdict]]:
-        """Remove and return, with its verdict, every group that is too stale at ``version``."""
+    def evict(self, *, version: int, task_digest: bytes | None) -> list[tuple[DeliveredGroup, GroupVerdict]]:
+        """Remove and return, with its verdict, every group that cannot be trained on any more.
+
+        Args:
+            version: of the learner; groups may be too stale at it.
+            task_digest: of the options that groups must be graded by; None: not told.
+        """
         evicted = []
-        for group_id, delivered in list(self._waiting.items()):
-            verdict = stale(
-                delivered.group, version=version, max_staleness_versions=self._max_staleness_versions
-            )
-            if verdict is not None:
-                del self._waiting[group_id]
+        for delivered in list(self._waiting.values()):
+            if (verdict := self._unfit(delivered.group, version, task_digest)) is not None:
+                del self._waiting[verdict.group_id]
                 evicted.append((delivered, verdict))
         return evicted
 
-    def evict_misgraded(self, task_digest: bytes) -> list[tuple[DeliveredGroup, GroupVerdict]]:
-        """Remove and return, with its verdict, every group that was graded by other options than these."""
-        evicted = []
-        for group_id, delivered in list(self._waiting.items()):
-            if what := other_options(delivered.group, task_digest):
-                del self._waiting[group_id]
-                evicted.append((delivered, GroupVerdict(group_id, Verdict.FOREIGN, what)))
-        return evicted
-
     def take_batch(self) -> tuple[DeliveredGroup, ...]:
-        """Remove and return the oldest whole batch, by behaviour version and arrival; empty if none is
-        full."""
+        """Remove and return the oldest whole batch, by behaviour version and arrival; () if none is full."""
         if len(self._waiting) < self._batch_groups:
             return ()
         by_version = sorted(self._waiting.values(), key=lambda delivered: delivered.group.oldest_version)
@@ -73,3 +65,8 @@ class BatchBuffer:
         for delivered in batch:
             del self._waiting[delivered.group.group_id]
         return batch
+
+    def _unfit(self, group: RolloutGroup, version: int, task_digest: bytes | None) -> GroupVerdict | None:
+        if task_digest is not None and (what := other_options(group, task_digest)):
+            return GroupVerdict(group.group_id, Verdict.FOREIGN, what)
+        return stale(group, version=version, max_staleness_versions=self._max_staleness_versions)

@@ -33,17 +33,17 @@ KNOTS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Ages in versions between which drift is a straight line; beyond the last it is flat."""
 
 HALF_LIFE_STEPS: Final = 128
-"""Of what was seen: long enough for a rare sampler, short against changes of the learning rate."""
+"""Half-life of the record: long enough for a rare sampler, short against changes of the learning rate."""
 
 REMEMBERED_SAMPLERS: Final = 1024
 
 LEAST_NOISE_NATS: Final = 0.005
-"""Of one group: what bfloat16 against float32 and a few hundred tokens leave."""
+"""Least noise of one group: bfloat16 against float32 over a few hundred tokens."""
 
 _FIRST_NOISE_NATS: Final = 0.1
 _FIRST_AGED_NOISE_NATS: Final = 0.5
 _FIRST_NOISE_GROUPS: Final = 1
-"""What is supposed of a group's noise before some were seen, at age 0 and beyond, and how many groups that
+"""Prior of a group's noise at age 0 and beyond, and the number of groups it
 counts as. Drift is as uneven over groups as it is large."""
 
 _NOISE_GROUPS: Final = 64
@@ -64,14 +64,14 @@ UNKNOWN_NATS: Final = 10.0
 """Standard error of a mismatch of which nothing is known."""
 
 SUPPOSED_MISMATCH_NATS: Final = 0.05
-"""By how much the engines of samplers are supposed to differ, where a mismatch is used and not judged."""
+"""Prior of how much samplers' engines differ, where a mismatch is used and not judged."""
 
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one group says."""
+    """The divergence of one group."""
 
     sampler_id: str
     kl_nats: float
@@ -176,14 +176,7 @@ class DivergencePanel:
     def expected(self, sampler_id: str, ages_versions: NDArray[np.int64]) -> Vector:
         """Return the KL that a sampler's tokens of some ages are expected to show, nats a token, >= 0.
 
-        ``expected_drift``, and the mismatch shrunk by its uncertainty towards 0.
-
-        Args:
-            sampler_id: who drew the tokens.
-            ages_versions: [...], >= 0.
-
-        Returns:
-            [...], like ``ages_versions``.
+        ``expected_drift`` at each age, and the mismatch shrunk by its uncertainty towards 0.
         """
         distinct, index = np.unique(ages_versions, return_inverse=True)
         drift = np.array([self.expected_drift(age) for age in distinct.tolist()])

@@ -11,10 +11,13 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
-from learner.intake.full_logprobs import full_logprobs
-from learner.objective.truncation import least_kept_mass
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from learner.objective.truncation import least_kept_mass, untruncated_logprob
 from node.errors import RefusedError
-from node.rollout import GroupVerdict, RolloutGroup, Verdict, check_group
+from node.rollout import Completion, GroupVerdict, RolloutGroup, Verdict, check_group
 
 LEAST_LOGPROB: Final = -30.0
 """No sampler draws a token at e^-30: of a vocabulary of 150 000 the tail below holds 1.5e-8. A group full of
@@ -30,7 +33,7 @@ LARGEST_TEMPERATURE: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """What a group is compared with; fixed for the life of the process."""
+    """The run's and the model's side of the comparison; fixed for the life of the process."""
 
     run_id: str
     layout_digest: bytes
@@ -45,12 +48,7 @@ class GroupRules:
 def judge(
     group: RolloutGroup, rules: GroupRules, *, version: int, trained_group_ids: Container[str]
 ) -> GroupVerdict:
-    """Judge a group against the rules and the learner's current version.
-
-    Args:
-        group: as delivered; arrays may hold anything.
-        version: of the learner's parameters now.
-        trained_group_ids: groups already consumed by a step.
+    """Judge a delivered group, whose arrays may hold anything, at a version of the learner's parameters.
 
     Returns:
         ACCEPTED, STALE, DUPLICATE, FOREIGN, MALFORMED or SUSPECT.
@@ -134,3 +132,22 @@ def _suspect(group: RolloutGroup, vocabulary_size: int) -> str | None:
     if least < LEAST_LOGPROB:
         return f"a token is claimed to have been drawn at {least:g} nats, below {LEAST_LOGPROB:g}"
     return None
+
+
+def full_logprobs(group: RolloutGroup) -> list[NDArray[np.float32]]:
+    """Return the behaviour logprobs of each completion's drawn tokens under the whole softmax.
+
+    Raises:
+        ValueError: they are renormalised, and the kept masses that would undo this are missing.
+    """
+    if not group.is_renormalised:
+        return [completion.of_drawn(completion.behaviour_logprob) for completion in group.completions]
+    return [completion.of_drawn(_untruncated(completion)) for completion in group.completions]
+
+
+def _untruncated(completion: Completion) -> NDArray[np.float32]:
+    if completion.kept_mass is None:
+        raise ValueError("logprobs are renormalised over the tokens kept, and there are no kept masses")
+    columns = (torch.from_numpy(c.copy()) for c in (completion.behaviour_logprob, completion.kept_mass))
+    logprob: NDArray[np.float32] = untruncated_logprob(*columns).numpy()
+    return logprob

@@ -7,9 +7,8 @@ parameters, kernels or quantisation, or a lie.
 
     unmeasured   no other sampler's groups compare with its own: never quarantined
     measured     its mismatch is known to MEASURED_NATS
-    quarantined  beyond the threshold by SPREADS standard errors, on enough groups; its groups are refused but
-    for
-                 a probe now and then, which is trained on so that it can be measured
+    quarantined  beyond the threshold by SPREADS standard errors, on enough groups; its groups are refused,
+                 but for a probe now and then, which is trained on so that it can be measured
     released     the mean of its last probes is within the threshold
 
 Who is quarantined is in the coordinator's ledger, which survives this process: see ``outstanding_rollouts``.
@@ -45,12 +44,12 @@ comes."""
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a step's groups say of samplers."""
+    """Samplers to act on after a step."""
 
     beyond: dict[str, Estimate] = field(default_factory=dict)
-    """To be quarantined, with their mismatch."""
+    """Quarantine these; with their mismatch."""
     content: tuple[str, ...] = ()
-    """To be released."""
+    """Release these."""
 
 
 class SamplerMismatches:
@@ -69,8 +68,10 @@ class SamplerMismatches:
         """Probes that were taken and not seen in a step yet; other groups were on their way before."""
 
     def takes_probe(self, sampler_id: str, *, now: float) -> bool:
-        """Whether a group of a quarantined sampler is taken to measure it. Those on their way are not, at
-        first."""
+        """Decide whether a group of a quarantined sampler is taken to measure it.
+
+        Groups that were on their way are not: the first probe is due after half a period.
+        """
         due_s = self._probed_at_s.setdefault(sampler_id, now) + PROBE_S / 2
         if now < due_s:
             return False
@@ -79,8 +80,7 @@ class SamplerMismatches:
         return True
 
     def observe(self, groups: Sequence[Observed], *, quarantined: Collection[str] = ()) -> Found:
-        """Add a step's groups to the evidence; those of ``quarantined`` samplers speak of themselves
-        alone."""
+        """Add a step's groups to the evidence; groups of ``quarantined`` samplers do not count for drift."""
         fleet = [group for group in groups if group.sampler_id not in quarantined]
         for group in groups:
             if group.sampler_id in quarantined and self._taken[group.sampler_id]:
@@ -108,7 +108,7 @@ class SamplerMismatches:
 
     @property
     def unmeasured_samplers(self) -> int:
-        """How many samplers deliver groups that no other sampler's compare with."""
+        """Number of samplers whose groups no other sampler's compare with."""
         return len(self._unmeasured)
 
     def _are_within(self, probes: Collection[float]) -> bool:

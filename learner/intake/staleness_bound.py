@@ -32,10 +32,10 @@ _LARGEST_NATS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WeighedSample:
-    """Whose effective sample size the objective in use lives on."""
+    """The sample whose effective size matters to the objective in use."""
 
     drift_aware: DriftAwareOptions | None
-    """Of the default, whose token weights count. None: any other objective; whole completions count."""
+    """The default's options: its token weights count. None: another objective; whole completions count."""
 
     @classmethod
     def of(cls, objective: str, options: Mapping[str, Any]) -> Self:
@@ -51,9 +51,8 @@ class WeighedSample:
     def share(self, nats: float, *, tokens: float) -> float:
         """Return the expected effective sample size over the sample's size, in (0, 1].
 
-        Args:
-            nats: KL(behaviour || learner) a token; log ratios are taken to be normal.
-            tokens: of a typical completion.
+        ``nats`` is KL(behaviour || learner) a token, ``tokens`` of a typical completion; log ratios are
+        taken to be normal.
         """
         nats = min(max(nats, 0.0), _LARGEST_NATS)
         if self.drift_aware is None:
@@ -65,11 +64,8 @@ class WeighedSample:
 def token_weight_share(nats: float, *, trust: float) -> float:
     """Return (E w)^2 / E w^2 under q of w = min(1, p/q)^f, log p/q normal with mean -d and variance 2d.
 
-    E w^k = P(-s/2) + exp(-kf (1 - kf) d) P((1/2 - kf) s), s = sqrt(2d), P the normal distribution function.
-
-    Args:
-        nats: d, KL(q || p) a token.
-        trust: f, in [0, 1].
+    E w^k = P(-s/2) + exp(-kf (1 - kf) d) P((1/2 - kf) s), s = sqrt(2d), P the normal distribution function;
+    d is ``nats``, KL(q || p) a token, f is ``trust``, in [0, 1].
     """
     spread = math.sqrt(2 * nats)
 
@@ -84,11 +80,8 @@ def share_within_reach(nats: float, options: DriftAwareOptions) -> float:
     """Return the share of completions that the default's trust region does not leave alone.
 
     1 - (P(m > h) + P(m < -h)) / 2 with m normal, mean -d and variance 2d: the mean log ratio of a completion
-    whose tokens move together, which is the most that it can spread, and advantages of either sign.
-
-    Args:
-        nats: d, KL(q || p) a token, as measured too.
-        options: give h, see ``drift.largest_move``.
+    whose tokens move together, which is the most that it can spread, and advantages of either sign. d is
+    ``nats``, KL(q || p) a token, as measured too; the options give h, see ``drift.largest_move``.
     """
     if not nats:
         return 1.0
@@ -102,10 +95,8 @@ def recommended_staleness(
 ) -> RecommendedStaleness:
     """Return the largest staleness at which half of the effective sample size is expected to be left.
 
-    Args:
-        drift: by age in versions, of every age with LEAST_GROUPS groups; 0 at age 0.
-        sample: see there.
-        tokens: of a typical completion.
+    ``drift`` is by age in versions, of every age with LEAST_GROUPS groups, 0 at age 0; ``tokens`` are of a
+    typical completion.
     """
     if len(drift) < 2:
         because = (

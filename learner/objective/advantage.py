@@ -1,4 +1,4 @@
-"""How much better than its group each completion was.
+"""Advantages: how much better than its group each completion was.
 
 Rewards are [n]; ``groups`` are the n completions by prompt, None: all of one. Every advantage is exactly 0 in
 a group whose rewards are all equal, and in a group of one completion.

@@ -1,4 +1,4 @@
-"""How far the learner has moved from the policy that sampled, from that policy's samples.
+"""Divergence of the learner from the policy that sampled, from that policy's samples.
 
 Estimators of divergences have two errors, of value and of gradient. Those here that carry a
 gradient have the right expectation of both, for tokens drawn from q. Logprobs are [...], nats, and only the

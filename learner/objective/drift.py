@@ -29,7 +29,7 @@ HELD_NATS: Final = 2.0
 """A token's log ratio counts at most this in a completion's mean: an outlier among eight moves it by 0.25."""
 
 LEAST_MOVE_NATS: Final = 0.03
-"""What a completion may move however little is expected: rounding between engine and learner, and the steps
+"""Move that is allowed however little is expected: rounding between engine and learner, and the steps
 that SFPO takes within one batch."""
 
 

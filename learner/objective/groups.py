@@ -17,10 +17,7 @@ class Groups:
 
     @classmethod
     def of(cls, group_index: Tensor) -> "Groups":
-        """Number the groups of a batch.
-
-        Args:
-            group_index: [n], integers, equal within a group and nowhere else.
+        """Number the groups of a batch, given integers, [n], that are equal within a group and nowhere else.
 
         Raises:
             ValueError: there is no completion, or more than one axis.
@@ -32,11 +29,7 @@ class Groups:
 
     @classmethod
     def single(cls, values: Tensor) -> "Groups":
-        """Return one group that all completions belong to.
-
-        Args:
-            values: [n], anything there is one of for each completion.
-        """
+        """Return one group of n completions, given anything of the shape [n]."""
         if values.ndim != 1 or len(values) == 0:
             raise ValueError(f"a group has one axis and a completion, not the shape {tuple(values.shape)}")
         return cls(torch.zeros(len(values), dtype=torch.int64, device=values.device), 1)

@@ -24,32 +24,14 @@ from learner.objective.groups import Groups
 from learner.objective.log_ratio import bounded_ratio
 
 
-def group_expectation_weight(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
-    r"""Weigh each completion of one group by p(y|x) / E_q[q(y|x)].
+def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tensor:
+    r"""Return p_i / E, [n], from the log of each completion's denominator, [n] or a scalar.
 
-    With p and q the length-normalised probabilities under the learner and the behaviour policy,
-    w_i = p_i / (sum_j q_j^2 / sum_j q_j). The gradient flows through ``learner_logprob`` only;
-    the denominator is data. On policy (p = q) the weight is q_i / E, not 1.
-
-    Returns:
-        [group], dimensionless, > 0; in the type of ``learner_logprob``.
-
-    Raises:
-        ValueError: the shapes differ, the group is empty or not one-dimensional, or a behaviour
-            logprob is not finite.
+    GEPO's E is exp(``log_group_expectation``), data: the gradient flows through ``learner_logprob`` only. On
+    policy (p = q) its weight is q_i / E, not 1.
 
     Source: Group Expectation Policy Optimization, arXiv:2508.17850, eq. 2-3.
     """
-    if learner_logprob.shape != behaviour_logprob.shape:
-        raise ValueError(
-            f"learner_logprob has shape {tuple(learner_logprob.shape)}, "
-            f"behaviour_logprob {tuple(behaviour_logprob.shape)}; both must be [group]"
-        )
-    return expectation_weight(learner_logprob, log_group_expectation(behaviour_logprob))
-
-
-def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tensor:
-    """Return p_i / E, [n], where the log of each completion's denominator, [n] or a scalar, is known."""
     return bounded_ratio(learner_logprob - log_expectation.to(learner_logprob.dtype))
 
 

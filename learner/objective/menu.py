@@ -12,7 +12,7 @@ from learner.objective import options as o
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an objective is, and what must be known of it before torch is imported."""
+    """An objective's place, and all that must be known of it before torch is imported."""
 
     path: str
     """``package.module:function``"""

@@ -91,7 +91,7 @@ class DriftAwareOptions(Options):
     few tokens teach too little of rare successes; lower it if training on them is unstable."""
 
     deviations: float = Field(default=1.0, gt=0)
-    """How far a completion may have moved the way it is pushed, in standard deviations of the log ratios of
+    """Largest move of a completion the way it is pushed, in standard deviations of the log ratios of
     tokens of its age. Lower it if reward falls back while staleness is high; raise it if learning is slow."""
 
     most_nats: float = Field(default=0.5, gt=0)
@@ -178,7 +178,7 @@ class TotalVariationOptions(Options):
     """DPPO with total variation."""
 
     limit: float = Field(default=0.2, gt=0, lt=1)
-    """How far p may be from q, in probability, the way a token is pushed."""
+    """Largest distance of p from q, in probability, the way a token is pushed."""
 
     penalty: float = Field(default=1e-3, ge=0)
     """Weight of log^2 ratio in the loss."""

@@ -26,15 +26,11 @@ class Objective:
 
 
 def load_objective(name: str, options: Mapping[str, object] | None = None) -> Objective:
-    """Find an objective and check its options.
+    """Find an objective by its key in ``MENU`` or its import path, and check its options.
 
-    A function of one's own, ``package.module:function``, takes ``(batch, options)``, its second
+    A function of your own, ``package.module:function``, takes ``(batch, options)``, its second
     parameter annotated with a subclass of ``Options``. It is separable if it says so:
     ``function.is_separable = True``.
-
-    Args:
-        name: key of ``MENU``, or an import path.
-        options: as in the configuration; what is not given has its default.
 
     Raises:
         ValueError: no such name, function or option (pydantic's ValidationError is a ValueError).

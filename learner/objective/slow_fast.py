@@ -19,7 +19,7 @@ _LEAST_DEVIATION: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class EntropySwitch:
-    """Whether fast steps are still taken: until the policy's entropy jumps, and then never again.
+    """Decide whether fast steps are still taken: until the policy's entropy jumps, and then never again.
 
     Fast steps help while a policy is still far from what it will be; reusing a batch late in training
     drives it apart. The newest of the last ``window`` entropies is compared with their mean and standard
@@ -33,7 +33,7 @@ class EntropySwitch:
     threshold: float = 1.0
     """Standard deviations above the mean."""
     entropies: tuple[float, ...] = ()
-    """Of the last steps, oldest first, at most ``window``; nats a token."""
+    """Entropies of the last steps, oldest first, at most ``window``; nats a token."""
     is_on: bool = True
 
     def observe(self, entropy: float) -> "EntropySwitch":
@@ -53,13 +53,7 @@ class EntropySwitch:
 def slow_fast_step(
     parameters: Sequence[Tensor], step: Callable[[], None], *, fast_steps: int, reposition_share: float
 ) -> None:
-    """Do ``fast_steps`` + 1 steps, repositioned before the last.
-
-    Args:
-        parameters: changed in place by ``step`` and by the reposition.
-        step: takes one step of the optimizer on the batch.
-        fast_steps: K >= 1.
-        reposition_share: a, see ``reposition``.
+    """Do K = ``fast_steps`` >= 1 steps, a reposition and one more; all change ``parameters`` in place.
 
     Source: arXiv:2510.04072, algorithm 1.
     """
@@ -71,13 +65,7 @@ def slow_fast_step(
 
 
 def reposition(parameters: Sequence[Tensor], start: Sequence[Tensor], *, share: float) -> None:
-    """Set each parameter to start + share * (parameter - start).
-
-    Args:
-        parameters: changed in place.
-        start: what they were.
-        share: in [0, 1]; 1 stays where the fast steps led.
-    """
+    """Set each parameter to start + share * (parameter - start), in place; a share of 1 changes nothing."""
     with torch.no_grad():
         for parameter, origin in zip(parameters, start, strict=True):
             parameter.copy_(torch.lerp(origin, parameter, share))

@@ -14,10 +14,6 @@ from learner.objective.groups import Groups
 def version_discount(staleness_versions: int, *, half_life_versions: float) -> float:
     """Return 2 ** (-staleness / half life), in [0, 1]: 1 for a fresh group, 1/2 after one half life.
 
-    Args:
-        staleness_versions: learner version minus the oldest behaviour version, >= 0.
-        half_life_versions: > 0; infinity counts every group in full.
-
     Raises:
         ValueError: the staleness is negative, or the half life is not positive.
     """

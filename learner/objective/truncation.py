@@ -22,14 +22,10 @@ from torch import Tensor
 
 
 def untruncated_logprob(behaviour_logprob: Tensor, kept_mass: Tensor) -> Tensor:
-    """Return log q~ = log q + log m of each token: its logprob under the whole softmax.
+    """Return log q~ = log q + log m of each token, [...], nats: its logprob under the whole softmax.
 
-    Args:
-        behaviour_logprob: [...], nats, normalised over the tokens kept.
-        kept_mass: [...], in (0, 1]: the share of the softmax those hold, at each token.
-
-    Returns:
-        [...], nats, <= ``behaviour_logprob``; in the type of ``behaviour_logprob``.
+    ``behaviour_logprob`` is normalised over the tokens kept, which hold ``kept_mass``, in (0, 1], of the
+    softmax.
 
     Raises:
         ValueError: the shapes differ.
@@ -47,13 +43,7 @@ def least_kept_mass(*, min_p: float, top_p: float, top_k: int, vocabulary_size: 
 
     The k likeliest of V tokens hold k/V at least. Where min-p leaves one token of probability p, the V - 1
     others have less than min_p * p each: it holds 1 / (1 + (V - 1) min_p) at least. Together they leave the
-    lesser of the two. The nucleus holds top_p of what is left, at least.
-
-    Args:
-        min_p: in [0, 1].
-        top_p: in (0, 1].
-        top_k: tokens kept, 0: all.
-        vocabulary_size: V >= 1.
+    lesser of the two. The nucleus holds top_p of what is left, at least. A top_k of 0 keeps all.
     """
     likeliest = min(top_k, vocabulary_size) / vocabulary_size if top_k else 1.0
     return top_p * min(likeliest, 1.0 / (1.0 + (vocabulary_size - 1) * min_p))

@@ -2,8 +2,8 @@
 
     masters --a version--> one pass over them, on all cores --> store --> uploader, in its own time
                                      |
-              a delta from the version published last; then, as ``publishing_schedule`` says, a keyframe,
-              or deltas over many versions while no newer version waits (``catch_up_deltas``)
+              a delta from the version published last; then, as ``further_artifacts`` says, a keyframe,
+              or deltas over many versions while no newer version waits
 
 The pass goes frame by frame: round to words, compare, code, hash, write the payload. Training goes on
 meanwhile until it would write the masters. There are two arrays of words: the version published last and the
@@ -32,14 +32,11 @@ from typing import Final
 
 import numpy as np
 
-from learner.disk_wait import DiskWait
-from learner.metrics import LearnerMetrics
-from learner.publishing.catch_up_deltas import CatchUpDeltas
-from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.metrics import Instruments
+from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
-from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.run import RunSettings
@@ -47,7 +44,6 @@ from node.waits import run_until
 from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, version_root
-from node.weights.format.layout import Layout
 from node.weights.format.manifest import signed_by
 from node.weights.store.artifact_files import Draft
 from node.weights.store.artifact_store import ArtifactStore
@@ -73,43 +69,36 @@ class Publisher:
         masters: MasterWords,
         store: ArtifactStore,
         *,
-        start: HeldPolicy,
-        layout: Layout,
         signer: Signer,
+        further: FurtherArtifacts,
         threads: int,
-        schedule: PublishingSchedule,
-        catch_up: CatchUpDeltas,
         run_settings: Callable[[], Awaitable[RunSettings]],
-        disk_wait: DiskWait,
-        clock: Clock,
-        metrics: LearnerMetrics,
+        instruments: Instruments,
     ) -> None:
-        """Publish what comes after ``start``, the version that training begins or continues with.
+        """Publish the versions after the one that the masters hold now.
 
         Args:
-            masters: read only between ``access.take`` and ``access.release``.
-            start: the publisher owns its words from now on.
+            masters: from now on read only between ``access.take`` and ``access.release``.
             threads: that share a pass, at least 1.
             run_settings: waits until the learner has joined.
         """
         self._access = access
         self._masters = masters
         self._store = store
-        self._start = start
-        self._layout = layout
+        self._layout = masters.layout
         self._signer = signer
+        self._further = further
         self._threads = threads
-        self._schedule = schedule
-        self._catch_up = catch_up
         self._run_settings = run_settings
-        self._disk_wait = disk_wait
-        self._clock = clock
-        self._metrics = metrics
-        self.newest: tuple[int, float] | None = None
-        """The newest version published by this process, and the seconds from masters to stored for upload."""
+        self._disk_wait = instruments.disk_wait
+        self._clock = instruments.clock
+        self._metrics = instruments.metrics
         self._unchanged_versions = 0
+        words: Words = np.empty(self._layout.words, np.uint16)
+        masters.snapshot(words)
+        self._start = HeldPolicy.of(access.version, words, layout=self._layout)
         self._base: HeldPolicy | None = None
-        self._spare: Words = np.empty(layout.words, np.uint16)
+        self._spare: Words = np.empty_like(words)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
 
@@ -195,12 +184,12 @@ class Publisher:
             self._spare = self._start.words if self._base is None else self._base.words
         self._base = version
         took_s = self._clock.monotonic() - started_s
-        self.newest = (number, took_s)
+        self._access.newest_published = (number, took_s)
         self._metrics.published_version.set(number)
         self._metrics.publish_seconds.observe(took_s)
         fields = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
         logger.info("published", extra=fields)
-        if self._schedule.is_keyframe_due(number):
+        if self._further.is_keyframe_due(number):
             await self._add_keyframe(version)
 
     async def _add_keyframe(self, version: HeldPolicy) -> None:
@@ -217,7 +206,7 @@ class Publisher:
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
         """Make one catch-up delta, unless a newer version comes first; False if none is due."""
-        key = None if self._base is None else self._schedule.next_catch_up(self._base.version.number)
+        key = None if self._base is None else self._further.next_delta(self._base.version.number)
         if self._base is None or key is None:
             return False
         loop = asyncio.get_running_loop()
@@ -225,9 +214,8 @@ class Publisher:
         def is_superseded() -> bool:
             return self._access.has_unread or stopping.is_set()
 
-        make = partial(self._catch_up.make, self._base, key, is_superseded=is_superseded)
-        if not await loop.run_in_executor(self._thread, make):
-            self._schedule.give_up(key)
+        make = partial(self._further.make_delta, self._base, key, is_superseded=is_superseded)
+        await loop.run_in_executor(self._thread, make)
         return True
 
     def _make_version(self, number: int) -> HeldPolicy | None:

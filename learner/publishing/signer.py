@@ -1,6 +1,6 @@
-"""What makes an artifact this learner's: the run's signing key, and an epoch that is higher at every start.
+"""The run's signing key, and an epoch that is higher at every start.
 
-Peers refuse what an older epoch signs, and so a second or a rolled-back learner.
+Peers refuse artifacts of an older epoch, and so a second or a rolled-back learner.
 """
 
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What the learner writes down about its steps for people: samples of completions, experiment trackers."""
+"""Records of steps for people: samples of completions, experiment trackers."""

@@ -1,8 +1,9 @@
-"""Writes down what the model writes: every n versions the text, rewards and advantages of a few groups."""
+"""Samples of what the model writes: every n versions the text, rewards and advantages of a few groups."""
 
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,16 +13,15 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from learner.objective.advantage import standardised_advantage
-from learner.records.group_sample import CompletionSample, GroupSample
-from learner.records.samples_file import SamplesFile
+from learner.records.samples_file import CompletionSample, GroupSample, SamplesFile
 from learner.step_log import StepLine
 from node.rollout import Completion, DeliveredGroup, RolloutGroup
 
 MOST_COMPLETIONS: Final = 16
-"""Of a group; of a larger one the best half and the worst half of this many."""
+"""Completions written of a group; of a larger one, the best and the worst half of this many."""
 
 MOST_CHARACTERS: Final = 20_000
-"""Of a text; of a longer one, beginning and end. With MOST_COMPLETIONS a line stays below 2 MiB."""
+"""Characters written of a text; of a longer one, beginning and end. A line stays below 2 MiB."""
 
 
 class SampleWriter:
@@ -32,7 +32,7 @@ class SampleWriter:
     def __init__(self, file: SamplesFile, tokenizer: Tokenizer, *, every_versions: int, groups: int) -> None:
         """Write ``groups`` groups of every version that is a multiple of ``every_versions``.
 
-        Those of a batch that taught nothing are written whatever its version: somebody should look at them.
+        Groups of a batch that taught nothing are written at any version, so that somebody looks at them.
         """
         self._file = file
         self._tokenizer = tokenizer
@@ -40,49 +40,43 @@ class SampleWriter:
         self._groups = groups
         self._first_groups = groups
 
-    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
-        """Return what appends some groups of the step's batch, if it is the version's turn.
+    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+        """Return the append of some groups of a step's batch, or of the first groups, as of version 0.
 
-        That raises OSError where the disk is full or failing.
+        It raises OSError where the disk is full or failing.
         """
-        version, before = line.report.version, line.version_before
+        if line is None:
+            first = batch[: self._first_groups]
+            self._first_groups -= len(first)
+            return partial(self._append, first, line) if first else None
+        version = line.report.version
         if line.is_step and version % self._every_versions:
             return None
         # A batch is sorted by age: its first groups would not show what the model writes now.
         numbers = random.Random(version).sample(range(len(batch)), min(self._groups, len(batch)))
-        chosen = [batch[number] for number in sorted(numbers)]
-        at_s = line.at_s
-        return lambda: self._file.append(
-            self._sample(each, version=version, version_before=before, at_s=at_s) for each in chosen
-        )
-
-    def write_of_first(self, delivered: DeliveredGroup, *, at_s: float) -> Callable[[], None] | None:
-        """Return what appends a group that came before the first step, as of version 0; None: enough did."""
-        if not self._first_groups:
-            return None
-        self._first_groups -= 1
-        return lambda: self._file.append([self._sample(delivered, version=0, version_before=0, at_s=at_s)])
+        return partial(self._append, [batch[number] for number in sorted(numbers)], line)
 
     def close(self) -> None:
         """Do nothing: every append is on disk."""
 
-    def _sample(
-        self, delivered: DeliveredGroup, *, version: int, version_before: int, at_s: float
-    ) -> GroupSample:
+    def _append(self, chosen: Sequence[DeliveredGroup], line: StepLine | None) -> None:
+        self._file.append(self._sample(each, line) for each in chosen)
+
+    def _sample(self, delivered: DeliveredGroup, line: StepLine | None) -> GroupSample:
         group = delivered.group
         rewards = torch.tensor([one.reward for one in group.completions], dtype=torch.float64)
         advantages: list[float] = standardised_advantage(rewards).tolist()
         pairs = list(zip(group.completions, advantages, strict=True))
         return GroupSample(
-            version=version,
-            at_s=at_s,
+            version=0 if line is None else line.report.version,
+            at_s=delivered.spooled_at_s if line is None else line.at_s,
             group_id=group.group_id,
             sampler_id=delivered.sampler_id,
             task=group.task,
             prompt_index=group.prompt_index,
             prompt=self._text(group.prompt_token_ids),
             prompt_tokens=len(group.prompt_token_ids),
-            staleness_versions=version_before - group.oldest_version,
+            staleness_versions=(0 if line is None else line.version_before) - group.oldest_version,
             group_size=len(pairs),
             completions=tuple(
                 self._completion(*pairs[number], metrics=_metrics(group, number))

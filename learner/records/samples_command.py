@@ -12,8 +12,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from learner.records.group_sample import GroupSample
-from learner.records.samples_file import FILE_NAME, SamplesFile
+from learner.records.samples_file import FILE_NAME, GroupSample, SamplesFile
 from learner.records.samples_page import completion_heading, group_heading
 from node.errors import StartupError
 from node.exit_code import ExitCode
@@ -21,6 +20,9 @@ from node.run import Role
 from node.visible_text import visible
 
 REFRESH_S: Final = 1.0
+
+FOLLOWED_GROUPS: Final = 256
+"""Newest groups compared with those of the refresh before: more than a learner writes in a second."""
 
 EXAMPLE: Final = """\
   heterorl-node samples --state-dir runs/hand/learner --follow
@@ -59,13 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
             fix="--state-dir is the learner's node.state_dir; the first samples come with the first groups, "
             "with learner.samples_every_versions = 0 none. Before there is a run, use `heterorl-node try`.",
         )
-    appended = file.appended()
-    next(appended)  # before the newest are read: what comes in between may be shown twice, and is not missed
     try:
+        seen = file.newest(FOLLOWED_GROUPS)
         _print(_chosen(file, arguments), as_json=arguments.json)
         while arguments.follow:
-            _print(filter(_filter(arguments.version), next(appended)), as_json=arguments.json)
             time.sleep(REFRESH_S)
+            newest = file.newest(FOLLOWED_GROUPS)
+            appended = [group for group in newest if group not in seen]
+            _print(filter(_filter(arguments.version), appended), as_json=arguments.json)
+            seen = newest
     except KeyboardInterrupt:
         pass
     return ExitCode.DRAINED

@@ -1,23 +1,83 @@
-"""``samples.jsonl``, bounded: a full file becomes ``samples.jsonl.1``, and the one of that name goes.
+"""Groups as they are written down for people: lines of ``samples.jsonl``, which is bounded. Free of torch.
 
-One process appends, any number read. A line that a kill cut in half is passed over by readers.
+A full file replaces ``samples.jsonl.1``. One process appends, any number read; readers skip a line that a
+kill cut in half.
 """
 
+import json
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from learner.records.group_sample import GroupSample
+from pydantic import TypeAdapter
+
 from node import durable
 
 FILE_NAME: Final = "samples.jsonl"
 
 FILE_BYTES: Final = 32 << 20
-"""Of one file; two are kept. A thousand groups of eight completions of 4000 characters."""
+"""Size of one file; two are kept. A thousand groups of eight completions of 4000 characters."""
 
 TAIL_BYTES: Final = 4 << 20
 """Read for the newest groups; the longest line has 2 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionSample:
+    """One completion as text."""
+
+    text: str
+    """Special tokens included; from a stranger's machine, it may hold anything."""
+    reward: float
+    advantage: float
+    """Reward minus the mean of its group, over its standard deviation, as in GRPO; other objectives scale it
+    in their own way."""
+    tokens: int
+    finish: str
+    """The reason it ended: end, stop or length."""
+    oldest_version: int
+    """Oldest and newest version that drew a token."""
+    newest_version: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Measured by the grader besides the reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSample:
+    """A group that a step consumed."""
+
+    version: int
+    """The version that the step made; 0: it arrived before the first step."""
+    at_s: float
+    """Unix seconds, when it was made; of a version 0, when the coordinator took the group in."""
+    group_id: str
+    sampler_id: str
+    task: str
+    prompt_index: int
+    prompt: str
+    prompt_tokens: int
+    staleness_versions: int
+    group_size: int
+    """Completions of the group; the ones of middle rewards may be left out below."""
+    completions: tuple[CompletionSample, ...]
+
+    def to_json(self) -> str:
+        """Return one line of ASCII: no character of a completion reaches a terminal as it is."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, line: str | bytes) -> "GroupSample":
+        """Read such a line.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        return _GROUP.validate_json(line)
+
+
+_GROUP: Final = TypeAdapter(GroupSample)
 
 
 class SamplesFile:
@@ -53,41 +113,13 @@ class SamplesFile:
             with _opened(path) as file:
                 yield from _parsed(file)
 
-    def appended(self) -> Iterator[list[GroupSample]]:
-        """Yield, again and again for ever, the groups appended since the time before; at first, none."""
-        with _opened(self._path) as file:
-            followed, offset = _identity(file), file.seek(0, os.SEEK_END)
-        yield []
-        while True:
-            lines: list[bytes] = []
-            with _opened(self._path) as file:
-                if _identity(file) != followed:
-                    with _opened(self._older) as older:
-                        if _identity(older) == followed:
-                            lines, _ = _lines_from(older, offset)
-                    followed, offset = _identity(file), 0
-                more, offset = _lines_from(file, offset)
-            yield list(_parsed(lines + more))
-
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file; one that is not there, as for a moment at a rotation, is as one that is empty."""
+    """Open a file; a missing one, as during rotation, reads as empty."""
     try:
         return path.open("rb")
     except FileNotFoundError:
         return Path(os.devnull).open("rb")
-
-
-def _identity(file: BinaryIO) -> tuple[int, int]:
-    status = os.fstat(file.fileno())
-    return status.st_dev, status.st_ino
-
-
-def _lines_from(file: BinaryIO, offset: int) -> tuple[list[bytes], int]:
-    """Return the complete lines from an offset on, and the offset after them."""
-    file.seek(offset)
-    whole, newline, _ = file.read().rpartition(b"\n")
-    return whole.splitlines(), offset + len(whole) + len(newline)
 
 
 def _tail(file: BinaryIO) -> list[bytes]:

@@ -9,7 +9,7 @@ from html import escape
 from time import gmtime, strftime
 from typing import Final
 
-from learner.records.group_sample import CompletionSample, GroupSample
+from learner.records.samples_file import CompletionSample, GroupSample
 from node.visible_text import visible
 
 GROUPS: Final = 20

@@ -27,9 +27,9 @@ class TensorBoardWriter:
         module = import_module("torch.utils.tensorboard")
         self._events = module.SummaryWriter(str(directory))
 
-    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
-        """Return what adds the step's numbers at its version."""
-        return partial(self._write, line) if line.is_step else None
+    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+        """Return the write of the step's numbers at its version."""
+        return partial(self._write, line) if line and line.is_step else None
 
     def _write(self, line: StepLine) -> None:
         for name, value in _numbers(line).items():
@@ -70,12 +70,12 @@ class WandbWriter:
         }
         self._run: Any = None
 
-    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
-        """Return what logs the step's numbers at its version.
+    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+        """Return the write of the step's numbers at its version.
 
-        That raises wandb.Error where nobody is logged in, or the server refuses.
+        It raises wandb.Error where nobody is logged in, or the server refuses.
         """
-        return partial(self._write, line) if line.is_step else None
+        return partial(self._write, line) if line and line.is_step else None
 
     def _write(self, line: StepLine) -> None:
         if self._run is None:

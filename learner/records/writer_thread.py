@@ -34,10 +34,11 @@ class StepWriter(Protocol):
         """Label of its counters."""
         ...
 
-    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
         """Return the write of a step and of the groups that it consumed; None: it is not written down.
 
-        Cheap, on the event loop. What it returns is called in the writer's thread and may raise anything.
+        Without a line the groups were admitted before the first step. Cheap, on the event loop; the write is
+        called in the writer's thread and may raise anything.
         """
         ...
 
@@ -56,12 +57,9 @@ class WriterThread:
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUED_STEPS)
         self._is_failing = False
 
-    def offer(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> None:
+    def offer(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> None:
         """Queue a step for writing, unless too many wait already. Never blocks."""
-        self.put(self._writer.write_of(line, batch))
-
-    def put(self, write: Callable[[], None] | None) -> None:
-        """Queue a write of the writer's, as ``offer`` does; None: there is nothing to write."""
+        write = self._writer.write_of(line, batch)
         if write is None:
             return
         try:

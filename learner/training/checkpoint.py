@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from learner.objective.slow_fast import EntropySwitch
 from learner.step_log import StepLine
 from learner.training.model import Policy
 from node import durable
@@ -67,7 +68,7 @@ class BestVersion:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands, apart from the tensors."""
+    """The state of training apart from the tensors."""
 
     version: int
     step: StepLine | None = None
@@ -85,8 +86,8 @@ class Progress:
     announced_version: int = 0
     """The newest that was announced when ``evaluating_version`` was told. Where no sampler had got to that
     one yet, another soon after it may be evaluated instead."""
-    trained_group_ids: tuple[str, ...] = ()
-    """Groups consumed lately, in checkpoints from before ``trained_slots``."""
+    entropy_switch: EntropySwitch = field(default_factory=EntropySwitch)
+    """Whether SFPO's fast steps are still taken."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -96,7 +97,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What progress.json holds."""
+    """Content of progress.json."""
 
     layout_digest: str
     file_digests: dict[str, str]
@@ -110,11 +111,7 @@ class CheckpointStore:
     """The checkpoints of one run in one directory."""
 
     def __init__(self, directory: Path, *, keep_every_versions: int = 0) -> None:
-        """Open or make the directory.
-
-        Args:
-            keep_every_versions: the masters of every version that is a multiple of it are kept; 0: of none.
-        """
+        """Open or make the directory; keep the masters of every such multiple of versions, 0: of none."""
         self._directory = directory
         self._keep_every_versions = keep_every_versions
         durable.make_directory(directory)

@@ -32,6 +32,8 @@ class MasterAccess:
         self._is_awaited = False
         self.is_last = False
         """Whether no step follows: what the masters hold is published even where it changes no word."""
+        self.newest_published: tuple[int, float] | None = None
+        """The newest version published by this process, and the seconds from masters to stored for upload."""
         self._held = asyncio.Event()
         self._superseded = 0
 
@@ -56,6 +58,11 @@ class MasterAccess:
                 self._unread = None
                 self._superseded += 1
         return self._monotonic() - started_s
+
+    @property
+    def version(self) -> int:
+        """The version taken last; at first, the one begun with. Event loop."""
+        return self._taken
 
     @property
     def has_unread(self) -> bool:

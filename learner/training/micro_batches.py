@@ -1,4 +1,4 @@
-"""A step's groups as one batch for the objective and micro-batches for the model.
+"""One batch for the objective and micro-batches for the model, from a step's groups.
 
 The objective sees all completions at once, as rows of one batch; the model sees runs of rows of
 similar length. Row numbers join the two, so that neither the order nor the size of micro-batches
@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.intake.full_logprobs import full_logprobs
+from learner.intake.group_verdict import full_logprobs
 from learner.objective.batch import ObjectiveBatch
-from node.rollout import RolloutGroup
+from node.rollout import Completion, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,17 +27,13 @@ class Row:
 
     number: int
     """Its row in the objective's batch."""
-    prompt_token_ids: NDArray[np.int32]
-    token_ids: NDArray[np.int32]
-    """[n], n >= 1."""
-    is_drawn: NDArray[np.bool_]
-    """[n]"""
-    temperature: float
+    group: RolloutGroup
+    completion: Completion
 
     @property
     def length(self) -> int:
         """Positions the model sees: the last token is only ever a target."""
-        return len(self.prompt_token_ids) + len(self.token_ids) - 1
+        return len(self.group.prompt_token_ids) + len(self.completion.token_ids) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,16 +55,7 @@ class MicroBatch:
 def rows_of(groups: Sequence[RolloutGroup]) -> list[Row]:
     """Return the rows of a step's groups, in order."""
     pairs = [(group, completion) for group in groups for completion in group.completions]
-    return [
-        Row(
-            number,
-            group.prompt_token_ids,
-            completion.token_ids,
-            completion.drawn,
-            group.sampling.temperature,
-        )
-        for number, (group, completion) in enumerate(pairs)
-    ]
+    return [Row(number, group, completion) for number, (group, completion) in enumerate(pairs)]
 
 
 def objective_batch(
@@ -84,10 +71,8 @@ def objective_batch(
 
     Args:
         groups: whole, at least one; where logprobs are renormalised, with kept masses.
-        version: learner version before the step.
         discount: weight of a group of some staleness, in versions.
         dtype: of token logprobs. Rewards and discounts are float64.
-        device: of all tensors.
         expected_kl_nats: for each group, of its drawn tokens, completion after completion: the divergence
             that their ages and their sampler lead to expect. None: not measured.
     """
@@ -141,30 +126,23 @@ def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]
 
 
 def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torch.device) -> MicroBatch:
-    """Pad ``rows`` to one length.
-
-    Args:
-        rows: at least one.
-        width: t of the objective's [n, t].
-        dtype: of temperatures.
-        device: of all tensors.
-    """
+    """Pad ``rows``, at least one, to one length; ``width`` is t of the objective's [n, t]."""
     lengths = np.array([row.length for row in rows])
-    generated = np.array([len(row.token_ids) for row in rows])
-    is_drawn = np.concatenate([row.is_drawn for row in rows])
-    drawn = np.array([row.is_drawn.sum() for row in rows])
+    generated = np.array([len(row.completion.token_ids) for row in rows])
+    is_drawn = np.concatenate([row.completion.drawn for row in rows])
+    drawn = np.array([row.completion.drawn_tokens for row in rows])
     position, place = np.arange(lengths.max()), np.arange(width)
     is_token = position < lengths[:, None]
     input_ids = np.zeros(is_token.shape, np.int64)
     # The last token of a row is only ever a target.
     input_ids[is_token] = np.concatenate(
-        [ids for row in rows for ids in (row.prompt_token_ids, row.token_ids[:-1])]
+        [ids for row in rows for ids in (row.group.prompt_token_ids, row.completion.token_ids[:-1])]
     )
     is_target = is_token & (position >= (lengths - generated)[:, None])
     is_target[is_target] = is_drawn
     starts = np.array([row.number for row in rows])[:, None] * width
-    target_ids = np.concatenate([row.token_ids for row in rows])[is_drawn].astype(np.int64)
-    temperature = np.repeat([row.temperature for row in rows], drawn)
+    target_ids = np.concatenate([row.completion.token_ids for row in rows])[is_drawn].astype(np.int64)
+    temperature = np.repeat([row.group.sampling.temperature for row in rows], drawn)
     return MicroBatch(
         places=torch.from_numpy((starts + place)[place < drawn[:, None]]).to(device),
         input_ids=torch.from_numpy(input_ids).to(device),

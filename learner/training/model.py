@@ -18,7 +18,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
-from learner.training.flops import ModelSize
 from learner.training.master_words import MasterWords
 from learner.training.token_logprob import token_logprob
 from node.errors import StartupError
@@ -42,8 +41,7 @@ class ScoringModel:
     def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None = None) -> None:
         """Wrap ``model``, which nobody else may use from now on.
 
-        Args:
-            compute_dtype: of matrix products (autocast); None: that of the parameters.
+        ``compute_dtype`` is of matrix products (autocast); None: that of the parameters.
         """
         model.train(False)
         self.model = model
@@ -53,7 +51,7 @@ class ScoringModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return next(self.model.parameters()).device
 
     def token_logprobs(
@@ -101,11 +99,10 @@ class Policy(ScoringModel):
         compute_dtype: torch.dtype | None = None,
         checkpoints_activations: bool = False,
     ) -> None:
-        """Wrap ``model``, which nobody else may use from now on.
+        """Wrap ``model``, as ``ScoringModel`` does.
 
         Args:
             stored: dtypes that floats are published in.
-            compute_dtype: of matrix products (autocast); None: that of the masters.
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
         super().__init__(model, compute_dtype=compute_dtype)
@@ -120,8 +117,6 @@ class Policy(ScoringModel):
         self.master_words = MasterWords(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
-        self.size = model_size(model)
-        """The parts that multiply."""
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
         if checkpoints_activations:
             _checkpoint_layers(model)
@@ -133,8 +128,7 @@ class Policy(ScoringModel):
 
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
-        for number, frame in enumerate(self.layout.frames):
-            self.master_words.read(number, words[frame.slice])
+        self.master_words.snapshot(words)
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
@@ -206,26 +200,6 @@ def _model_errors_explained(model_dir: Path, *, device: str) -> Iterator[None]:
             f"model_dir {model_dir} could not be loaded on {device}: {error}",
             fix="learner.model_dir needs config.json and model.safetensors, as transformers saves them",
         ) from error
-
-
-def model_size(model: PreTrainedModel) -> ModelSize:
-    """Count what multiplies: parameters without the tables that are only looked up in."""
-    text = model.config.get_text_config()
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    tables = [
-        table.weight
-        for table in (model.get_input_embeddings(), head)
-        if isinstance(table, torch.nn.Embedding | torch.nn.Linear)
-    ]
-    looked_up = {id(weight): weight.numel() for weight in tables}  # tied ones once
-    heads = getattr(text, "num_attention_heads", 0)
-    width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
-    return ModelSize(
-        body_parameters=sum(parameter.numel() for parameter in model.parameters()) - sum(looked_up.values()),
-        head_parameters=head.weight.numel() if isinstance(head, torch.nn.Linear) else 0,
-        layers=getattr(text, "num_hidden_layers", 0),
-        attention_width=heads * width,
-    )
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:

@@ -35,7 +35,7 @@ from learner.training.model import Policy, ScoringModel
 
 
 class LossOutcome(NamedTuple):
-    """The loss of a batch and what it was made of."""
+    """The loss of a batch and its parts."""
 
     loss: Tensor
     """Scalar, the penalty included; carries the gradient of the learner's logprobs."""
@@ -43,9 +43,9 @@ class LossOutcome(NamedTuple):
     kl_nats: Tensor
     """[n, t], estimate of KL(behaviour || learner), 0 outside the mask; without gradient."""
     reference_kl_nats: Tensor | None
-    """[n, t], likewise of KL(learner || base model); None: the batch has no logprobs of the base model."""
+    """[n, t], the same of KL(learner || base model); None: the batch has no logprobs of the base model."""
     taught: Tensor
-    """Scalar: the part of the loss that rewards and the penalty towards the base model make."""
+    """Scalar: the part of the loss from rewards and from the penalty towards the base model."""
     teaches: Tensor | None = None
     """[groups], bool: whether any token of the group has a gradient of ``taught``. None: not asked yet."""
 
@@ -94,17 +94,10 @@ class StepLoss:
 def add_gradient(
     policy: Policy, parts: Sequence[MicroBatch], batch: ObjectiveBatch, loss: StepLoss
 ) -> LossOutcome:
-    """Add the gradient of the loss to the parameters'.
+    """Add the gradient of the loss to the policy's; return the loss and which groups teach something.
 
-    Args:
-        policy: Its gradients are added to.
-        parts: All rows of ``batch``, each once.
-        batch: Its ``learner_logprob``, a leaf that asks for a gradient, is overwritten with the
-            learner's.
-        loss: See StepLoss.
-
-    Returns:
-        The loss and what it was made of, without gradient, and which groups teach something.
+    ``parts`` are all rows of ``batch``, each once. The batch's ``learner_logprob``, a leaf that asks for a
+    gradient, is overwritten with the learner's.
     """
     if loss.is_separable or len(parts) == 1:
         for part in parts:

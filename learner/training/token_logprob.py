@@ -30,11 +30,7 @@ def token_logprob(
     """Return log softmax((hidden @ weight.T + bias) / temperature) at the target of each row.
 
     Args:
-        hidden: [tokens, width]
-        weight: [vocabulary, width]
-        bias: [vocabulary] or None.
-        target_ids: [tokens], int64.
-        temperature: [tokens], > 0.
+        hidden: [tokens, width]; weight: [vocabulary, width]; bias: [vocabulary]; the others [tokens].
         compute_dtype: of matrix products; None: that of ``weight``. Softmax and sums are float32 at least.
         chunk_logits: logits in memory at once, at most; one row's always are.
 

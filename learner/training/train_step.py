@@ -49,6 +49,7 @@ class StepSettings:
     scales_rate_by_sample_size: bool
     fast_steps: int
     reposition_share: float
+    fast_steps_until_deviations: float
     micro_batch_tokens: int
 
     @classmethod
@@ -105,7 +106,7 @@ class StepOutcome:
     reference_kl_nats: float | None
     """KL(learner || base model), mean over tokens; None: there was no base model to compare with."""
     kl_nats_of_groups: tuple[float, ...]
-    """Likewise for each group, in order."""
+    """The same for each group, in order."""
     ess_ratio: float
     """NaN where the weights are all 0 or not all finite."""
     clip_fraction: float
@@ -120,11 +121,9 @@ class StepOutcome:
     surprisal_nats: float
     """Minus the learner logprob, mean over tokens."""
     learning_rate: float
-    """Of the step; where it scales with the sample size and there are fast steps, of the first of them."""
+    """Rate of the step; of the first fast step, if the rate scales with the sample size."""
     tokens: int
     """Completion tokens."""
-    flops: float
-    """Floating point operations of the model, forward and backward; see ``ModelSize.training_flops``."""
 
     @property
     def is_applied(self) -> bool:
@@ -148,9 +147,9 @@ def train_step(
 ) -> StepOutcome:
     """Move the parameters one step down the loss of ``groups``, if any of them teaches something.
 
+    Policy and optimizer change in place, unless the outcome says otherwise; no gradients are left behind.
+
     Args:
-        policy: has no gradients, before and after. Changed in place, unless the outcome says otherwise.
-        optimizer: of ``policy.parameters``; likewise.
         groups: admitted, whole, at least one.
         version: of the learner before the step.
         expected_kl_nats: see ``objective_batch``.
@@ -165,20 +164,15 @@ def train_step(
         device=device,
         expected_kl_nats=expected_kl_nats,
     )
-    rows = rows_of(groups)
     parts = [
         collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
-        for part in micro_batches(rows, budget_tokens=settings.micro_batch_tokens)
+        for part in micro_batches(rows_of(groups), budget_tokens=settings.micro_batch_tokens)
     ]
     if reference is not None:
         batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
     if settings.fast_steps == 0:
-        outcome = _take_step(policy, optimizer, parts, batch, settings, version=version)
-    else:
-        outcome = _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
-    flops = policy.size.training_flops([row.length for row in rows], targets=outcome.tokens)
-    passes = 1 + settings.fast_steps + (0 if reference is None else 1 / 3)  # a forward pass is a third
-    return replace(outcome, flops=passes * flops)
+        return _take_step(policy, optimizer, parts, batch, settings, version=version)
+    return _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
 
 
 def _take_slow_fast_step(
@@ -292,7 +286,6 @@ def _outcome(
         surprisal_nats=surprise / tokens,
         tokens=tokens,
         learning_rate=0.0,  # until the step is taken
-        flops=math.nan,  # of the whole step, which the caller knows
     )
 
 

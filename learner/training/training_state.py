@@ -1,24 +1,22 @@
-"""What must move together: parameters, optimizer, progress, checkpoint.
+"""Parameters, optimizer, progress and checkpoint, which move together.
 
-Blocking: call its methods from one thread. Nothing else writes the parameters; whoever reads them holds the
-optimizer off through ``master_access``.
+Blocking: call its methods from one thread. Nothing else writes the parameters; readers hold the optimizer off
+through ``master_access``.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
-from learner.intake.batch_figures import batch_figures
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
-from learner.step_log import StepLine, TrainedGroup
+from learner.step_log import BatchFigures, StepLine, TrainedGroup
 from learner.training.checkpoint import BestVersion, CheckpointStore, Progress
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, ScoringModel
@@ -27,11 +25,9 @@ from node.clock import Clock
 from node.errors import HeteroRLError
 from node.rollout import DeliveredGroup, RolloutGroup, mean_metrics
 from node.run import EvaluationNotice, StepRecord, StepReport
-from node.weights.assembly.held import HeldPolicy
 
 ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
-"""Of a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
-
+"""Takes a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
 
 Evaluations = Callable[[], EvaluationNotice]
 """Called in any thread."""
@@ -43,15 +39,15 @@ class TrainingError(HeteroRLError):
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """What a batch made of the parameters. Nobody is told of a step before its checkpoint is durable."""
+    """The result of a batch. Nobody is told of a step before its checkpoint is durable."""
 
     record: StepRecord | None
     """None: the batch taught nothing, so no step was taken, and the version stays."""
     line: StepLine
     progress: Progress
-    """What goes into the checkpoint beside the tensors."""
+    """Content of the checkpoint beside the tensors."""
     observed: tuple[Observed, ...]
-    """How far each group's behaviour policy was from the version before the step."""
+    """Divergence of each group's behaviour policy from the version before the step."""
 
 
 class TrainingState:
@@ -59,73 +55,42 @@ class TrainingState:
 
     def __init__(
         self,
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
-        *,
-        checkpoints: CheckpointStore,
-        settings: StepSettings,
-        reward_window_versions: int,
-        reference: ScoringModel | None,
-        clock: Clock,
-    ) -> None:
-        """Restore.
-
-        Args:
-            reward_window_versions: batches whose mean reward is remembered.
-            reference: the base model, for the penalty towards it; None: no such penalty.
-        Raises:
-            StartupError: the newest checkpoint cannot be used.
-        """
-        self.policy = policy
-        self._optimizer = optimizer
-        self._checkpoints = checkpoints
-        self._settings = settings
-        self._reward_window_versions = reward_window_versions
-        self._reference = reference
-        self._clock = clock
-        self.progress = checkpoints.restore(policy, optimizer)
-        """Where the newest checkpoint stands."""
-        self._best = self.progress.best
-        """As known now; the next checkpoint has it."""
-        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
-        """Closed to readers from the optimizer's step until ``hold`` names the version."""
-        self._masters_wait_s = 0.0
-        optimizer.register_step_pre_hook(self._before_writing)
-
-    @classmethod
-    def load(
-        cls,
         config: LearnerConfig,
         policy: Policy,
         *,
-        reference: ScoringModel | None,
         directory: Path,
         clock: Clock,
-    ) -> Self:
+        reference: ScoringModel | None = None,
+    ) -> None:
         """Restore the newest checkpoint in ``directory`` for the objective and optimizer configured.
 
+        Args:
+            reference: the base model, for the penalty towards it; None: no such penalty.
         Raises:
             StartupError: the objective cannot be loaded, or the newest checkpoint cannot be used.
             OSError: the directory cannot be made.
         """
-        optimizer = torch.optim.AdamW(
+        self.policy = policy
+        self._config = config
+        self._settings = StepSettings.of(config)
+        self._optimizer = torch.optim.AdamW(
             policy.parameters.values(),
             lr=config.learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
             fused=True,
         )
-        settings = StepSettings.of(config)
-        checkpoints = CheckpointStore(directory, keep_every_versions=config.keep_every_versions)
-        return cls(
-            policy,
-            optimizer,
-            checkpoints=checkpoints,
-            settings=settings,
-            reward_window_versions=config.stop_window_versions,
-            reference=reference,
-            clock=clock,
-        )
+        self._checkpoints = CheckpointStore(directory, keep_every_versions=config.keep_every_versions)
+        self._reference = reference
+        self._clock = clock
+        self.progress = self._checkpoints.restore(policy, self._optimizer)
+        """The newest checkpoint's progress."""
+        self._best = self.progress.best
+        """As known now; the next checkpoint has it."""
+        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
+        """Closed to readers from the optimizer's step until ``hold`` names the version."""
+        self._masters_wait_s = 0.0
+        self._optimizer.register_step_pre_hook(self._before_writing)
 
     @property
     def version(self) -> int:
@@ -138,20 +103,21 @@ class TrainingState:
         return None if self.progress.best is None else self.progress.best.version
 
     @property
-    def window_reward_mean(self) -> float | None:
-        """Mean reward of the window's batches, those that taught nothing included; None: there were fewer."""
-        return self._window_mean(self.progress.recent_rewards)
+    def completion(self) -> str:
+        """Why there is nothing left to do, in a few words; empty while there is."""
+        limit, goal = self._config.max_versions, self._config.stop_at_reward
+        if 0 < limit <= self.version:
+            return f"done: version {self.version} of {limit}"
+        reward = self._window_mean(self.progress.recent_rewards)
+        if goal is not None and reward is not None and reward >= goal:
+            window = self._config.stop_window_versions
+            return f"done: mean reward {reward:.4g} over {window} batches, the goal is {goal:g}"
+        return ""
 
     @property
     def trained_slots(self) -> TrainedSlots:
-        """What was trained on, up to ``version``."""
-        return TrainedSlots(self.progress.trained_slots).with_groups(self.progress.trained_group_ids)
-
-    def held_policy(self) -> HeldPolicy:
-        """Copy the words of the newest checkpoint's version."""
-        words = np.empty(self.policy.layout.words, np.uint16)
-        self.policy.snapshot(words)
-        return HeldPolicy.of(self.version, words, layout=self.policy.layout)
+        """Slots trained on, up to ``version``."""
+        return TrainedSlots(self.progress.trained_slots)
 
     def take_step(
         self,
@@ -166,7 +132,6 @@ class TrainingState:
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the coordinator may not have; they go into the checkpoint.
-            expected_divergence: KL, nats a token, that a sampler's tokens of some ages are expected to show.
             evaluations: asked once the step is taken.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
@@ -174,18 +139,18 @@ class TrainingState:
             TrainingError: the step made parameters that are not finite; no checkpoint has them.
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
-        groups = [delivered.group for delivered in batch]
-        expected_kl_nats = [
-            expected_divergence(one.sampler_id, self.version - _versions_of_tokens(one.group))
-            for one in batch
-        ]
+        threshold = self._settings.fast_steps_until_deviations
+        switch = replace(self.progress.entropy_switch, threshold=threshold)
         outcome = train_step(
             self.policy,
             self._optimizer,
-            groups,
+            [one.group for one in batch],
             version=self.version,
-            settings=self._settings,
-            expected_kl_nats=expected_kl_nats,
+            settings=replace(self._settings, fast_steps=self._settings.fast_steps * switch.is_on),
+            expected_kl_nats=[
+                expected_divergence(one.sampler_id, self.version - _versions_of_tokens(one.group))
+                for one in batch
+            ],
             reference=self._reference,
         )
         if not outcome.is_finite:
@@ -196,36 +161,38 @@ class TrainingState:
                 "Lower learner.learning_rate, then start again"
             )
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
-        rewards = (*self.progress.recent_rewards, line.report.reward_mean)[-self._reward_window_versions :]
-        evaluated = evaluations()
-        self._best = self._best_of(line.report.version, rewards, evaluated)
-        progress = replace(
-            self.progress,
-            recent_rewards=rewards,
-            best=self._best,
-            evaluating_version=evaluated.under_way,
-            announced_version=evaluated.announced,
-        )
-        record = None
+        progress, record = self._progress_after(line, evaluations()), None
         if outcome.is_applied:
-            record = StepRecord(
-                version=line.report.version,
-                group_ids=tuple(group.group_id for group in line.groups),
-                staleness_versions=tuple(group.staleness_versions for group in line.groups),
+            group_ids, staleness = zip(
+                *((g.group_id, g.staleness_versions) for g in line.groups), strict=True
             )
+            record = StepRecord(line.report.version, group_ids, staleness)
             progress = replace(
                 progress,
                 version=record.version,
                 step=line,
                 unacknowledged=(*unacknowledged, record),
                 trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
-                trained_group_ids=(),
+                entropy_switch=switch.observe(outcome.surprisal_nats),
             )
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
         return StepTaken(record, line, progress=progress, observed=observed)
+
+    def _progress_after(self, line: StepLine, evaluated: EvaluationNotice) -> Progress:
+        """Return the progress with a batch's reward and the news of evaluations; the version is as before."""
+        rewards = (*self.progress.recent_rewards, line.report.reward_mean)
+        rewards = rewards[-self._config.stop_window_versions :]
+        self._best = self._best_of(line.report.version, rewards, evaluated)
+        return replace(
+            self.progress,
+            recent_rewards=rewards,
+            best=self._best,
+            evaluating_version=evaluated.under_way,
+            announced_version=evaluated.announced,
+        )
 
     def save(self, taken: StepTaken) -> float:
         """Make a step durable; return the seconds that took.
@@ -274,8 +241,8 @@ class TrainingState:
         return BestVersion(version, mean)
 
     def _window_mean(self, rewards: tuple[float, ...]) -> float | None:
-        window = rewards[-self._reward_window_versions :]
-        return fmean(window) if len(window) == self._reward_window_versions else None
+        window = rewards[-self._config.stop_window_versions :]
+        return fmean(window) if len(window) == self._config.stop_window_versions else None
 
     def _before_writing(self, *_: object) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
@@ -302,14 +269,13 @@ class TrainingState:
             at_s=self._clock.now(),
             report=report,
             tokens=outcome.tokens,
-            flops=outcome.flops,
             groups=groups,
             clamped_tokens=outcome.clamped_tokens,
             truncated_fraction=outcome.truncated_fraction,
             trust_mean=outcome.trust_mean,
             learning_rate=outcome.learning_rate,
             reference_kl_nats=outcome.reference_kl_nats,
-            figures=batch_figures([one.group for one in batch]),
+            figures=BatchFigures.of([one.group for one in batch]),
             teaching_groups=outcome.teaching_groups,
             masters_wait_s=self._masters_wait_s,
         )

@@ -44,7 +44,10 @@ _Stream = grpc.aio.StreamStreamCall[membership_pb2.HeartbeatRequest, membership_
 
 @dataclass(frozen=True, slots=True)
 class PeerReports:
-    """What each heartbeat or join reports, asked anew for each; all called on the event loop's thread."""
+    """Sources of what a heartbeat or join reports, asked anew for each.
+
+    All called on the event loop's thread.
+    """
 
     held: Callable[[], PolicyVersion | None]
     """Asked again when an answer says that it must be repaired."""
@@ -63,14 +66,14 @@ class PeerReports:
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """Whom to tell what the answers say; called on the event loop's thread unless said otherwise."""
+    """Listeners to what the answers say; called on the event loop's thread unless said otherwise."""
 
     verdict: Callable[[GroupVerdict], None] = lambda _: None
     lost_leases: Callable[[Sequence[str]], None] = lambda _: None
     task_changed: Callable[[], None] = lambda: None
     """The run's task, its options or its number of rows are others than before."""
     must_repair: Callable[[], None] = lambda: None
-    """What the peer holds is not as signed."""
+    """The words that the peer holds are not as signed."""
     revocations: Callable[[Revocations], None] = lambda _: None
     """Relays: who is shut out now. Called in a thread: it may write a file."""
 
@@ -112,8 +115,7 @@ class Heartbeats:
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
 
-        Raises:
-            RefusedError, ConnectionLost: the stream ended before.
+        Raises RefusedError, ConnectionLost: the stream ended before.
         """
         stream = self._stub.Heartbeat()
         try:

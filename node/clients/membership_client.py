@@ -35,7 +35,7 @@ JOIN_TIMEOUT_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Who joins; fields as in membership.proto."""
+    """The member that joins; fields as in membership.proto."""
 
     run_id: str
     role: Role
@@ -67,13 +67,8 @@ class MembershipClient:
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
-        Args:
-            channel: To the coordinator, for control.
-            reports: Asked for each heartbeat.
-            notices: Told what the answers say.
-            backoff: Between two attempts to join.
-            waiting: Counts a wait under its name, as ``NodeMetrics.waiting``.
-            identity: This peer's, whose dates are compared with the clocks; None where TLS is off.
+        ``waiting`` counts a wait under its name, as ``NodeMetrics.waiting``; ``identity`` is this peer's,
+        whose dates are compared with the clocks, None where TLS is off.
         """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
@@ -121,7 +116,7 @@ class MembershipClient:
 
     @property
     def evaluations(self) -> EvaluationNotice:
-        """What a learner was told last."""
+        """Latest notice to a learner."""
         return self._heartbeats.evaluations
 
     async def next_answer(self) -> None:
@@ -140,9 +135,8 @@ class MembershipClient:
             prompts: How many it has.
             grader_digest: Of the code that grades.
 
-        Raises:
-            RefusedError: For a reason after which a peer stops: the run's task has another number, or its
-                base model, which is known by now, other words.
+        Raises RefusedError: For a reason after which a peer stops: the run's task has another number, or its
+        base model, which is known by now, other words.
         """
         self._prompts, self._task_digest, self._grader_digest = prompts, task_digest, grader_digest
         backoff = self._backoff.another()
@@ -160,11 +154,10 @@ class MembershipClient:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Stay a member until ``stopping``, then leave.
 
-        Raises:
-            RefusedError: For a reason after which a peer stops. EXPIRED, if this peer's certificate has
-                expired by the coordinator's clock and by its own. NAME_IN_USE, once it has joined: another
-                process of this name came while it was cut off, and two that replaced each other would go on
-                for ever. At its first join it waits for the other to go.
+        Raises RefusedError: For a reason after which a peer stops. EXPIRED, if this peer's certificate has
+        expired by the coordinator's clock and by its own. NAME_IN_USE, once it has joined: another process of
+        this name came while it was cut off, and two that replaced each other would go on for ever. At its
+        first join it waits for the other to go.
         """
         while not stopping.is_set():
             wait: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -187,8 +180,7 @@ class MembershipClient:
     def _wait_after(self, error: RefusedError | ConnectionLost) -> contextlib.AbstractContextManager[object]:
         """Log a failure; return a wait for the next attempt, which has a name where a clock is wrong.
 
-        Raises:
-            RefusedError: EXPIRED; both clocks agree that the certificate has.
+        Raises RefusedError: EXPIRED; both clocks agree that the certificate has.
         """
         finding = compare_clocks(error, self._identity, now=self._clock.now())
         if finding is not None and finding.has_expired:

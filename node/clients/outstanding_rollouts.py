@@ -1,4 +1,4 @@
-"""What a learner and its coordinator still owe each other over DrainRollouts; pure.
+"""The account of what learner and coordinator owe each other over DrainRollouts; pure.
 
 A delivered group is *held* until it is refused or trained on. The learner has room for ``capacity_groups``;
 credits keep (held + credits outstanding) at that number. After a reconnection nothing is lost or doubled,
@@ -19,7 +19,7 @@ from node.run import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What to send to the coordinator now, in this order."""
+    """Messages to send to the coordinator now, in this order."""
 
     verdicts: tuple[GroupVerdict, ...]
     steps: tuple[StepRecord, ...]

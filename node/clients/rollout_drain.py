@@ -23,7 +23,7 @@ from node.wire.rollouts import delivered_group_from_wire, judgement_to_wire, ste
 logger = logging.getLogger(__name__)
 
 NEWEST_LEDGER: Final = "newest ledger"
-"""What a learner waits for whose coordinator has an older ledger."""
+"""Name of the wait of a learner whose coordinator has an older ledger."""
 
 LAST_RECORDS_LIMIT_S: Final = 5.0
 """Longest wait for the last acknowledgement once the learner stops. A coordinator that is there needs
@@ -106,9 +106,8 @@ class RolloutDrain:
         A coordinator whose ledger is behind this learner is asked again until it has the newest one, or an
         operator has accepted the loss; the log, the coordinator's status and an alert say so meanwhile.
 
-        Raises:
-            RefusedError: The coordinator's answer is final: another learner has taken over, or this one is
-                behind; or the ledger is behind while ``stopping``.
+        Raises RefusedError: The coordinator's answer is final: another learner has taken over, or this one is
+        behind; or the ledger is behind while ``stopping``.
         """
         ready()
         draining = asyncio.create_task(self._drain(stopping))

@@ -50,11 +50,7 @@ class Forwarder:
         self._arrived = asyncio.Event()
 
     async def take(self, sampler_id: str, group_id: str, data: bytes) -> bool:
-        """Put a group on disk; False if it is there already.
-
-        Raises:
-            RefusedError: BUSY or DISK.
-        """
+        """Put a group on disk; False if it is there already. Raises RefusedError: BUSY or DISK."""
         is_new = await self._in_thread(lambda: self._spool.put(sampler_id, group_id, data))
         self._arrived.set()
         return is_new

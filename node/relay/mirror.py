@@ -56,8 +56,7 @@ class Mirror:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Mirror until ``stopping``.
 
-        Raises:
-            RefusedError: upstream will never announce anything to this relay.
+        Raises RefusedError: upstream will never announce anything to this relay.
         """
         loop = asyncio.get_running_loop()
         with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):

@@ -1,4 +1,4 @@
-"""Where a relay's store is beside its upstream's announcement, and what it copies next; pure."""
+"""Compares a relay's store with its upstream's announcement, and picks what to copy next; pure."""
 
 from dataclasses import dataclass, replace
 
@@ -14,12 +14,12 @@ from node.weights.planning.cheapest_chain import (
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """What upstream announces, what this store has whole, and what it refused."""
+    """The upstream's announcement, this store's whole artifacts, and those it refused."""
 
     upstream: Announcement | None = None
     own: tuple[Artifact, ...] = ()
     unwanted: frozenset[ArtifactKey] = frozenset()
-    """What this store will not have, until something else is announced."""
+    """Artifacts this store will not take until something else is announced."""
 
     def announced(self, upstream: Announcement) -> "MirrorState":
         """Return the state after an announcement."""

@@ -12,17 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import grpc.aio
+
 from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
 from node import limits
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import RelayRolloutClient
 from node.errors import StartupError
+from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.identity.revocation import COPY_NAME as REVOCATION_COPY
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList, Revocations
-from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.process.stop_order import StopsAfter
@@ -33,10 +35,12 @@ from node.relay.mirror import Mirror
 from node.relay.relay_rollout_servicer import RelayRolloutServicer
 from node.relay.rollout_spool import RolloutSpool
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.server import RpcServer
 from node.run import Role
 from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.metrics import snapshot
+from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 
@@ -52,41 +56,16 @@ SPOOL_FILE: Final = "rollouts.sqlite"
 async def build(context: RoleContext) -> list[Service]:
     """Open what the relay keeps on disk and put its services together.
 
-    Raises:
-        StartupError: the store or the spool cannot be opened, or the coordinator's address is missing.
+    Raises StartupError: the store or the spool cannot be opened, or the coordinator's address is missing.
     """
     config = context.config.section(RelayConfig)
     target = context.config.node.coordinator
     if target is None:
         raise StartupError("The relay does not know its coordinator", fix="Set node.coordinator = HOST:PORT.")
-    clock, run_id = context.clock, context.run.run_id
-    store = open_store(context, retained_keyframes=config.retained_keyframes)
-    caller = context.identity or Peer(run_id, Role.RELAY, context.node_id)
+    clock = context.clock
+    caller = context.identity or Peer(context.run.run_id, Role.RELAY, context.node_id)
     control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
-    dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=clock.now())
-    coordinator = dial_upstream(target, control=control)
-    relays = [dial_upstream(address) for address in config.upstream]
-    sources = Sources(
-        relays or [coordinator],
-        last_resort=coordinator if relays else None,
-        clock=clock,
-        random=random.random,
-        metrics=context.transfer_metrics,
-    )
-    mirror = Mirror(
-        store,
-        Fetcher(
-            sources,
-            public_key=context.run.learner_public_key,
-            run_id=run_id,
-            metrics=context.transfer_metrics,
-            random=random.random,
-        ),
-        watch=sources.announcements,
-        count_refusal=context.node_metrics.count_refusal,
-        monotonic=clock.monotonic,
-        random=random.random,
-    )
+    store = open_store(context, retained_keyframes=config.retained_keyframes)
     metrics = RelayMetrics(context.registry)
     spool = RolloutSpool.open(
         context.state_dir / SPOOL_FILE,
@@ -99,52 +78,95 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         random=random.random,
     )
-    rollouts = RelayRolloutServicer(
-        forwarder,
-        submission_door(context),
-        group_bytes=lambda: membership.group_bytes or limits.ROLLOUT_MESSAGE_BYTES,
+    metrics.watch(
+        head=lambda: -1 if (head := store.head()) is None else head.number,
+        spooled=lambda: len(spool),
+        spooled_bytes=lambda: spool.size_bytes,
+    )
+    membership = _membership(context, store, control)
+    serving = StopsAfter(_server(context, config, store, forwarder, membership))
+    mirror = _mirror(context, store, _sources(context, config, target, caller, control))
+    return [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+
+
+def _sources(
+    context: RoleContext, config: RelayConfig, target: str, caller: Identity | Peer, control: grpc.aio.Channel
+) -> Sources:
+    dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
+    coordinator = dial_upstream(target, control=control)
+    relays = [dial_upstream(address) for address in config.upstream]
+    return Sources(
+        relays or [coordinator],
+        last_resort=coordinator if relays else None,
+        clock=context.clock,
+        random=random.random,
         metrics=context.transfer_metrics,
-        clock=clock,
     )
-    policy = PolicyServicer(store, metrics=context.transfer_metrics)
+
+
+def _mirror(context: RoleContext, store: ArtifactStore, sources: Sources) -> Mirror:
+    fetcher = Fetcher(
+        sources,
+        public_key=context.run.learner_public_key,
+        run_id=context.run.run_id,
+        metrics=context.transfer_metrics,
+        random=random.random,
+    )
+    return Mirror(
+        store,
+        fetcher,
+        watch=sources.announcements,
+        count_refusal=context.node_metrics.count_refusal,
+        monotonic=context.clock.monotonic,
+        random=random.random,
+    )
+
+
+def _membership(context: RoleContext, store: ArtifactStore, control: grpc.aio.Channel) -> MembershipClient:
     copy = context.state_dir / REVOCATION_COPY
-    server = make_server(
-        context,
-        "relay",
-        listen=config.listen,
-        revocations=RevocationList(context.state_dir / REVOCATION_FILE, copy),
-        servicers=(
-            partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
-            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
-        ),
-    )
-
-    def head() -> PolicyVersion | None:
-        announcement = store.announcement()
-        return None if announcement is None else announcement.head
-
-    def head_number() -> int:
-        held = head()
-        return -1 if held is None else held.number
-
-    metrics.watch(head=head_number, spooled=lambda: len(spool), spooled_bytes=lambda: spool.size_bytes)
-    membership = MembershipClient(
+    return MembershipClient(
         control,
-        Member(run_id, Role.RELAY),
+        Member(context.run.run_id, Role.RELAY),
         reports=PeerReports(
-            held=head,
+            held=store.head,
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry, Role.RELAY),
             revocations=RevocationList(copy).current,
         ),
         notices=Notices(revocations=partial(_keep, copy)),
-        clock=clock,
+        clock=context.clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
     )
-    serving = StopsAfter(server)
-    return [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+
+
+def _server(
+    context: RoleContext,
+    config: RelayConfig,
+    store: ArtifactStore,
+    forwarder: Forwarder,
+    membership: MembershipClient,
+) -> RpcServer:
+    policy = PolicyServicer(store, metrics=context.transfer_metrics)
+    rollouts = RelayRolloutServicer(
+        forwarder,
+        submission_door(context),
+        group_bytes=lambda: membership.group_bytes or limits.ROLLOUT_MESSAGE_BYTES,
+        metrics=context.transfer_metrics,
+        clock=context.clock,
+    )
+    revocations = RevocationList(context.state_dir / REVOCATION_FILE, context.state_dir / REVOCATION_COPY)
+    return make_server(
+        context,
+        "relay",
+        listen=config.listen,
+        revocations=revocations,
+        servicers=(
+            partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
+            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
+        ),
+    )
 
 
 def _keep(copy: Path, revocations: Revocations) -> None:

@@ -54,11 +54,7 @@ class RolloutSpool:
 
     @classmethod
     def open(cls, path: Path, *, capacity_groups: int, capacity_bytes: int) -> Self:
-        """Open the spool; make it where there is none.
-
-        Raises:
-            StartupError: it is damaged or locked.
-        """
+        """Open the spool; make it where there is none. Raises StartupError: it is damaged or locked."""
         try:
             connection = sqlite3.connect(
                 path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -89,8 +85,7 @@ class RolloutSpool:
     def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
         """Put a group on disk; False if it is there already.
 
-        Raises:
-            RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
+        Raises RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
         """
         if self._size >= self._capacity_groups or self._bytes + len(data) > self._capacity_bytes:
             raise RefusedError(
@@ -108,11 +103,7 @@ class RolloutSpool:
         return done.rowcount == 1
 
     def oldest(self, limit: int) -> tuple[SpooledGroup, ...]:
-        """Return the groups that have waited longest.
-
-        Raises:
-            RefusedError: DISK, if they cannot be read.
-        """
+        """Return the groups that have waited longest. Raises RefusedError: DISK, if they cannot be read."""
         with _disk_refusals():
             rows = self._connection.execute(
                 "SELECT * FROM groups ORDER BY number LIMIT ?", [limit]
@@ -125,11 +116,7 @@ class RolloutSpool:
         )
 
     def remove(self, number: int) -> None:
-        """Forget a group.
-
-        Raises:
-            RefusedError: DISK, if that cannot be written.
-        """
+        """Forget a group. Raises RefusedError: DISK, if that cannot be written."""
         with _disk_refusals():
             removed = self._connection.execute(
                 "DELETE FROM groups WHERE number = ? RETURNING length(data)", [number]

@@ -22,8 +22,7 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 def split_address(address: str) -> tuple[str, int]:
     """Return host (without brackets) and port.
 
-    Raises:
-        ValueError: it has another form; the message says what is wrong.
+    Raises ValueError: it has another form; the message says what is wrong.
     """
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -45,8 +44,7 @@ def split_address(address: str) -> tuple[str, int]:
 def split_target(address: str) -> tuple[str, int]:
     """Return host and port of an address to dial.
 
-    Raises:
-        ValueError: it is not an address, or its port is 0.
+    Raises ValueError: it is not an address, or its port is 0.
     """
     host, port = split_address(address)
     if port == 0:
@@ -61,8 +59,7 @@ def check_target(address: str, *, flag: str, example_port: int) -> str:
         address: the value.
         flag: the flag, for the message.
         example_port: the default port of that service, for the message.
-    Raises:
-        ConfigError: it cannot be dialled; shows what to write.
+    Raises ConfigError: it cannot be dialled; shows what to write.
     """
     try:
         split_target(address)
@@ -82,8 +79,7 @@ def check_target(address: str, *, flag: str, example_port: int) -> str:
 def check_host(host: str, *, flag: str) -> str:
     """Return a host given on the command line: a name or an IP address without a port.
 
-    Raises:
-        ConfigError: it is neither; shows what to write.
+    Raises ConfigError: it is neither; shows what to write.
     """
     if _is_address(host) or _HOST.fullmatch(host) is not None:
         return host
@@ -105,9 +101,7 @@ def join_address(host: str, port: int | str) -> str:
 def listening_socket(address: str) -> socket.socket:
     """Return a socket that listens; for 0.0.0.0 and [::] on every address of the machine, of both families.
 
-    Raises:
-        ValueError: it is not host:port.
-        OSError: it cannot be bound.
+    Raises ValueError: it is not host:port. OSError: it cannot be bound.
     """
     host, port = split_address(address)
     if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():

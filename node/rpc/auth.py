@@ -13,7 +13,6 @@ import grpc.aio
 from cryptography import x509
 
 from heterorl.v1 import common_pb2
-from node import limits
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.rpc.call_rates import Rate
@@ -95,17 +94,6 @@ RULES: Final[dict[str, Rule]] = {
 }
 """Every rpc; one that is missing here cannot be called."""
 
-ENROLMENT_MESSAGE_BYTES: Final = limits.TOKEN_BYTES + limits.SIGNING_REQUEST_BYTES + 1024
-"""Largest message of EnrolmentService, the only service that strangers may call."""
-
-MESSAGE_BYTES: Final[dict[str, int]] = {
-    "EnrolmentService": ENROLMENT_MESSAGE_BYTES,
-    "MembershipService": limits.CONTROL_MESSAGE_BYTES,
-    "PolicyService": limits.BULK_MESSAGE_BYTES,
-    "RolloutService": limits.ROLLOUT_MESSAGE_BYTES,
-}
-"""Largest request of each service. gRPC has one limit per server only."""
-
 
 def service_of(method: str) -> str:
     """Return ``PolicyService`` for ``/heterorl.v1.PolicyService/FetchFrames``."""
@@ -113,11 +101,7 @@ def service_of(method: str) -> str:
 
 
 def peer_of(context: Context) -> Peer:
-    """Return the caller of an rpc.
-
-    Raises:
-        RefusedError: UNAUTHENTICATED; it has no name.
-    """
+    """Return the caller of an rpc. Raises RefusedError: UNAUTHENTICATED; it has no name."""
     presented = context.auth_context()
     if b"insecure" in presented.get("transport_security_type", ()):
         metadata = dict(context.invocation_metadata() or ())
@@ -141,11 +125,7 @@ def not_after_of(context: Context) -> float:
 
 
 def check_role(peer: Peer, rule: Rule, method: str) -> None:
-    """Check that a peer may call an rpc.
-
-    Raises:
-        RefusedError: WRONG_ROLE.
-    """
+    """Check that a peer may call an rpc. Raises RefusedError: WRONG_ROLE."""
     if rule.roles is not None and peer.role not in rule.roles:
         allowed = ", ".join(sorted(rule.roles))
         raise RefusedError(

@@ -10,18 +10,18 @@ import contextlib
 import enum
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
 
-from node import limits
 from node.errors import HeteroRLError, Reason, RefusedError, StartupError
 from node.identity.identity_store import Identity, check_dates
 from node.identity.peer import Peer, hub_name
+from node.limits import MESSAGE_BYTES
 from node.rpc.address import is_loopback, split_address
-from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
-from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.rpc.auth import USER_AGENT_PREFIX
 from node.waits import wait_at_most
 
 Request = TypeVar("Request")
@@ -51,19 +51,50 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 
 class Purpose(enum.StrEnum):
-    """The purpose of a channel."""
+    """The purpose of a channel: the service with the largest messages that it carries."""
 
-    CONTROL = "control"
-    ROLLOUTS = "rollouts"
-    BULK = "bulk"
+    CONTROL = "MembershipService"
+    ROLLOUTS = "RolloutService"
+    BULK = "PolicyService"
 
 
-_MESSAGE_BYTES: Final = {
-    Purpose.CONTROL: limits.CONTROL_MESSAGE_BYTES,
-    Purpose.ROLLOUTS: limits.ROLLOUT_MESSAGE_BYTES,
-    Purpose.BULK: limits.BULK_MESSAGE_BYTES,
-}
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """When each end of a connection finds out that the other is gone, by pings.
 
+    One value for both ends: a server takes pings that come too soon for an attack, and ends the connection at
+    the third (GOAWAY, too_many_pings). By default gRPC allows one in 5 minutes.
+    """
+
+    ping_after_s: float = 20.0
+    """At least 1: gRPC pings no more often."""
+    give_up_after_s: float = 10.0
+    allowed_every_s: float = 10.0
+    """Shortest interval a server accepts. Half of ``ping_after_s``, since delays vary."""
+
+    @property
+    def options(self) -> tuple[tuple[str, Any], ...]:
+        """Return the channel arguments of either end."""
+        return (
+            ("grpc.keepalive_time_ms", int(self.ping_after_s * 1000)),
+            ("grpc.keepalive_timeout_ms", int(self.give_up_after_s * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+        )
+
+    @property
+    def client_options(self) -> tuple[tuple[str, Any], ...]:
+        """Return the channel arguments of a client, which pings for as long as it sends nothing else."""
+        return (*self.options, ("grpc.http2.max_pings_without_data", 0))
+
+    @property
+    def server_options(self) -> tuple[tuple[str, Any], ...]:
+        """Return the channel arguments of a server."""
+        allowed_ms = int(self.allowed_every_s * 1000)
+        return (*self.options, ("grpc.http2.min_ping_interval_without_data_ms", allowed_ms))
+
+
+KEEPALIVE: Final = Keepalive()
+"""For every connection of a run: a dead link is found 30 s after its last byte."""
 
 _BULK_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     # Bytes a sender may have in flight per stream. The default begins at 64 KiB and grows with the measured
@@ -127,18 +158,12 @@ def dial(
 ) -> grpc.aio.Channel:
     """Return a channel to the hub at ``target``; it connects at its first call and reconnects by itself.
 
-    The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is.
+    The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is. A caller
+    without an identity has TLS off, on loopback only. ``keepalive`` must be the server's.
 
-    Args:
-        target: host:port.
-        caller: an identity for mutual TLS; a peer without one if TLS is off, on loopback only.
-        purpose: determines the largest message.
-        now: Unix seconds.
-        keepalive: the same as the server's.
-    Raises:
-        StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
+    Raises StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """
-    options = _options(_MESSAGE_BYTES[purpose], keepalive)
+    options = _options(MESSAGE_BYTES[purpose], keepalive)
     if purpose is Purpose.BULK:
         options += _BULK_OPTIONS
     if isinstance(caller, Peer):
@@ -153,7 +178,7 @@ def dial(
 
 def dial_as_stranger(target: str, *, run_id: str, ca_pem: bytes) -> grpc.aio.Channel:
     """Return a channel to a run's enrolment port: it verifies the hub; the caller has no name yet."""
-    options = _options(ENROLMENT_MESSAGE_BYTES, KEEPALIVE)
+    options = _options(MESSAGE_BYTES["EnrolmentService"], KEEPALIVE)
     options.append(("grpc.ssl_target_name_override", hub_name(run_id)))
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca_pem), options)
 
@@ -165,11 +190,7 @@ async def call(
     timeout_s: float,
     wait_for_ready: bool = False,
 ) -> Response:
-    """Make a unary call.
-
-    Raises:
-        RefusedError, ConnectionLost: see ``classify``.
-    """
+    """Make a unary call. Raises RefusedError, ConnectionLost: see ``classify``."""
     with classified():
         return await method(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
 

@@ -21,7 +21,7 @@ _SET_THE_CLOCK: Final = "Set the clock that is wrong; nothing else needs to be d
 
 
 class Wait(enum.StrEnum):
-    """What a peer waits for while clocks disagree; the ``for`` label of its waits."""
+    """Clocks a peer waits for while they disagree; the ``for`` label of its waits."""
 
     HUB_CLOCK = "coordinator's clock"
     OWN_CLOCK = "this machine's clock"
@@ -29,7 +29,7 @@ class Wait(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a failed call says about the clocks."""
+    """Conclusion from a failed call about the clocks."""
 
     what: str
     fix: str

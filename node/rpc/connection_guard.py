@@ -47,7 +47,7 @@ class Connection:
     remote: str
     """As gRPC writes it: ``ipv4:192.0.2.7:51234``."""
     group: str
-    """Who it counts for: the member that has called over it, else the address it comes from."""
+    """Key it counts under: the member that has called over it, else the address it comes from."""
     is_members: bool
 
 

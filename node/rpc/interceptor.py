@@ -87,24 +87,27 @@ class _TooMuchError(RefusedError):
     """A peer has too many calls open, or calls too often."""
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """By what the ports of a hub admit rpcs."""
+
+    run_id: str
+    """Callers of other runs are refused."""
+    revocations: RevocationList
+    clock: Clock
+    """For expiry and rates."""
+    count_refusal: CountRefusal
+
+
 class RpcInterceptor(grpc.aio.ServerInterceptor):
     """Admits rpcs, bounds them, refuses them, and ends them when the server drains."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        run_id: str,
-        revocations: RevocationList,
-        clock: Clock,
-        count_refusal: CountRefusal,
-        limits: RpcLimits,
-    ) -> None:
+    def __init__(self, name: str, admission: Admission, *, limits: RpcLimits) -> None:
         self._name = name
-        self._run_id = run_id
-        self._revocations = revocations
-        self._clock = clock
-        self._count_refusal = count_refusal
+        self._run_id = admission.run_id
+        self._revocations = admission.revocations
+        self._clock = admission.clock
+        self._count_refusal = admission.count_refusal
         self._limits = limits
         self._is_draining = False
         self._rates = CallRates()

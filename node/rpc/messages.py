@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from node.errors import Reason, RefusedError
-from node.limits import ROLLOUT_MESSAGE_BYTES
-from node.rpc.auth import MESSAGE_BYTES, SUBMIT_ROLLOUTS, service_of
+from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
+from node.rpc.auth import SUBMIT_ROLLOUTS, service_of
 
 FIRST_MESSAGE_S: Final = 15.0
 """Longest wait for the first byte of a call's first message, after its headers."""
@@ -52,11 +52,7 @@ def bounded_parser(
 
 
 def parsed(request: Any) -> Any:
-    """Return a parsed request.
-
-    Raises:
-        RefusedError: MALFORMED or OVER_LIMIT; it could not be parsed.
-    """
+    """Return a parsed request. Raises RefusedError: MALFORMED or OVER_LIMIT; it could not be parsed."""
     if isinstance(request, RefusedError):
         raise request
     return request
@@ -65,14 +61,9 @@ def parsed(request: Any) -> Any:
 async def requests(
     messages: AsyncIterator[Any], *, first_s: float, stall_s: float | None
 ) -> AsyncIterator[Any]:
-    """Yield a stream's requests.
+    """Yield a stream's requests; ``stall_s`` is the longest wait for any but the first, None: no limit.
 
-    Args:
-        messages: as parsed by ``bounded_parser``.
-        first_s: longest wait for the first.
-        stall_s: longest wait for any other; None: no limit.
-    Raises:
-        RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
+    Raises RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
     """
     limit_s: float | None = first_s
     what = "the first message"
@@ -89,8 +80,7 @@ async def requests(
 async def only_request(messages: AsyncIterator[Any], *, first_s: float) -> Any:
     """Return the one request of a unary call.
 
-    Raises:
-        RefusedError: as ``requests``; MALFORMED if the call ended without one.
+    Raises RefusedError: as ``requests``; MALFORMED if the call ended without one.
     """
     async for request in requests(messages, first_s=first_s, stall_s=None):
         return request

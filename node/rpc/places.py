@@ -19,7 +19,7 @@ class NoPlaceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PlaceLimits:
-    """How many places there are."""
+    """Number of places."""
 
     connections: int
     per_address: int
@@ -28,7 +28,7 @@ class PlaceLimits:
 
 
 class Places(Generic[Connection]):
-    """Who has a place."""
+    """Callers that hold a place."""
 
     def __init__(self, limits: PlaceLimits) -> None:
         self._limits = limits
@@ -42,8 +42,7 @@ class Places(Generic[Connection]):
     def enter(self, connection: Connection, address: str, *, now: float) -> Connection | None:
         """Give a newcomer a place; return the connection that loses its own for that, if one does.
 
-        Raises:
-            NoPlaceError: all that could lose theirs are too young.
+        Raises NoPlaceError: all that could lose theirs are too young.
         """
         displaced = None
         if len(self._since.get(address, ())) >= self._limits.per_address:

@@ -17,16 +17,13 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from node.clock import Clock
-from node.errors import CountRefusal, StartupError
+from node.errors import StartupError
 from node.identity.identity_store import Identity
-from node.identity.revocation import RevocationList
-from node.limits import ROLLOUT_MESSAGE_BYTES
+from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
-from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
+from node.rpc.channel import KEEPALIVE, Keepalive
 from node.rpc.connection_guard import ConnectionGuard
-from node.rpc.interceptor import RpcInterceptor, RpcLimits
-from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.rpc.interceptor import Admission, RpcInterceptor, RpcLimits
 from node.rpc.strangers_gate import GateLimits, StrangersGate
 from node.waits import wait_at_most
 
@@ -58,14 +55,14 @@ class ServerLimits:
 
     rpc: RpcLimits = field(default_factory=RpcLimits)
     recheck_s: float = 5.0
-    """Between two checks of expiry and revocation of callers with live streams."""
+    """Interval between two checks of expiry and revocation of callers with live streams."""
     concurrent_rpcs: int = 65_536
     calls_per_connection: int = 100
     """At once; a client keeps further ones to itself until some have ended."""
     handshake_s: float = 10.0
     """A connection that has not finished its TLS handshake by then is closed."""
     gate: GateLimits | None = None
-    """Of connections to a port for strangers; None: what the limit of open files allows."""
+    """Bounds on connections to a port for strangers; None: what the limit of open files allows."""
     keepalive: Keepalive = KEEPALIVE
     """Must be the same as the clients': a server disconnects clients that ping too often."""
 
@@ -79,29 +76,16 @@ class RpcServer:
         *,
         listen: str,
         servicers: Sequence[Callable[[grpc.aio.Server], None]],
-        run_id: str,
         identity: Identity | None,
-        revocations: RevocationList,
-        clock: Clock,
-        count_refusal: CountRefusal,
+        admission: Admission,
         drain_grace_s: float,
         audience: Audience = Audience.MEMBERS,
         limits: ServerLimits | None = None,
     ) -> None:
         """Keep everything ``run`` needs; nothing is bound before.
 
-        Args:
-            name: for logs.
-            listen: host:port; port 0 takes a free one.
-            servicers: each adds one servicer to the server.
-            run_id: callers of other runs are refused.
-            identity: with role coordinator or relay; None serves without TLS, on loopback only.
-            revocations: the peers that are shut out.
-            clock: for expiry.
-            count_refusal: called for every refusal.
-            drain_grace_s: for rpcs in flight when stopping.
-            audience: whether callers have certificates.
-            limits: of this port.
+        ``identity`` has the role coordinator or relay; None serves without TLS, on loopback only.
+        ``drain_grace_s`` is for rpcs in flight when stopping.
         """
         self._name = name
         self._listen = listen
@@ -110,15 +94,8 @@ class RpcServer:
         self._audience = audience
         self._drain_grace_s = drain_grace_s
         self._limits = limits or ServerLimits()
-        self._count_refusal = count_refusal
-        self._interceptor = RpcInterceptor(
-            name=name,
-            run_id=run_id,
-            revocations=revocations,
-            clock=clock,
-            count_refusal=count_refusal,
-            limits=self._limits.rpc,
-        )
+        self._count_refusal = admission.count_refusal
+        self._interceptor = RpcInterceptor(name, admission, limits=self._limits.rpc)
         self.address = listen
         """host:port, the real port once ready."""
 
@@ -134,8 +111,7 @@ class RpcServer:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``, then drain.
 
-        Raises:
-            StartupError: the address cannot be bound, or TLS is off and it is not loopback.
+        Raises StartupError: the address cannot be bound, or TLS is off and it is not loopback.
         """
         server = grpc.aio.server(
             interceptors=(self._interceptor,),
@@ -222,7 +198,7 @@ class RpcServer:
                 "grpc.max_receive_message_length",
                 max(_LEAST_MESSAGE_BYTES, self._limits.rpc.submission_bytes)
                 if is_for_members
-                else ENROLMENT_MESSAGE_BYTES,
+                else MESSAGE_BYTES["EnrolmentService"],
             ),
             ("grpc.max_send_message_length", ROLLOUT_MESSAGE_BYTES),
         ]

@@ -57,8 +57,7 @@ class StrangersGate:
     async def open(self, listen: str, inner: Path) -> AsyncIterator[str]:
         """Forward connections to the socket ``inner`` while the body runs; yield the address with its port.
 
-        Raises:
-            OSError: the address cannot be bound.
+        Raises OSError: the address cannot be bound.
         """
         self._inner = inner
         listener = listening_socket(listen)
@@ -136,8 +135,7 @@ class StrangersGate:
     async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copy what a stranger sends, within the limits.
 
-        Raises:
-            TimeoutError: it said nothing for too long.
+        Raises TimeoutError: it said nothing for too long.
         """
         left_bytes = self._limits.received_bytes
         while left_bytes > 0:

@@ -1,1 +1,1 @@
-"""What the hubs, coordinator and relays, have in common: serving policy versions, taking groups in."""
+"""The common part of hubs (coordinator and relays): serving policy versions, taking groups in."""

@@ -1,4 +1,4 @@
-"""What a coordinator and a relay set up alike: the store of policy versions, ports, checks of submissions."""
+"""Setup that a coordinator and a relay share: the store of policy versions, ports, checks of submissions."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -8,6 +8,7 @@ import grpc.aio
 from node.identity.group_proof import GroupVerifier
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
+from node.rpc.interceptor import Admission
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.serving.submissions import SubmissionDoor
 from node.weights.store.artifact_store import ArtifactStore
@@ -16,11 +17,7 @@ VERSIONS_DIRECTORY: Final = "versions"
 
 
 def open_store(context: RoleContext, *, retained_keyframes: int) -> ArtifactStore:
-    """Open the policy versions a hub has on disk.
-
-    Raises:
-        StartupError: they cannot be opened.
-    """
+    """Open the policy versions a hub has on disk. Raises StartupError: they cannot be opened."""
     return ArtifactStore(
         context.state_dir / VERSIONS_DIRECTORY,
         public_key=context.run.learner_public_key,
@@ -52,11 +49,10 @@ def make_server(
         name,
         listen=listen,
         servicers=servicers,
-        run_id=context.run.run_id,
         identity=context.identity,
-        revocations=revocations,
-        clock=context.clock,
-        count_refusal=context.node_metrics.count_refusal,
+        admission=Admission(
+            context.run.run_id, revocations, context.clock, context.node_metrics.count_refusal
+        ),
         drain_grace_s=context.config.node.drain_timeout_s / 2,
         audience=audience,
         limits=limits,

@@ -71,10 +71,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             manifest = await asyncio.to_thread(self._store.manifest, key)
             _check_wanted(request, manifest)
             start, end = request.first_offset_bytes, request.end_offset_bytes or None
-            async for chunk in self._chunks(manifest, request.frames, start_bytes=start, end_bytes=end):
-                yield policy_pb2.FetchFramesResponse(
-                    frame=chunk.frame, offset_bytes=chunk.offset_bytes, data=chunk.data
-                )
+            async for frame, offset_bytes, data in self._chunks(
+                manifest, request.frames, start_bytes=start, end_bytes=end
+            ):
+                yield policy_pb2.FetchFramesResponse(frame=frame, offset_bytes=offset_bytes, data=data)
 
     async def AwaitArtifact(  # noqa: N802
         self, request: policy_pb2.AwaitArtifactRequest, context: Context
@@ -89,10 +89,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             frames = pushed_frames(manifest, most_bytes=most_bytes, artifact_cost_bytes=cost_bytes)
             pushed_bytes = sum(manifest.frames[frame].payload_bytes for frame in frames)
             with self._store.lease(key, lingers=pushed_bytes < manifest.size_bytes):
-                async for chunk in self._chunks(manifest, frames):
-                    yield policy_pb2.AwaitArtifactResponse(
-                        frame=chunk.frame, offset_bytes=chunk.offset_bytes, data=chunk.data
-                    )
+                async for frame, offset_bytes, data in self._chunks(manifest, frames):
+                    yield policy_pb2.AwaitArtifactResponse(frame=frame, offset_bytes=offset_bytes, data=data)
 
     async def _next_after(self, held: int, *, artifact_cost_bytes: int) -> ArtifactKey:
         """Wait for a head newer than ``held``; return the first artifact on the cheapest way to it."""
@@ -124,8 +122,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
     async def _chunks(
         self, manifest: Manifest, frames: Sequence[int], *, start_bytes: int = 0, end_bytes: int | None = None
-    ) -> AsyncIterator["_Chunk"]:
-        """Yield payloads: the first one from ``start_bytes`` on, an only one up to ``end_bytes``."""
+    ) -> AsyncIterator[tuple[int, int, bytes]]:
+        """Yield frame, offset, bytes; the first frame from ``start_bytes``, an only one to ``end_bytes``."""
         key = manifest.key
         sent = 0
         while sent < len(frames):
@@ -142,7 +140,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 chunk = data[offset : offset + limits.CHUNK_BYTES]
                 # Before it is sent: a reader that has all it wants cancels, and nothing runs after the last.
                 self._metrics.count_sent(key, len(chunk))
-                yield _Chunk(batch[0], offset, chunk)
+                yield batch[0], offset, chunk
             start_bytes = 0
 
     def read(self, key: ArtifactKey, frames: Sequence[int]) -> bytes:
@@ -192,13 +190,6 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         return policy_pb2.UploadFramesResponse(missing_frames=missing)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    frame: int
-    offset_bytes: int
-    data: bytes
-
-
 @dataclass(slots=True)
 class _Upload:
     """Joins the chunks of one stream, one frame at a time."""
@@ -210,8 +201,7 @@ class _Upload:
     def take(self, key: ArtifactKey, frame: int, offset_bytes: int, data: bytes) -> bytes | None:
         """Return the payload that this chunk completes; None: it is not complete yet.
 
-        Raises:
-            RefusedError: MALFORMED; it is not the next chunk.
+        Raises RefusedError: MALFORMED; it is not the next chunk.
         """
         if key != self.manifest.key or frame >= len(self.manifest.frames):
             raise RefusedError(

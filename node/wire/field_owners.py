@@ -1,4 +1,5 @@
-"""Which roles may say what of themselves: the fields of Join and heartbeats that belong to some roles only.
+"""Roles that may set a field about themselves: the fields of Join and heartbeats that belong to some roles
+only.
 
 A field that is not listed here is every member's.
 """
@@ -46,8 +47,7 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
 def check_owners(message: Message, role: Role) -> None:
     """Check that a member of this role may say all that it says.
 
-    Raises:
-        RefusedError: WRONG_ROLE; names the field and whose it is.
+    Raises RefusedError: WRONG_ROLE; names the field and whose it is.
     """
     owners = OWNERS[type(message)]
     for field, _ in message.ListFields():

@@ -32,12 +32,9 @@ class EnumMapping(Generic[Member]):
     def __init__(
         self, number: Callable[[str], int], prefix: str, members: Iterable[Member], *, of: str
     ) -> None:
-        """Map each of ``members``.
+        """Map each of ``members`` to ``number`` of its name after ``prefix``.
 
-        Args:
-            number: Returns the number of a name, which is the member's with ``prefix`` before it.
-        Raises:
-            ValueError: the protobuf enum lacks one of them.
+        Raises ValueError: one is lacking.
         """
         self._number_of = {member: number(f"{prefix}_{member.name}") for member in members}
         self._member_of = {number: member for member, number in self._number_of.items()}

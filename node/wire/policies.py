@@ -43,11 +43,7 @@ def optional_version_from_wire(message: Message, field: str) -> PolicyVersion | 
 
 
 def base_model_from_wire(request: membership_pb2.JoinRequest) -> BaseModel:
-    """Return what a peer says of its version 0 when it joins.
-
-    Raises:
-        RefusedError: MALFORMED.
-    """
+    """Return what a peer says of its version 0 when it joins. Raises RefusedError: MALFORMED."""
     root, parts, names = request.base_root, request.base_parts, tuple(request.base_part_names)
     if (
         len(root) not in (0, ROOT_BYTES)

@@ -183,8 +183,8 @@ def group_to_wire(group: RolloutGroup) -> EncodedGroup:
 def header_from_wire(data: bytes) -> GroupHeader:
     """Return an encoded header.
 
-    Raises:
-        RefusedError: OVER_LIMIT; MALFORMED where it is not a header, or has bytes that no field of it holds.
+    Raises RefusedError: OVER_LIMIT; MALFORMED where it is not a header, or has bytes that no field of it
+    holds.
     """
     if len(data) > _HEADER_BYTES:
         raise RefusedError(
@@ -197,10 +197,9 @@ def header_from_wire(data: bytes) -> GroupHeader:
 def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
     """Return an encoded group.
 
-    Raises:
-        RefusedError: MALFORMED where it is not a group, has bytes that no field of it holds, columns that
-            disagree in length, or a header that says something else; OVER_LIMIT where it is larger than any
-            we take. Lengths are checked before anything is split.
+    Raises RefusedError: MALFORMED where it is not a group, has bytes that no field of it holds, columns that
+    disagree in length, or a header that says something else; OVER_LIMIT where it is larger than any we take.
+    Lengths are checked before anything is split.
     """
     header = header_from_wire(encoded.header)
     message = _parsed(rollout_pb2.GroupColumns(), encoded.columns)

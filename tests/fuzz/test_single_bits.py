@@ -11,7 +11,7 @@ from node.identity.signatures import SigningKey
 from node.policy import PolicyVersion
 from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
 from node.weights.assembly.held import HeldPolicy
-from node.weights.codec.frame_codec import encode_frame, encode_gap
+from node.weights.codec.frame_codec import encode_frame
 from node.weights.codec.planes import encode_planes, encode_step_planes
 from node.weights.format.digests import payload_digest, words_check, words_digest
 from node.weights.format.layout import Layout, TensorSpec
@@ -22,7 +22,7 @@ from support.weights import RUN_ID, drifted, random_words
 KEY = SigningKey.generate()
 WIDE = (Codec.PLANES, Codec.STEP_PLANES)
 """Codecs of elements that are not two bytes; a layout begins with the widest."""
-CODECS = (*WIDE, Codec.UNCHANGED, Codec.RAW, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.KEYFRAME)
+CODECS = (*WIDE, Codec.UNCHANGED, Codec.RAW, Codec.EXPONENT_CONDITIONED, Codec.KEYFRAME)
 FRAME_WORDS = 40
 LAYOUT = Layout.of(
     [
@@ -51,8 +51,6 @@ def _made() -> tuple[Manifest, tuple[bytes, ...], HeldPolicy]:
         new, base = words[span.slice], BASE.words[span.slice]
         if codec is Codec.RAW:
             payload = new.tobytes()
-        elif codec is Codec.GAP:
-            payload = encode_gap(new, base=base)
         elif codec is Codec.PLANES:
             payload = encode_planes(new, element_bytes=4)
         elif codec is Codec.STEP_PLANES:

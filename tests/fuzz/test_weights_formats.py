@@ -5,16 +5,14 @@ import contextlib
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.whole_versions import EncodedVersion, WholeVersion
+from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
-from node.identity.signatures import SigningKey
 from node.weights.assembly.apply import DamagedFrameError
-from node.weights.codec.frame_codec import decode_frame, encode_frame, encode_gap
+from node.weights.codec.frame_codec import decode_frame, encode_frame
 from node.weights.codec.planes import encode_planes, encode_step_planes
-from node.weights.format.digests import words_digest
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.manifest import parse, verify_signed
 from node.weights.format.payload_codec import Codec
@@ -28,12 +26,8 @@ WORDS = 500
 BASE = random_words(7)[:WORDS]
 MOVED = drifted(BASE, 8, share=0.05)
 GOOD = [
-    (Codec.GAP, encode_gap(MOVED, base=BASE)),
     (Codec.EXPONENT_CONDITIONED, encode_frame(MOVED, base=BASE).payload),
     (Codec.KEYFRAME, encode_frame(BASE, base=None).payload),
-]
-
-GOOD += [
     (Codec.PLANES, encode_planes(MOVED, element_bytes=4)),
     (Codec.STEP_PLANES, encode_step_planes(MOVED, base=BASE, element_bytes=4)),
 ]
@@ -72,13 +66,8 @@ def test_any_planes_in_a_good_zstd_frame_decode_or_are_refused(
 
 
 @settings(deadline=None, max_examples=500)
-@given(plain=st.binary(max_size=200), counts=st.tuples(st.integers(0, 60), st.integers(0, 20)))
-@example(plain=b"\xff" * 100, counts=(0, 0))
-def test_any_content_of_a_good_zstd_frame_decodes_or_is_refused(
-    plain: bytes, counts: tuple[int, int]
-) -> None:
-    header = b"".join(count.to_bytes(4, "little") for count in counts)
-    decode(Codec.GAP, zstandard.compress(header + plain))
+@given(plain=st.binary(max_size=200))
+def test_any_exponents_in_a_good_zstd_frame_decode_or_are_refused(plain: bytes) -> None:
     decode(Codec.KEYFRAME, bytes(WORDS) + zstandard.compress(plain))
 
 
@@ -99,44 +88,11 @@ def test_a_damaged_good_payload_decodes_to_something_or_is_refused(
     decode(codec, bytes(payload[: cut % len(payload)]), dtype)
 
 
-@pytest.mark.parametrize("good", [DELTA, KEYFRAME], ids=["delta", "keyframe"])
-def test_every_flipped_bit_of_every_payload_is_found_in_its_frame(good: EncodedVersion) -> None:
-    stage = WholeVersion(good.manifest, layout=LAYOUT, base=LEARNER.versions[1])
-    for frame, payload in enumerate(good.payloads):
-        stride = max(1, len(payload) * 8 // 2000)
-        for bit in range(0, len(payload) * 8, stride):
-            damaged = bytearray(payload)
-            damaged[bit // 8] ^= 1 << bit % 8
-            with pytest.raises(DamagedFrameError) as found:
-                stage.put(frame, bytes(damaged))
-            assert found.value.frame == frame
-    for frame, payload in enumerate(good.payloads):
-        stage.put(frame, payload)
-    assert stage.finish().version == LEARNER.versions[2].version
-
-
 def test_every_cut_of_a_payload_is_found() -> None:
     stage = WholeVersion(DELTA.manifest, layout=LAYOUT, base=LEARNER.versions[1])
     for size in range(len(DELTA.payloads[2])):
         with pytest.raises(DamagedFrameError):
             stage.put(2, DELTA.payloads[2][:size])
-
-
-def test_every_flipped_bit_of_the_words_changes_their_digest() -> None:
-    words = BASE.copy()
-    good = words_digest(words)
-    for bit in range(16 * WORDS):
-        words[bit // 16] ^= 1 << bit % 16
-        assert words_digest(words) != good
-        words[bit // 16] ^= 1 << bit % 16
-
-
-def test_every_flipped_bit_of_a_signed_manifest_is_found() -> None:
-    for bit in range(8 * len(SIGNED)):
-        damaged = bytearray(SIGNED)
-        damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(RefusedError):
-            verify_signed(bytes(damaged), public_key=LEARNER.key.public_key, run_id=RUN_ID)
 
 
 def test_every_cut_of_a_signed_manifest_is_found() -> None:
@@ -173,11 +129,3 @@ def test_a_changed_manifest_is_refused_or_canonical(
     except RefusedError:
         return
     assert manifest.to_bytes() == changed
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.binary(max_size=400))
-def test_what_a_stranger_signed_is_refused_whatever_it_says(message: bytes) -> None:
-    signed = message + SigningKey.generate().sign(b"heterorl-manifest-v1\0", message)
-    with pytest.raises(RefusedError, match="not signed by the run's learner"):
-        verify_signed(signed, public_key=LEARNER.key.public_key, run_id=RUN_ID)

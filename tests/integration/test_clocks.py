@@ -30,7 +30,7 @@ from node.identity.peer import Peer
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
-from node.weights.transfer.watch import watch_versions
+from node.weights.transfer.sources import watch_versions
 from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub
 from support.identity import MadeRun

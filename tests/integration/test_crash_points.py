@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from learner.publishing.public_base import keep_public_base
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog
 from learner.training.checkpoint import CheckpointStore, Progress
-from learner.training.master_words import MasterWords
+from learner.training.master_words import MasterWords, keep_public_base
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import StoredGroup, Transaction
@@ -293,7 +292,7 @@ def test_every_step_that_was_told_of_has_one_line(
 
 def step_line(version: int) -> StepLine:
     report = StepReport(version, 0.5, 0.0, 0, 0.01, 0.9, 0.1, 1.0, step_s=2.0, surprisal_nats=1.0)
-    return StepLine(at_s=0.0, report=report, tokens=8, flops=0.0, groups=())
+    return StepLine(at_s=0.0, report=report, tokens=8, groups=())
 
 
 @EVERY_STOP
@@ -315,7 +314,7 @@ def test_the_public_base_is_kept_whole_or_written_again(
         kept_whole.newest = 0
         path = directory / "base.words"
         if who == "learner":
-            kept, _ = keep_public_base(path, MasterWords(masters, LAYOUT), layout=LAYOUT)
+            kept, _ = keep_public_base(path, MasterWords(masters, LAYOUT))
         else:
             kept = PublicBase.keep(path, live_words(words).live, layout=LAYOUT).words.words
         assert HeldPolicy.of(0, np.array(kept), layout=LAYOUT).version == LEARNER.versions[0].version

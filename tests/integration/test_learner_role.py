@@ -21,9 +21,9 @@ from rich.console import Console
 
 from learner import learner_role
 from learner.config import LearnerConfig
-from learner.publishing.public_base import keep_public_base
 from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import CheckpointStore
+from learner.training.master_words import keep_public_base
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
@@ -134,7 +134,7 @@ async def sampling(
     """Lease and submit, always with version 0, until the end of the block; counts the hub's verdicts."""
     policy = load_policy(model_dir, device="cpu")
     layout_digest = policy.layout.digest
-    _, base = keep_public_base(made.directory / "base.words", policy.master_words, layout=policy.layout)
+    _, base = keep_public_base(made.directory / "base.words", policy.master_words)
     version0 = PolicyVersion(0, base.root)
     control, rollouts = (
         dial(hub, made.sampler, purpose=purpose, now=CLOCK.now())

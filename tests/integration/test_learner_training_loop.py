@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
+from learner.objective.slow_fast import EntropySwitch, slow_fast_step
 from learner.training import training_loop
 from learner.training.checkpoint import BestVersion, best_in, versions_in
 from learner.training.master_access import MasterAccess
@@ -38,8 +40,8 @@ async def test_groups_become_steps_and_every_consumer_is_told(model_dir: Path, t
         await hub.wait_until(lambda: all(hub.verdicts_of(f"{n}.1") == [Verdict.ACCEPTED] for n in range(4)))
         assert running.access.take() == running.loop.version == 2
         running.access.release()
-        assert running.loop.report is not None
-        assert running.loop.report.reward_mean == 0.5
+        assert running.report is not None
+        assert running.report.reward_mean == 0.5
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["version"] for line in lines] == [1, 2]
     assert running.written == [(1, BATCH), (2, BATCH)]
@@ -92,9 +94,9 @@ async def test_a_batch_that_teaches_nothing_is_consumed_without_a_step_a_version
         assert running.shown("uninformative_batches_total") == 2
         assert running.shown("uninformative_ratio") == 1
         assert running.shown("reward_mean") == 0
-        assert running.loop.teaching is not None
-        assert (running.loop.teaching.groups, running.loop.teaching.uninformative_groups) == (4, 4)
-        assert running.loop.teaching.idle_s > 0
+        assert running.evidence.teaching is not None
+        assert (running.evidence.teaching.groups, running.evidence.teaching.uninformative_groups) == (4, 4)
+        assert running.evidence.teaching.idle_s > 0
         assert running.written == [(0, BATCH)]  # the first of them, for `heterorl-node samples`
         await hub.give(
             running.delivered("4.1", completions=equal_rewards(0.0, version=0)), running.delivered("5.1")
@@ -103,7 +105,7 @@ async def test_a_batch_that_teaches_nothing_is_consumed_without_a_step_a_version
         assert hub.records[0].staleness_versions == (0, 0)
         assert hub.trained_group_ids == ["4.1", "5.1"]
         await until(lambda: running.shown("uninformative_ratio") == pytest.approx(5 / 6))
-        assert running.loop.teaching.idle_s == 0
+        assert running.evidence.teaching.idle_s == 0
     [line] = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert (line["version"], line["teaching_groups"]) == (1, 1)
 
@@ -113,8 +115,8 @@ async def test_rewards_of_batches_that_teach_nothing_count_for_the_goal_and_for_
 ) -> None:
     """A task that is solved teaches nothing any more: the run must end, and the export must know."""
     async with scripted_hub() as hub:
-        goal = {"stop_at_reward": 1.0, "stop_window_versions": 2}
-        async with learner(hub, model_dir, tmp_path, **goal) as running:  # type: ignore[arg-type]
+        goal: dict[str, Any] = {"stop_at_reward": 1.0, "stop_window_versions": 2}
+        async with learner(hub, model_dir, tmp_path, **goal) as running:
             await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
             await until(lambda: running.loop.version == 1)
             solved = (
@@ -127,8 +129,8 @@ async def test_rewards_of_batches_that_teach_nothing_count_for_the_goal_and_for_
 
 
 async def test_a_base_model_that_solves_the_task_ends_the_run(model_dir: Path, tmp_path: Path) -> None:
-    goal = {"stop_at_reward": 1.0, "stop_window_versions": 2}
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, **goal) as running:  # type: ignore[arg-type]
+    goal: dict[str, Any] = {"stop_at_reward": 1.0, "stop_window_versions": 2}
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, **goal) as running:
         await hub.give(
             *(running.delivered(f"{n}.1", completions=equal_rewards(1.0, version=0)) for n in range(4))
         )
@@ -472,8 +474,8 @@ async def test_the_loop_ends_by_itself_once_the_mean_reward_of_the_window_reache
     """Two batches of 0.25 and 0.75 make 0.5; the window goes on across a restart."""
     caplog.set_level("INFO")
     async with scripted_hub() as hub:
-        goal = {"stop_at_reward": 0.5, "stop_window_versions": 2}
-        async with learner(hub, model_dir, tmp_path, **goal) as first:  # type: ignore[arg-type]
+        goal: dict[str, Any] = {"stop_at_reward": 0.5, "stop_window_versions": 2}
+        async with learner(hub, model_dir, tmp_path, **goal) as first:
             for number, reward in enumerate((0.5, 0.25)):
                 groups = (
                     first.delivered(f"{number}{n}.1", completions=with_rewards(reward, version=number))
@@ -481,17 +483,17 @@ async def test_the_loop_ends_by_itself_once_the_mean_reward_of_the_window_reache
                 )
                 await hub.give(*groups)
                 await until(lambda: first.loop.version > number)  # noqa: B023 - awaited at once
-            assert first.loop.completion == ""
-        async with learner(hub, model_dir, tmp_path, **goal) as second:  # type: ignore[arg-type]
+            assert first.state.completion == ""
+        async with learner(hub, model_dir, tmp_path, **goal) as second:
             groups = (
                 second.delivered(f"2{n}.1", completions=with_rewards(0.75, version=2)) for n in range(BATCH)
             )
             await hub.give(*groups)
             await asyncio.wait_for(second.tasks[1], timeout=30)
             assert second.loop.version == 3
-            assert second.loop.completion == "done: mean reward 0.5 over 2 batches, the goal is 0.5"
+            assert second.state.completion == "done: mean reward 0.5 over 2 batches, the goal is 0.5"
     [complete] = [record for record in caplog.records if record.message == "training complete"]
-    assert (complete.__dict__["version"], complete.__dict__["why"]) == (3, second.loop.completion)
+    assert (complete.__dict__["version"], complete.__dict__["why"]) == (3, second.state.completion)
 
 
 async def test_gradients_that_are_never_finite_end_the_learner_with_its_version_intact(
@@ -533,3 +535,24 @@ async def test_a_run_whose_batch_this_learner_cannot_hold_ends_it_at_the_start(
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
         with pytest.raises(StartupError, match="never fills a batch of 9"):
             await asyncio.wait_for(running.tasks[1], timeout=30)
+
+
+async def test_fast_steps_end_for_good_when_the_entropy_jumps_and_a_restart_remembers(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """29 entropies of 0 before the first step, which alone has fast steps."""
+    fast = mock.Mock(wraps=slow_fast_step)
+    monkeypatch.setattr("learner.training.train_step.slow_fast_step", fast)
+    async with scripted_hub() as hub:
+        for start in range(2):
+            async with learner(
+                hub, model_dir, tmp_path, fast_steps=1, fast_steps_until_deviations=1.0
+            ) as running:
+                if start == 0:
+                    calm = EntropySwitch(entropies=(0.0,) * 29)
+                    running.state.progress = replace(running.state.progress, entropy_switch=calm)
+                groups = (running.delivered(f"{start}{n}.1", version=start) for n in range(BATCH))
+                await hub.give(*groups)
+                await until(lambda: running.loop.version > start)  # noqa: B023 - awaited at once
+                assert not running.state.progress.entropy_switch.is_on
+                assert fast.call_count == 1

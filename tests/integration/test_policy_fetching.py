@@ -213,7 +213,7 @@ async def test_an_answer_nobody_asked_for_is_not_believed_and_asked_for_again(
         assert held.version == hub.learner.versions[1].version
 
 
-@pytest.mark.parametrize("lie", [with_offset, with_frame, with_nothing])
+@LIES
 async def test_a_hub_that_only_lies_is_given_up(made: MadeRun, tmp_path: Path, lie: Lie) -> None:
     async def lie_always(number: int, answers: Answers) -> Answers:
         async for answer in answers:
@@ -223,22 +223,11 @@ async def test_a_hub_that_only_lies_is_given_up(made: MadeRun, tmp_path: Path, l
         hub.learner.put(hub.store, (1, 0))
         hub.servicer.spoil = lie_always
         fetcher = await hub.fetcher(Registry(), attempts=4, streams=1)
-        with pytest.raises(ConnectionLost, match="was due"):
+        # A byte too many may pass for the start of the next frame until that is decoded.
+        expected = (ConnectionLost, DamagedFrameError) if lie is with_more else ConnectionLost
+        with pytest.raises(expected, match=None if lie is with_more else "was due"):
             await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0])
-        assert len(hub.servicer.fetches) == 4
-
-
-async def test_a_hub_that_always_sends_a_byte_too_many_is_given_up(made: MadeRun, tmp_path: Path) -> None:
-    async def one_more(number: int, answers: Answers) -> Answers:
-        async for answer in answers:
-            yield with_more(answer)
-
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0))
-        hub.servicer.spoil = one_more
-        fetcher = await hub.fetcher(Registry(), attempts=4, streams=1)
-        with pytest.raises((ConnectionLost, DamagedFrameError)):
-            await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0])
+        assert lie is with_more or len(hub.servicer.fetches) == 4
 
 
 async def test_a_stream_without_progress_is_cut_and_begun_again(made: MadeRun, tmp_path: Path) -> None:

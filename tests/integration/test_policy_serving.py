@@ -1,4 +1,4 @@
-"""What a hub serves, announces and takes in: only what its store vouches for, whoever asks."""
+"""A hub serves, announces and takes in only what its store vouches for, whoever asks."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, call, classified, dial
-from node.weights.transfer.watch import watch_versions
+from node.weights.transfer.sources import watch_versions
 from node.wire.policies import artifact_key_to_wire
 from support.identity import MadeRun
 from support.policy_hub import PolicyHub, Registry, policy_hub

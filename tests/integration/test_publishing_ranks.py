@@ -64,9 +64,7 @@ def test_two_processes_with_half_of_the_frames_each_make_the_artifact_that_one_m
         for _, payload in shares:
             draft.append(payload)
         store.put_version(signed_by(manifest, KEY), draft)
-    announcement = store.announcement()
-    assert announcement is not None
-    assert announcement.head == whole_version(1).version
+    assert store.head() == whole_version(1).version
 
 
 def test_a_share_that_is_missing_is_not_signed_over(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the interceptor does to honest, clumsy and hostile callers, and to servicers that fail."""
+"""The interceptor and honest, clumsy and hostile callers, and to servicers that fail."""
 
 import asyncio
 import logging
@@ -12,7 +12,8 @@ import pytest
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import Reason, RefusedError
-from node.rpc.auth import MESSAGE_BYTES, RULES, peer_of, service_of
+from node.limits import MESSAGE_BYTES
+from node.rpc.auth import RULES, peer_of, service_of
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
 from node.rpc.interceptor import RpcLimits
 from node.run import Role

@@ -6,8 +6,7 @@ import time
 import grpc
 import grpc.aio
 
-from node.rpc.channel import Purpose, dial
-from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.rpc.channel import KEEPALIVE, Keepalive, Purpose, dial
 from support.identity import MadeRun
 from support.rpc import every_service, invoke, serving
 
@@ -16,7 +15,7 @@ CLIENT = Keepalive(ping_after_s=1.0)
 PATIENT = Keepalive(ping_after_s=60.0, allowed_every_s=0.5)
 """Stands to the client as our server does to our clients, 20 times as fast; it does not ping itself."""
 SUSPICIOUS = Keepalive(ping_after_s=60.0, allowed_every_s=300.0)
-"""What a server does that was never told of our pings."""
+"""A server that was never told of our pings."""
 WATCHED_S = 6.0
 """Six pings: a connection is cut at the third that the server does not allow, the fourth in all."""
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
-from learner.publishing.catch_up_deltas import CatchUpDeltas
-from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.layout import Layout, TensorSpec
@@ -73,19 +72,21 @@ def publish_all(learner: Learner, store: ArtifactStore) -> None:
     """Publish HEAD versions as a learner does that is never short of time, with peers that far behind."""
     every = LearnerConfig.model_fields["keyframe_every_versions"].default
     signer = Signer(learner.key, learner.run_id, learner.epoch)
-    catch_up = CatchUpDeltas(store, layout=TINY, words0=learner.words(0), signer=signer)
-    schedule = PublishingSchedule(
+    further = FurtherArtifacts(
         store,
+        signer,
+        layout=TINY,
+        words0=learner.words(0),
         keyframe_every_versions=every,
         public_delta_every_versions=LearnerConfig.model_fields["public_delta_every_versions"].default,
         longest_lag_versions=lambda: HEAD,
     )
     for version in range(1, HEAD + 1):
         learner.put(store, (version, version - 1))
-        if schedule.is_keyframe_due(version):
+        if further.is_keyframe_due(version):
             learner.put(store, (version, None))
-        while (key := schedule.next_catch_up(version)) is not None:
-            catch_up.make(learner.versions[version], key, is_superseded=lambda: False)
+        while (key := further.next_delta(version)) is not None:
+            further.make_delta(learner.versions[version], key, is_superseded=lambda: False)
 
 
 async def arrive(hub: PolicyHub, directory: Path, *, held: int) -> float:

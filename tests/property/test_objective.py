@@ -1,4 +1,4 @@
-"""What the objective promises for every group, not only for the worked ones."""
+"""Promises of the objective for every group, not only for the worked ones."""
 
 import math
 from random import Random
@@ -13,12 +13,12 @@ from learner.objective.divergence import effective_sample_size_ratio, kl_behavio
 from learner.objective.groups import Groups
 from learner.objective.importance import (
     expectation_weight,
-    group_expectation_weight,
     log_group_expectation,
     log_version_aware_denominator,
     trust_by_sample_size,
 )
 from learner.objective.surrogate import clipped_surrogate
+from support.objective_batches import group_expectation_weight
 
 logprobs = st.floats(min_value=-50, max_value=0, allow_subnormal=False)
 rewards = st.floats(min_value=-10, max_value=10)

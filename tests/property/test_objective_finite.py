@@ -31,7 +31,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "rate_bad": [{"rate_good": 50.0, "rate_bad": 50.0}],
     "overlong_buffer_share": [{"drops_uninformative": False, "overlong_buffer_share": 0.0}],
 }
-"""By the option that an objective must have: what is far from its defaults, and the infinities."""
+"""Options far from their defaults, infinities included, by an option that the objective must have."""
 
 
 def variants() -> list[Objective]:
@@ -133,7 +133,7 @@ def test_the_longest_completions_have_finite_losses_and_gradients(
 
 @pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_admission_would_refuse_is_finite_too(objective: Objective, dtype: torch.dtype) -> None:
+def test_inputs_that_admission_refuses_are_finite_too(objective: Objective, dtype: torch.dtype) -> None:
     for seed in range(10):
         pairs = [*DIRECT[: 1 + seed % 4], (-1.0, -1.0)]
         check_finite(objective, extreme_batch(pairs, tokens=9, seed=seed, dtype=dtype, scale=1.0))

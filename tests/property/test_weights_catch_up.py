@@ -11,17 +11,39 @@ from hypothesis import strategies as st
 
 from bench.whole_versions import WholeVersion
 from node.errors import Reason, RefusedError
-from node.policy import NO_BASE, Artifact, ArtifactKey
+from node.policy import NO_BASE, Artifact
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import merge_version, stored_version
+from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.format.manifest import sign
+from node.weights.format.manifest import Manifest, sign
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.planning.skip_deltas import next_base
 from node.weights.store.artifact_store import ArtifactStore
 from support.weights import Learner, put_version
 
 SMALL = Layout.of([TensorSpec("a", (16, 16)), TensorSpec("b", (70,))], frame_words=128)
+
+
+def merged(
+    learner: Learner, store: ArtifactStore, version: int, base: int, words0: Words
+) -> tuple[Manifest, list[bytes]]:
+    """Make the delta ``base`` -> ``version`` from what is stored."""
+    payloads: list[bytes] = []
+    with stored_version(store, base, layout=learner.layout, words0=words0) as base_frame:
+        manifest = merge_version(
+            learner.versions[version],
+            base_version=base,
+            base_frame=base_frame,
+            layout=learner.layout,
+            run_id=learner.run_id,
+            learner_epoch=learner.epoch,
+            published_at_s=1000.0 + version,
+            put=payloads.append,
+            is_superseded=lambda: False,
+        )
+    assert manifest is not None
+    return manifest, payloads
 
 
 def publish(learner: Learner, store: ArtifactStore, version: int, previous: int, *, keyframe: bool) -> None:
@@ -36,23 +58,8 @@ def publish(learner: Learner, store: ArtifactStore, version: int, previous: int,
         base = next_base(version, announcement.artifacts, longest_lag_versions=1000, public_every_versions=16)
         if base is None:
             return
-        with stored_version(
-            store, base, layout=learner.layout, words0=learner.versions[0].words
-        ) as base_frame:
-            payloads: list[bytes] = []
-            merged = merge_version(
-                learner.versions[version],
-                base_version=base,
-                base_frame=base_frame,
-                layout=learner.layout,
-                run_id=learner.run_id,
-                learner_epoch=learner.epoch,
-                published_at_s=1000.0 + version,
-                put=payloads.append,
-                is_superseded=lambda: False,
-            )
-        assert merged is not None
-        put_version(store, sign(merged, learner.key), payloads)
+        manifest, payloads = merged(learner, store, version, base, learner.words(0))
+        put_version(store, sign(manifest, learner.key), payloads)
 
 
 def test_a_merged_delta_is_the_one_that_coding_against_the_old_words_would_make(tmp_path: Path) -> None:
@@ -61,22 +68,8 @@ def test_a_merged_delta_is_the_one_that_coding_against_the_old_words_would_make(
     learner.put(store, (1, 0), (2, 1), (3, None), (4, 3), (5, 4))
     learner.words(5)
     for base in (0, 1, 2, 3):
-        with stored_version(store, base, layout=SMALL, words0=learner.words(0)) as base_frame:
-            payloads: list[bytes] = []
-            merged = merge_version(
-                learner.versions[5],
-                base_version=base,
-                base_frame=base_frame,
-                layout=SMALL,
-                run_id=learner.run_id,
-                learner_epoch=1,
-                published_at_s=1005.0,
-                put=payloads.append,
-                is_superseded=lambda: False,
-            )
         coded = learner.encode(5, base)
-        assert merged == coded.manifest
-        assert payloads == list(coded.payloads)
+        assert merged(learner, store, 5, base, learner.words(0)) == (coded.manifest, list(coded.payloads))
 
 
 def test_a_delta_made_from_a_base_model_that_rots_on_disk_starts_from_no_version(tmp_path: Path) -> None:
@@ -84,22 +77,10 @@ def test_a_delta_made_from_a_base_model_that_rots_on_disk_starts_from_no_version
     learner.words(1)
     rotten = learner.words(0).copy()
     rotten[5] ^= 1
-    with stored_version(learner.store(tmp_path), 0, layout=SMALL, words0=rotten) as base_frame:
-        merged = merge_version(
-            learner.versions[1],
-            base_version=0,
-            base_frame=base_frame,
-            layout=SMALL,
-            run_id=learner.run_id,
-            learner_epoch=1,
-            published_at_s=1001.0,
-            put=lambda _: None,
-            is_superseded=lambda: False,
-        )
-    assert merged is not None
-    assert merged.base_root == HeldPolicy.of(0, rotten, layout=SMALL).version.root
+    manifest, _ = merged(learner, learner.store(tmp_path), 1, 0, rotten)
+    assert manifest.base_root == HeldPolicy.of(0, rotten, layout=SMALL).version.root
     with pytest.raises(RefusedError) as refused:
-        WholeVersion(merged, layout=SMALL, base=learner.versions[0])
+        WholeVersion(manifest, layout=SMALL, base=learner.versions[0])
     assert refused.value.reason is Reason.WRONG_BASE
 
 
@@ -141,37 +122,3 @@ def test_whatever_was_published_every_holder_arrives_bit_exact(
     policy, _ = arrive(learner, store, numbers[held_index % len(numbers)])
     assert policy.version == learner.versions[numbers[-1]].version
     np.testing.assert_array_equal(policy.words, learner.words(numbers[-1]))
-
-
-ARTIFACTS = st.lists(
-    st.tuples(st.integers(1, 7), st.integers(-1, 6), st.integers(0, 50)).filter(lambda a: a[1] < a[0]),
-    max_size=14,
-    unique_by=lambda a: a[:2],
-)
-
-
-@settings(deadline=None)
-@given(quoted=ARTIFACTS, held=st.integers(-1, 7), head=st.integers(0, 7))
-def test_no_way_is_cheaper_than_the_planned_one(
-    quoted: list[tuple[int, int, int]], held: int, head: int
-) -> None:
-    artifacts = [Artifact(ArtifactKey(version, base), size) for version, base, size in quoted]
-    path = plan_catch_up(held, head, artifacts)
-    if head < held:
-        assert path is None
-        return
-    cheapest: dict[int, int] = {held: 0, PUBLIC_VERSION: 0, NO_BASE: 0}
-    for _ in range(8):
-        for artifact in artifacts:
-            if artifact.key.base_version in cheapest:
-                cost = cheapest[artifact.key.base_version] + artifact.size_bytes
-                cheapest[artifact.key.version] = min(cost, cheapest.get(artifact.key.version, cost))
-    if path is None:
-        assert head not in cheapest
-    else:
-        assert sum(artifact.size_bytes for artifact in path) == cheapest[head]
-        at = None
-        for artifact in path:
-            assert artifact.key.base_version in ((held, PUBLIC_VERSION, NO_BASE) if at is None else (at,))
-            at = artifact.key.version
-        assert at in (None, head)

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.policy import NO_BASE, Artifact, ArtifactKey
-from node.weights.planning.cheapest_chain import newest_reachable, plan, plan_fresh, plan_upload
+from node.weights.planning.cheapest_chain import (
+    PUBLIC_VERSION,
+    newest_reachable,
+    plan,
+    plan_catch_up,
+    plan_fresh,
+    plan_upload,
+)
 
 VERSIONS = st.integers(0, 6)
 
@@ -19,15 +26,19 @@ def artifact_sets(draw: st.DrawFn) -> tuple[Artifact, ...]:
     return tuple(Artifact(key, draw(st.integers(0, 20))) for key in chosen)
 
 
-def every_way(held: int, head: int, artifacts: tuple[Artifact, ...]) -> list[tuple[Artifact, ...]]:
+def every_way(
+    held: int, head: int, artifacts: tuple[Artifact, ...], *, public: bool
+) -> list[tuple[Artifact, ...]]:
+    """Return every chain from ``held``, from nothing or, if it may, from the public base model."""
     ways: list[tuple[Artifact, ...]] = []
     for length in range(len(artifacts) + 1):
         for way in itertools.combinations(
             sorted(artifacts, key=lambda artifact: artifact.key.version), length
         ):
             at = held
-            for step in way:
-                if step.key.base_version not in (at, NO_BASE):
+            for number, step in enumerate(way):
+                is_public = public and number == 0 and step.key.base_version == PUBLIC_VERSION
+                if step.key.base_version not in (at, NO_BASE) and not is_public:
                     break
                 at = step.key.version
             else:
@@ -41,10 +52,14 @@ def cost(way: tuple[Artifact, ...]) -> tuple[int, int]:
 
 
 @settings(deadline=None, max_examples=200)
-@given(held=st.integers(NO_BASE, 6), head=VERSIONS, artifacts=artifact_sets())
-def test_no_way_is_cheaper_than_the_plan(held: int, head: int, artifacts: tuple[Artifact, ...]) -> None:
-    found = plan(held, head, artifacts)
-    ways = every_way(held, head, artifacts) if head >= held else []
+@given(held=st.integers(NO_BASE, 6), head=VERSIONS, artifacts=artifact_sets(), public=st.booleans())
+def test_no_way_is_cheaper_than_the_plan(
+    held: int, head: int, artifacts: tuple[Artifact, ...], public: bool
+) -> None:
+    found = (plan_catch_up if public else plan)(held, head, artifacts)
+    ways = every_way(held, head, artifacts, public=public) if head >= held else []
+    if public and held <= head == PUBLIC_VERSION:
+        ways.append(())
     if found is None:
         assert not ways
     else:

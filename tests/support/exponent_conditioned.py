@@ -5,8 +5,7 @@ import numpy as np
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import reference
 from node.weights.codec.exponent_conditioned.bits import BitWriter
-from node.weights.codec.exponent_conditioned.choice import Implementation
-from node.weights.codec.exponent_conditioned.kernel import NativeCodec
+from node.weights.codec.exponent_conditioned.choice import Implementation, NativeCodec
 from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, Fault
 from node.weights.format.digests import Words
 

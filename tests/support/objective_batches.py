@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch
+from learner.objective.importance import expectation_weight, log_group_expectation
 from support.objective_twins import Rows, Sample
 
 
@@ -64,6 +65,11 @@ def in_order(batch: ObjectiveBatch, order: list[int]) -> ObjectiveBatch:
         proximal_logprob=None if batch.proximal_logprob is None else batch.proximal_logprob[order],
         expected_kl_nats=None if batch.expected_kl_nats is None else batch.expected_kl_nats[order],
     )
+
+
+def group_expectation_weight(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+    """Return GEPO's weight of each completion of one group: p / E."""
+    return expectation_weight(learner_logprob, log_group_expectation(behaviour_logprob))
 
 
 def gradient_of(loss: Tensor, batch: ObjectiveBatch) -> Tensor:

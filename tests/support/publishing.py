@@ -13,11 +13,9 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.whole_versions import WholeVersion
-from learner.disk_wait import DiskWait
-from learner.metrics import LearnerMetrics
-from learner.publishing.catch_up_deltas import CatchUpDeltas
+from learner.metrics import Instruments, LearnerMetrics
+from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.publisher import Publisher
-from learner.publishing.publishing_schedule import PublishingSchedule
 from learner.publishing.signer import Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
@@ -52,10 +50,14 @@ def held(version: int, layout: Layout = LAYOUT) -> HeldPolicy:
     return HeldPolicy.of(version, words_of(version), layout=layout)
 
 
+def wide(words: Words) -> dict[str, torch.Tensor]:
+    """The float32 numbers that round to some words."""
+    flat = torch.from_numpy(words.copy()).view(torch.bfloat16).float()
+    return {span.name: flat[span.start_word :][: span.words].view(span.shape) for span in LAYOUT.tensors}
+
+
 def masters_of(version: int) -> dict[str, torch.Tensor]:
-    """The float32 numbers that round to ``words_of``."""
-    wide = torch.from_numpy(words_of(version)).view(torch.bfloat16).float()
-    return {span.name: wide[span.start_word :][: span.words].view(span.shape) for span in LAYOUT.tensors}
+    return wide(words_of(version))
 
 
 def open_store(directory: Path) -> ArtifactStore:
@@ -106,12 +108,6 @@ class Publishing:
         return [] if announcement is None else [artifact.key for artifact in announcement.artifacts]
 
 
-def make_disk_wait() -> DiskWait:
-    clock = SystemClock()
-    node_metrics = NodeMetrics(CollectorRegistry(), roles=["learner"], clock=clock)
-    return DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1)
-
-
 @asynccontextmanager
 async def publishing(
     directory: Path,
@@ -128,36 +124,36 @@ async def publishing(
     async def run_settings() -> RunSettings:
         return RunSettings("addition", 2, 2, max_staleness_versions, 1.0, hub_head, SAMPLING)
 
-    store, stopping, metrics = open_store(directory), asyncio.Event(), LearnerMetrics(CollectorRegistry())
-    access = MasterAccess(version=start.version.number, monotonic=SystemClock().monotonic)
-    masters = masters_of(start.version.number)
+    store, stopping, clock = open_store(directory), asyncio.Event(), SystemClock()
+    registry = CollectorRegistry()
+    instruments = Instruments.of(registry, NodeMetrics(registry, roles=["learner"], clock=clock), clock=clock)
+    access = MasterAccess(version=start.version.number, monotonic=clock.monotonic)
+    masters = wide(start.words)
     signer = Signer(KEY, "run", 1)
     publisher = Publisher(
         access,
         MasterWords(masters, layout),
         store,
-        start=start,
-        layout=layout,
         signer=signer,
-        threads=threads,
-        schedule=PublishingSchedule(
+        further=FurtherArtifacts(
             store,
+            signer,
+            layout=layout,
+            words0=words_of(0),
             keyframe_every_versions=keyframe_every,
             public_delta_every_versions=public_every,
             longest_lag_versions=lambda: lag,
         ),
-        catch_up=CatchUpDeltas(store, layout=layout, words0=words_of(0), signer=signer),
+        threads=threads,
         run_settings=run_settings,
-        disk_wait=make_disk_wait(),
-        clock=SystemClock(),
-        metrics=metrics,
+        instruments=instruments,
     )
     is_ready = asyncio.Event()
     task = asyncio.create_task(publisher.run(ready=is_ready.set, stopping=stopping))
     ready = asyncio.create_task(is_ready.wait())
     await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield Publishing(access, masters, store, task, stopping, metrics)
+        yield Publishing(access, masters, store, task, stopping, instruments.metrics)
     finally:
         ready.cancel()
         task.cancel()

@@ -19,8 +19,8 @@ from node.clock import Clock, SystemClock
 from node.errors import Reason
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
-from node.rpc.interceptor import RpcLimits
-from node.rpc.keepalive import KEEPALIVE, Keepalive
+from node.rpc.channel import KEEPALIVE, Keepalive
+from node.rpc.interceptor import Admission, RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.rpc.strangers_gate import GateLimits
 from support.identity import MadeRun
@@ -79,11 +79,8 @@ async def serving(
         "test server",
         listen=listen,
         servicers=servicers,
-        run_id=made.run_id,
         identity=(identity or made.coordinator) if tls else None,
-        revocations=RevocationList(revoked),
-        clock=clock or SystemClock(),
-        count_refusal=count_refusal,
+        admission=Admission(made.run_id, RevocationList(revoked), clock or SystemClock(), count_refusal),
         drain_grace_s=drain_grace_s,
         audience=audience,
         limits=ServerLimits(

@@ -1,27 +1,15 @@
 """Settings of a plain GEPO step, with any one thing changed."""
 
-import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from learner.objective.registry import load_objective
-from learner.training.rate_schedule import RateSchedule
+from learner.config import LearnerConfig
 from learner.training.train_step import StepSettings
 
 
 def make_step_settings(**changes: Any) -> StepSettings:
-    settings = StepSettings(
-        objective=load_objective("gepo"),
-        schedule=RateSchedule(),
-        kl_coefficient=0.0,
-        reference_kl_coefficient=0.0,
-        gradient_clip_norm=1.0,
-        staleness_discount="exponential",
-        staleness_half_life_versions=math.inf,
-        staleness_power=0.5,
-        scales_rate_by_sample_size=False,
-        fast_steps=0,
-        reposition_share=0.8,
-        micro_batch_tokens=1 << 20,
+    config = LearnerConfig(
+        model_dir=Path(), learning_rate=1e-3, objective="gepo", kl_coefficient=0.0, micro_batch_tokens=1 << 20
     )
-    return replace(settings, **changes)
+    return replace(StepSettings.of(config), **changes)

@@ -2,19 +2,19 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import torch
 from prometheus_client import CollectorRegistry
 
 from learner.config import LearnerConfig
-from learner.disk_wait import DiskWait
-from learner.metrics import LearnerMetrics
-from learner.step_log import StepLog
-from learner.training.checkpoint import CheckpointStore
+from learner.metrics import Instruments
+from learner.step_log import StepLine, StepLog
+from learner.training.evidence import Evidence
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, load_policy
 from learner.training.training_loop import TrainingLoop
@@ -24,11 +24,10 @@ from node.clock import SystemClock
 from node.identity.peer import Peer
 from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import EvaluationNotice, Role, RunSettings
+from node.run import EvaluationNotice, Role, RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
 from support.groups import SAMPLING, make_group
 from support.scripted_hub import ScriptedHub
-from support.step_settings import make_step_settings
 
 BATCH = 2
 NOT_EVALUATED = EvaluationNotice(announced=1 << 32)
@@ -41,15 +40,18 @@ RUN = RunSettings(
     head=None,
     sampling=SAMPLING,
 )
-STEP = make_step_settings(staleness_half_life_versions=8.0, micro_batch_tokens=256)
 
 
 @dataclass
 class Told:
-    """Evaluations, as answers to heartbeats tell them."""
+    """A coordinator that says of evaluations what the test lets it say."""
 
+    run: RunSettings
     evaluations: EvaluationNotice
-    answer: asyncio.Event
+    answer: asyncio.Event = field(default_factory=asyncio.Event)
+    run_id: str = "run"
+    tokenizer_digest: bytes = b"t" * 16
+    task_digest: bytes | None = None
 
     def say(self, evaluations: EvaluationNotice) -> None:
         self.evaluations = evaluations
@@ -58,6 +60,15 @@ class Told:
 
     async def next_answer(self) -> None:
         await self.answer.wait()
+
+    async def settings(self) -> RunSettings:
+        return self.run
+
+    async def announced(self, version: int) -> None:
+        assert version > 0
+
+    def now(self) -> float:
+        return time.time()
 
 
 @dataclass
@@ -73,6 +84,14 @@ class RunningLearner:
     """Version and number of groups of every step that observers were told of."""
     told: Told
     node_metrics: NodeMetrics
+    state: TrainingState
+    evidence: Evidence
+
+    @property
+    def report(self) -> StepReport | None:
+        """What heartbeats would report of the newest step."""
+        step = self.state.progress.step
+        return None if step is None else self.evidence.report(step)
 
     def delivered(
         self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
@@ -95,29 +114,24 @@ async def learner(
     state: Path,
     *,
     run: RunSettings = RUN,
-    buffer_groups: int = 8,
-    max_versions: int = 0,
-    quarantine_mismatch_nats: float = math.inf,
-    stop_at_reward: float | None = None,
-    stop_window_versions: int = 16,
     evaluations: EvaluationNotice = NOT_EVALUATED,
+    **settings: Any,
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
     registry = CollectorRegistry()
-    metrics = LearnerMetrics(registry)
-    node_metrics = NodeMetrics(registry, roles=["learner"], clock=clock)
-    policy = load_policy(model_dir, device="cpu")
-    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
-    checkpoints = CheckpointStore(state / "checkpoints")
-    training_state = TrainingState(
-        policy,
-        optimizer,
-        checkpoints=checkpoints,
-        settings=STEP,
-        reward_window_versions=stop_window_versions,
-        reference=None,
-        clock=clock,
+    instruments = Instruments.of(registry, NodeMetrics(registry, roles=["learner"], clock=clock), clock=clock)
+    config = LearnerConfig(
+        model_dir=model_dir,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        kl_coefficient=0.0,
+        staleness_half_life_versions=8.0,
+        micro_batch_tokens=256,
+        **{"buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
     )
+    policy = load_policy(model_dir, device="cpu")
+    training_state = TrainingState(config, policy, directory=state / "checkpoints", clock=clock)
+    training_state.master_access.newest_published = (7, 0.25)
     channel = dial(
         hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
     )
@@ -125,50 +139,31 @@ async def learner(
         channel,
         learner_epoch=1,
         version=training_state.version,
-        capacity_groups=buffer_groups,
+        capacity_groups=config.buffer_groups,
         unacknowledged=training_state.progress.unacknowledged,
         backoff=Backoff(lambda: 0.1),
-        count_lost_stream=metrics.lost_drain_streams.inc,
-        waiting=node_metrics.waiting,
+        count_lost_stream=instruments.metrics.lost_drain_streams.inc,
+        waiting=instruments.node_metrics.waiting,
     )
-
-    async def run_settings() -> RunSettings:
-        return run
-
-    async def announced(version: int) -> None:
-        assert version > 0
-        assert stop_at_reward is not None or version == max_versions
-
-    told = Told(evaluations, asyncio.Event())
+    told = Told(run, evaluations)
     written: list[tuple[int, int]] = []
+
+    def on_step(line: StepLine | None, batch: Sequence[DeliveredGroup]) -> None:
+        if line is not None:
+            written.append((line.report.version, len(batch)))
+
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)
+    evidence = Evidence(config, clock=clock, metrics=instruments.metrics)
     loop = TrainingLoop(
         training_state,
-        step_log=log,
-        config=LearnerConfig(
-            model_dir=model_dir,
-            learning_rate=1e-3,
-            buffer_groups=buffer_groups,
-            max_versions=max_versions,
-            quarantine_mismatch_nats=quarantine_mismatch_nats,
-            stop_at_reward=stop_at_reward,
-            stop_window_versions=stop_window_versions,
-        ),
-        run_id="run",
-        tokenizer_digest=b"t" * 16,
-        run_settings=run_settings,
+        config,
+        coordinator=told,
         drain=drain,
-        announced=announced,
-        evaluations=lambda: told.evaluations,
-        next_answer=lambda: told.next_answer(),
-        on_step=lambda line, batch: written.append((line.report.version, len(batch))),
-        published=lambda: (7, 0.25),
-        coordinator_now=clock.now,
-        clock=clock,
-        disk_wait=DiskWait(node_metrics=node_metrics, clock=clock, random=lambda: 0.1),
-        metrics=metrics,
-        node_metrics=node_metrics,
+        evidence=evidence,
+        step_log=log,
+        on_step=on_step,
+        instruments=instruments,
     )
     stopping = asyncio.Event()
     tasks = [
@@ -185,7 +180,9 @@ async def learner(
             stopping,
             written,
             told,
-            node_metrics,
+            instruments.node_metrics,
+            training_state,
+            evidence,
         )
     finally:
         stopping.set()

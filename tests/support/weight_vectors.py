@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bench.whole_versions import encode_version
 from node.identity.signatures import SigningKey
 from node.weights.assembly.held import HeldPolicy
-from node.weights.codec.frame_codec import encode_frame, encode_gap
+from node.weights.codec.frame_codec import encode_frame
 from node.weights.codec.planes import encode_planes, encode_step_planes
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.layout import Layout, TensorSpec
@@ -77,12 +77,10 @@ def _pairs() -> dict[str, tuple[Words, Words]]:
 def _frames() -> list[dict[str, str]]:
     base = trained_words(300, seed=4)
     words = trained_step(base, seed=5, step=1e-5)
-    gap = encode_gap(words, base=base)
     keyframe = encode_frame(words, base=None)
     return [
         {"codec": "UNCHANGED", "base": _hex(base), "words": _hex(base), "payload": ""},
         {"codec": "RAW", "base": "", "words": _hex(words), "payload": _hex(words)},
-        {"codec": "GAP", "base": _hex(base), "words": _hex(words), "payload": gap.hex()},
         {
             "codec": keyframe.codec.name,
             "base": "",

@@ -63,9 +63,8 @@ def rebuild_frame(
     Args:
         steps: verified manifests, each starting from the version before it, with this frame's payload.
         start: the frame's words in the version the first step starts from; None for a keyframe.
-    Raises:
-        DamagedFrameError: a payload is not the signed one, or does not make the signed words.
-        WrongBaseError: the steps do not follow from each other in this frame.
+    Raises DamagedFrameError: a payload is not the signed one, or does not make the signed words.
+    WrongBaseError: the steps do not follow from each other in this frame.
     """
     span, words = layout.frames[frame], start
     for manifest, payload in steps:
@@ -84,9 +83,8 @@ def make_frame(
 
     Returns:
         ``words_digest`` of the words.
-    Raises:
-        DamagedFrameError: the payload is not the signed one, or does not make the signed words.
-        WrongBaseError: ``base`` is not what the payload starts from.
+    Raises DamagedFrameError: the payload is not the signed one, or does not make the signed words.
+    WrongBaseError: ``base`` is not what the payload starts from.
     """
     check_payload(frame, payload, manifest)
     record = manifest.frames[frame]

@@ -27,7 +27,7 @@ FrameWords = Callable[[int], Words]
 
 @dataclass(frozen=True, slots=True)
 class CodedFrame:
-    """What a manifest needs of a frame. Its payload is kept elsewhere."""
+    """The part of a coded frame that a manifest needs. Its payload is kept elsewhere."""
 
     record: FrameRecord
     digest: int
@@ -53,8 +53,7 @@ def code_frames(
         put: takes the payloads, in order, in this thread.
         executor: threads that share the frames and release the interpreter lock; None: this thread alone.
         under_way: frames begun and not yet put, at most; it bounds the memory.
-    Raises:
-        RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
+    Raises RefusedError: NON_FINITE, naming the tensor: a NaN or an infinity is never published.
     """
     coded_frames: list[CodedFrame] = []
 
@@ -95,8 +94,7 @@ def join(
 
     Args:
         base: the version all frames were coded against; None: a keyframe.
-    Raises:
-        ValueError: frames are missing, or ``version`` is not newer than its base.
+    Raises ValueError: frames are missing, or ``version`` is not newer than its base.
     """
     if len(coded) != len(layout.frames):
         raise ValueError(f"{len(coded)} frames were coded, the layout has {len(layout.frames)}")

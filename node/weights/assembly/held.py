@@ -21,8 +21,7 @@ class HeldPolicy:
     def of(cls, number: int, words: Words, *, layout: Layout) -> "HeldPolicy":
         """Return ``words`` as version ``number``, with the root computed from them.
 
-        Raises:
-            ValueError: the words are not of this layout.
+        Raises ValueError: the words are not of this layout.
         """
         check_size(words, layout)
         digests = (words_digest(words[frame.slice]) for frame in layout.frames)

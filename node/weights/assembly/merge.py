@@ -37,9 +37,8 @@ def merge_version(
         base_frame: of ``base_version``; called once for each frame, in order.
         put: takes the payloads, in order.
         is_superseded: asked after each frame.
-    Raises:
-        RefusedError: DAMAGED: the words of ``head`` have changed in memory; and whatever ``base_frame`` and
-            ``put`` raise.
+    Raises RefusedError: DAMAGED: the words of ``head`` have changed in memory; and whatever ``base_frame``
+    and ``put`` raise.
     """
     # The base root is computed from the words coded against. If they are not those of the version after all,
     # no receiver has this base, and none starts from it.
@@ -85,8 +84,7 @@ def stored_version(
 
     Args:
         words0: the public base model; may be a memory map, of which a frame is read at a time.
-    Raises:
-        RefusedError: UNKNOWN_VERSION: nothing stored leads there; in the body, DAMAGED and others.
+    Raises RefusedError: UNKNOWN_VERSION: nothing stored leads there; in the body, DAMAGED and others.
     """
     announcement = store.announcement()
     artifacts = () if announcement is None else announcement.artifacts

@@ -3,35 +3,36 @@
     codec                 base    payload
     UNCHANGED             needed  nothing: the words are those of the base
     RAW                   none    the words, little-endian
-    GAP                   needed  changed places and steps as bytes, in one zstd frame
     EXPONENT_CONDITIONED  needed  changed places and steps as bits, by the exponents of the base
     KEYFRAME              none    sign and mantissa, a byte per word; then the exponents as one zstd frame
-    PLANES                none    elements of other widths, byte by byte, in one zstd frame
-    STEP_PLANES           needed  their steps, likewise
+    PLANES                none    elements of any width, byte by byte, in one zstd frame
+    STEP_PLANES           needed  their steps, byte by byte, in one zstd frame
 
-A step is new - old on the raw bits modulo 2^16: integer arithmetic, never floats, so every word is
-reproduced whatever it means. Nine changes in ten are a step of 1 up or down. A GAP payload is 1.5 times
-as long, but does not depend on the words of the base: two of them can be merged by a peer that has
-neither version. proto/WEIGHTS.md has every field.
+A step is new - old on the raw bits, modulo the width of an element: integer arithmetic, never floats, so
+every word is reproduced whatever it means. proto/WEIGHTS.md has every field.
 
 Until its digest is checked a payload may come from a stranger, and afterwards from a faulty learner: every
 count is compared with the words of the frame before it is used.
 """
 
-import struct
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
 from node.weights.codec.exponent_conditioned import choice
 from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, Delta
 from node.weights.codec.exponent_conditioned.reference import are_finite
-from node.weights.codec.keyframe import join_words, split_words
-from node.weights.codec.planes import add_step_planes, encode_planes, encode_step_planes, write_planes
+from node.weights.codec.planes import (
+    add_step_planes,
+    encode_planes,
+    encode_step_planes,
+    join_words,
+    split_words,
+    write_planes,
+)
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.dtypes import BFLOAT16, Dtype
 from node.weights.format.payload_codec import Codec, payload_limit
@@ -49,20 +50,12 @@ class EncodedFrame:
     """No element is a NaN or an infinity."""
 
 
-# A GAP payload is u32 gap bytes, u32 large steps, then: gap bytes, the unchanged words before the next
-# change (255: so many and no change yet); a byte per change, zigzag step - 1 (255: it is the next large
-# step); large steps as u16.
-_SKIP: Final = 255
-_LARGE: Final = 255
-_NO_STEP: Final = 0xFFFF
-"""The largest step is -2^15, whose zigzag - 1 is one less: this one would wrap to a step of zero."""
-_GAP_HEADER: Final = struct.Struct("<II")
 _TRAINED_BITS: Final = 12
 """A change by training costs 4 to 9 bits, exponent-conditioned; above, zstd may find a pattern."""
 _FEW_BITS: Final = 512
-"""What the other fields of a frame with few changes may cost. zstd's own header is 12 bytes."""
+"""Allowance for the other fields of a frame with few changes. zstd's own header is 12 bytes."""
 _LEVEL: Final = 1
-"""zstd level. Gaps are nearly random: level 3 saves 2 % of a frame, level 19 6 % in three times the time."""
+"""zstd level. Exponents compress at any level."""
 
 
 def encode_frame(words: Words, *, base: Words | None, dtype: Dtype = BFLOAT16) -> EncodedFrame:
@@ -110,7 +103,7 @@ def _smallest(delta: Delta, words: Words, *, base: Words) -> tuple[Codec, bytes]
         candidates.append((Codec.EXPONENT_CONDITIONED, delta.payload))
         if 8 * len(delta.payload) <= _TRAINED_BITS * delta.changes + _FEW_BITS:
             return candidates[0]
-    candidates.append((Codec.GAP, encode_gap(words, base=base)))
+    candidates.append((Codec.STEP_PLANES, encode_step_planes(words, base=base, element_bytes=2)))
     # A keyframe has a byte of sign and mantissa per word, before its exponents.
     if min(map(_size, candidates)) > words.size:
         candidates += _base_free(words)
@@ -125,21 +118,6 @@ def _size(candidate: tuple[Codec, bytes]) -> int:
     return len(candidate[1])
 
 
-def encode_gap(words: Words, *, base: Words) -> bytes:
-    """Return the GAP payload that makes ``words`` from ``base``, which must differ."""
-    changed = _changed(base, words)
-    skips, rest = np.divmod(np.diff(changed, prepend=-1) - 1, _SKIP)
-    ends = np.cumsum(skips + 1) - 1
-    gaps = np.full(ends[-1] + 1, _SKIP, np.uint8)
-    gaps[ends] = rest
-    step = (words[changed] - base[changed]).view(np.int16)
-    zigzag = ((step << 1) ^ (step >> 15)).view(np.uint16) - np.uint16(1)
-    large = zigzag[zigzag >= _LARGE].astype("<u2")
-    steps = np.minimum(zigzag, _LARGE).astype(np.uint8)
-    plain = _GAP_HEADER.pack(gaps.size, large.size) + gaps.tobytes() + steps.tobytes() + large.tobytes()
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
-
-
 def decode_frame(
     codec: Codec, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype = BFLOAT16
 ) -> int:
@@ -149,9 +127,8 @@ def decode_frame(
         base: the words the payload was coded against; needed if ``codec.needs_base``.
         out: overwritten; worthless if this raises. Must not overlap ``base``.
         dtype: of the elements; any codec may come with any dtype.
-    Raises:
-        RefusedError: MALFORMED: no encoder makes this payload.
-        ValueError: the base is missing or has another size; the words do not hold whole elements.
+    Raises RefusedError: MALFORMED: no encoder makes this payload. ValueError: the base is missing or has
+    another size; the words do not hold whole elements.
     """
     if len(payload) > payload_limit(codec, out.size):
         raise _malformed(codec, f"{len(payload)} bytes for {out.size} words")
@@ -168,8 +145,6 @@ def decode_frame(
             if len(payload) != 2 * out.size:
                 raise _malformed(codec, f"{len(payload)} bytes for {out.size} words")
             out[:] = np.frombuffer(payload, "<u2")
-        case Codec.GAP:
-            _apply_gap(payload, out)
         case Codec.KEYFRAME:
             return _decode_keyframe(payload, out)
         case Codec.PLANES:
@@ -185,42 +160,6 @@ def _decode_exponent_conditioned(payload: bytes, *, base: Words, out: Words) -> 
         return choice.implementation().decode(payload, base=base, out=out)
     except BrokenPayloadError as broken:
         raise _malformed(Codec.EXPONENT_CONDITIONED, str(broken)) from broken
-
-
-def _changed(base: Words, words: Words) -> NDArray[np.intp]:
-    """Return the positions that differ, in order. Compares four words at a time."""
-    wide = base.size & ~3
-    hits = np.flatnonzero(base[:wide].view(np.uint64) != words[:wide].view(np.uint64))
-    near = (4 * hits[:, None] + np.arange(4)).ravel()
-    near = np.concatenate([near, np.arange(wide, base.size)])
-    changed: NDArray[np.intp] = near[base[near] != words[near]]
-    return changed
-
-
-def _apply_gap(payload: bytes, out: Words) -> None:
-    plain = _decompress(Codec.GAP, payload, limit_bytes=_GAP_HEADER.size + 4 * out.size)
-    if len(plain) < _GAP_HEADER.size:
-        raise _malformed(Codec.GAP, f"{len(plain)} bytes are fewer than its header")
-    gap_count, large_count = _GAP_HEADER.unpack_from(plain)
-    gaps = np.frombuffer(plain, np.uint8, offset=_GAP_HEADER.size)[:gap_count]
-    ends = np.flatnonzero(gaps != _SKIP)
-    steps_at = _GAP_HEADER.size + gap_count
-    large_at = steps_at + ends.size
-    if len(plain) != large_at + 2 * large_count or ends.size == 0 or ends[-1] != gap_count - 1:
-        raise _malformed(
-            Codec.GAP, f"{ends.size} changes and {large_count} large steps do not fit {len(plain)} bytes"
-        )
-    positions = np.cumsum(gaps + (gaps != _SKIP), dtype=np.int64)[ends] - 1
-    if positions[-1] >= out.size:
-        raise _malformed(Codec.GAP, f"a change at word {positions[-1]} of a frame of {out.size}")
-    zigzag = np.frombuffer(plain, np.uint8, count=ends.size, offset=steps_at).astype(np.uint16)
-    large = np.frombuffer(plain, "<u2", offset=large_at)
-    places = np.flatnonzero(zigzag == _LARGE)
-    if places.size != large.size or ((large < _LARGE) | (large == _NO_STEP)).any():
-        raise _malformed(Codec.GAP, f"{places.size} large steps announced, {large.size} found")
-    zigzag[places] = large
-    zigzag += 1
-    out[positions] += (zigzag >> 1) ^ -(zigzag & 1)
 
 
 def _encode_keyframe(words: Words) -> bytes:

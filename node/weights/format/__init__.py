@@ -1,1 +1,1 @@
-"""What a version is: dtypes, layout, frames, digests, the signed manifest."""
+"""The parts of a version: dtypes, layout, frames, digests, the signed manifest."""

@@ -96,7 +96,7 @@ class Layout:
 
     @property
     def summary(self) -> str:
-        """What people compare where two digests differ, at most about 150 characters."""
+        """Return a summary for people to compare when two digests differ, at most about 150 characters."""
         numbers = [int(number[1]) for span in self.tensors if (number := _LAYER.search(span.name))]
         embeddings = [span.shape[0] for span in self.tensors if _EMBEDDING.search(span.name) and span.shape]
         dtypes = sorted({span.dtype.name for span in self.tensors})
@@ -110,10 +110,9 @@ class Layout:
     def of(cls, specs: Iterable[TensorSpec], *, frame_words: int = limits.FRAME_WORDS) -> "Layout":
         """Return the layout of ``specs``, given in any order.
 
-        Raises:
-            RefusedError: LAYOUT_MISMATCH: a dtype cannot be coded; MALFORMED: a name or shape breaks a
-                rule, or a name comes twice; OVER_LIMIT: too many frames, or frames too large, or too
-                small for an element.
+        Raises RefusedError: LAYOUT_MISMATCH: a dtype cannot be coded; MALFORMED: a name or shape breaks a
+        rule, or a name comes twice; OVER_LIMIT: too many frames, or frames too large, or too small for an
+        element.
         """
         if not 1 <= frame_words <= limits.FRAME_WORDS:
             raise RefusedError(

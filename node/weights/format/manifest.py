@@ -93,8 +93,7 @@ class Manifest:
     def check_layout(self, layout: Layout) -> None:
         """Refuse a manifest made for another model than ``layout`` describes.
 
-        Raises:
-            RefusedError: LAYOUT_MISMATCH; OVER_LIMIT: a payload is larger than its frame allows.
+        Raises RefusedError: LAYOUT_MISMATCH; OVER_LIMIT: a payload is larger than its frame allows.
         """
         if self.layout_digest != layout.digest or len(self.frames) != len(layout.frames):
             raise RefusedError(
@@ -146,8 +145,7 @@ def signed_by(manifest: Manifest, key: SigningKey) -> Manifest:
 def verify_signed(signed: bytes, *, public_key: bytes, run_id: str) -> Manifest:
     """Return the manifest inside ``signed``, if the run's learner signed it for this run.
 
-    Raises:
-        RefusedError: OVER_LIMIT, BAD_SIGNATURE, MALFORMED or FOREIGN_RUN, checked in that order.
+    Raises RefusedError: OVER_LIMIT, BAD_SIGNATURE, MALFORMED or FOREIGN_RUN, checked in that order.
     """
     if len(signed) > limits.MANIFEST_BYTES:
         raise RefusedError(
@@ -166,8 +164,7 @@ def verify_signed(signed: bytes, *, public_key: bytes, run_id: str) -> Manifest:
 def parse(message: bytes) -> Manifest:
     """Return the manifest whose canonical bytes are ``message``.
 
-    Raises:
-        RefusedError: MALFORMED or OVER_LIMIT. Nothing else is raised, whatever the bytes are.
+    Raises RefusedError: MALFORMED or OVER_LIMIT. Nothing else is raised, whatever the bytes are.
     """
     if len(message) < _HEADER.size:
         raise _malformed(f"it has {len(message)} bytes, fewer than its header")

@@ -40,15 +40,14 @@ class StoredDtypes:
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     most: str = BFLOAT16.name
-    """Of most elements: for tensors that the files have under no name of the model's."""
+    """The dtype of most elements: for tensors that the files have under no name of the model's."""
 
     @classmethod
     def of(cls, model_dir: Path) -> "StoredDtypes":
         """Read them from the files that transformers would load.
 
-        Raises:
-            ValueError: a file is not what safetensors makes, or is cut short.
-            OSError: a file cannot be read.
+        Raises ValueError: a file is not what safetensors makes, or is cut short. OSError: a file cannot be
+        read.
         """
         by_name: dict[str, str] = {}
         elements: Counter[str] = Counter()
@@ -61,19 +60,14 @@ class StoredDtypes:
         return cls(by_name, most)
 
     def of_parts(self, names: Mapping[str, str]) -> "StoredDtypes":
-        """Return them by the model's names, where files have other names or a tensor in parts (experts).
-
-        Args:
-            names: In the files -> in the model.
-        """
+        """Return them by the model's ``names`` (file -> model), which may differ or join parts (experts)."""
         of_parts = {names[part]: dtype for part, dtype in self.by_name.items() if part in names}
         return replace(self, by_name={**of_parts, **self.by_name})
 
     def published(self, names: Iterable[str], *, held: str) -> str:
-        """Return the dtype that a tensor with these names, one of them or more, is published in.
+        """Return the dtype that a tensor of these names is published in.
 
-        Args:
-            held: what it has in memory; kept, unless it is floating.
+        What it has in memory, ``held``, is kept unless it is floating.
         """
         if held in DTYPES and not DTYPES[held].is_floating:
             return held

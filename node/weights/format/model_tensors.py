@@ -13,7 +13,7 @@ from node.weights.format.model_files import StoredDtypes
 
 
 class ModelTensor(Protocol):
-    """What is read of a torch.Tensor."""
+    """The part of torch.Tensor that is used here."""
 
     @property
     def shape(self) -> Sequence[int]: ...

@@ -11,15 +11,14 @@ class Codec(enum.IntEnum):
 
     UNCHANGED = 0
     RAW = 1
-    GAP = 2
-    EXPONENT_CONDITIONED = 3
-    KEYFRAME = 4
-    PLANES = 5
-    STEP_PLANES = 6
+    EXPONENT_CONDITIONED = 2
+    KEYFRAME = 3
+    PLANES = 4
+    STEP_PLANES = 5
 
     @property
     def needs_base(self) -> bool:
-        return self in (Codec.UNCHANGED, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.STEP_PLANES)
+        return self in (Codec.UNCHANGED, Codec.EXPONENT_CONDITIONED, Codec.STEP_PLANES)
 
 
 def payload_limit(codec: Codec, words: int) -> int:

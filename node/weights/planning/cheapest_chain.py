@@ -17,13 +17,8 @@ PUBLIC_VERSION: Final = 0
 def plan(held: int, head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
     """Return the artifacts to apply, in order, to get from version ``held`` to ``head``.
 
-    The chain has the fewest bytes; among equals, the fewest artifacts.
-
-    Args:
-        held: a version number, or NO_BASE.
-        artifacts: what can be had, in any order.
-    Returns:
-        Empty if ``head`` is held; None if there is no chain, as for any older version.
+    The chain has the fewest bytes; among equals, the fewest artifacts. It is empty if ``head`` is held; None
+    if there is no chain, as for any older version.
     """
     if head < held:
         return None
@@ -35,14 +30,9 @@ def plan_catch_up(
 ) -> tuple[Artifact, ...] | None:
     """Return the cheapest way for a peer that holds ``held`` and has the public base model on disk.
 
-    The first artifact may start from PUBLIC_VERSION although another version is held.
-
-    Args:
-        held: a version number, or NO_BASE.
-        head: where to get to.
-        artifacts: what can be had, in any order.
-        artifact_cost_bytes: what each artifact costs besides its bytes: what the peer's link could have
-            carried while it asked. On a long link fewer, larger artifacts are then cheaper.
+    The first artifact may start from PUBLIC_VERSION although another version is held. Each artifact costs
+    ``artifact_cost_bytes`` besides its bytes: what the peer's link could have carried while it asked. On a
+    long link fewer, larger artifacts are then cheaper.
     """
     if head < held:
         return None
@@ -73,8 +63,7 @@ def newest_reachable(artifacts: Iterable[Artifact]) -> int | None:
 def upload_path(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: int) -> tuple[Artifact, ...]:
     """Return the local artifacts that move a hub with ``remote`` to ``head`` with the fewest bytes sent.
 
-    Returns:
-        In the order to apply; empty if the hub can get there already, or cannot.
+    They are in the order to apply; empty if the hub can get there already, or cannot.
     """
     has = {artifact.key for artifact in remote}
     at_no_cost = [Artifact(key, 0) for key in has]

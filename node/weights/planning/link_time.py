@@ -18,7 +18,7 @@ _MEASURABLE_S: Final = 0.02
 """Fewer bytes, or a shorter time, are one burst and say nothing about the rate."""
 
 _MOST_COST_BYTES: Final = 1 << 40
-"""What a link of unknown rate is taken to carry in a round trip: so much that only round trips count."""
+"""Assumed capacity of a round trip on a link of unknown rate: so much that only round trips count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Link:
     """Round trip and rate as measured; ``Link()``: nothing measured yet."""
 
     round_trip_s: float = 0.0
-    """From a request to its answer, the server's own time included; 0: not measured."""
+    """Time from a request to its answer, the server's own time included; 0: not measured."""
     bytes_per_s: float = math.inf
-    """Of all connections together, from the first byte of a fetch to its last."""
+    """Rate of all connections together, from the first byte of a fetch to its last."""
 
     def answered(self, took_s: float) -> "Link":
         """Return the link after an answer that needed no work and took so long."""
@@ -65,7 +65,7 @@ class Progress:
 
     began_at_s: float
     size_bytes: int = 0
-    """Of the artifact; 0 before its manifest arrives."""
+    """Size of the artifact; 0 before its manifest arrives."""
     signed_at_s: float | None = None
     """When the manifest arrived."""
     arrived_bytes: int = 0
@@ -91,12 +91,8 @@ class Progress:
     def remaining_s(self, link: Link, *, size_bytes: int, now: float) -> float:
         """Return an estimate of the seconds until the fetch is complete.
 
-        An overdue fetch is expected to take as long again as it has been silent.
-
-        Args:
-            link: as measured, including by this fetch.
-            size_bytes: of the artifact as announced; used until its manifest arrives.
-            now: on the clock of the other times.
+        An overdue fetch is expected to take as long again as it has been silent. ``size_bytes``, as
+        announced, is used until the manifest arrives.
         """
         left_bytes = max(0, (self.size_bytes or size_bytes) - self.arrived_bytes)
         if self.arrived_bytes:

@@ -103,11 +103,7 @@ class Pursuit:
     ) -> bool:
         """Return whether to finish a fetch whose bytes the cheapest path no longer needs.
 
-        Args:
-            progress: of the fetch.
-            artifact: which it fetches.
-            instead: what would be fetched in its place, if anything.
-            now: on the clock of ``progress``.
+        ``instead`` would be fetched in its place; ``now`` is on the clock of ``progress``.
         """
         if instead is None or not self.link.round_trip_s or self.drops_in_a_row >= MOST_DROPS:
             return True

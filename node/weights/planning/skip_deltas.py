@@ -29,11 +29,7 @@ def next_base(
 ) -> int | None:
     """Return the version from which the next delta to ``head`` should start; None: there are enough.
 
-    Args:
-        head: the newest version published.
-        artifacts: everything retained; only a base whose words can be made from them is returned.
-        longest_lag_versions: of any peer.
-        public_every_versions: distance between deltas from the public base model.
+    Only a base whose words can be made from ``artifacts``, everything retained, is returned.
     """
     artifacts = tuple(artifacts)
     made = {artifact.key for artifact in artifacts}

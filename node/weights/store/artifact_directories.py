@@ -31,8 +31,7 @@ class ArtifactDirectories:
     def __init__(self, root: Path, *, public_key: bytes, run_id: str) -> None:
         """Open ``root``, made if need be, and load what an earlier process left there.
 
-        Raises:
-            OSError: the directory cannot be used.
+        Raises OSError: the directory cannot be used.
         """
         self._complete = root / "complete"
         self._incoming = root / "incoming"
@@ -54,11 +53,7 @@ class ArtifactDirectories:
         return iter(self._artifacts.values())
 
     def draft(self) -> Draft:
-        """Return an empty draft of an artifact's payloads.
-
-        Raises:
-            RefusedError: DISK.
-        """
+        """Return an empty draft of an artifact's payloads. Raises RefusedError: DISK."""
         return Draft(self._scratch)
 
     def get(self, key: ArtifactKey) -> ArtifactFiles | None:
@@ -66,11 +61,7 @@ class ArtifactDirectories:
         return self._artifacts.get(key)
 
     def find(self, key: ArtifactKey) -> ArtifactFiles:
-        """Return an artifact.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return an artifact. Raises RefusedError: UNKNOWN_VERSION."""
         artifact = self._artifacts.get(key)
         if artifact is None:
             raise RefusedError(
@@ -97,9 +88,7 @@ class ArtifactDirectories:
 
         Beyond INCOMING_ARTIFACTS incomplete ones, the oldest version goes.
 
-        Raises:
-            RefusedError: OVER_LIMIT.
-            OSError: the disk does not take it.
+        Raises RefusedError: OVER_LIMIT. OSError: the disk does not take it.
         """
         self.remove(manifest.key)
         incoming = sorted(artifact.manifest.key for artifact in self if not self.is_complete(artifact))

@@ -31,11 +31,7 @@ class Draft:
     """The payloads of an artifact being made here, in order; its manifest comes last."""
 
     def __init__(self, parent: Path) -> None:
-        """Create an empty file in the directory ``parent``.
-
-        Raises:
-            RefusedError: DISK.
-        """
+        """Create an empty file in the directory ``parent``. Raises RefusedError: DISK."""
         with _cannot_be_stored("a version that is being made"):
             descriptor, name = tempfile.mkstemp(prefix="draft-", dir=parent)
         self._file = os.fdopen(descriptor, "wb")
@@ -43,21 +39,13 @@ class Draft:
         self.size_bytes = 0
 
     def append(self, payload: bytes) -> None:
-        """Write the payload of the next frame.
-
-        Raises:
-            RefusedError: DISK.
-        """
+        """Write the payload of the next frame. Raises RefusedError: DISK."""
         with _cannot_be_stored("a version that is being made"):
             self._file.write(payload)
         self.size_bytes += len(payload)
 
     def finish(self) -> None:
-        """Flush and close the file; nothing can be appended any more.
-
-        Raises:
-            RefusedError: DISK.
-        """
+        """Flush and close the file; nothing can be appended any more. Raises RefusedError: DISK."""
         with _cannot_be_stored("a version that is being made"):
             self._file.close()
 
@@ -94,9 +82,7 @@ class ArtifactFiles:
         Args:
             whole: the artifact was complete: its frames are hashed when they are read. Otherwise they
                 are hashed now.
-        Raises:
-            RefusedError: the manifest is damaged, or of another run.
-            OSError: a file cannot be read.
+        Raises RefusedError: the manifest is damaged, or of another run. OSError: a file cannot be read.
         """
         signed = (directory / _MANIFEST).read_bytes()
         artifact = cls(directory, verify_signed(signed, public_key=public_key, run_id=run_id))
@@ -140,8 +126,7 @@ class ArtifactFiles:
     def write(self, frame: int, payload: bytes) -> None:
         """Write the payload of a frame. It survives a crash once ``sync`` has returned.
 
-        Raises:
-            RefusedError: DAMAGED, if it is not the payload that was signed; DISK, if it cannot be written.
+        Raises RefusedError: DAMAGED, if it is not the payload that was signed; DISK, if it cannot be written.
         """
         if not self._is_intact(frame, payload):
             raise RefusedError(
@@ -162,9 +147,7 @@ class ArtifactFiles:
     def adopt(self, draft: Draft) -> None:
         """Adopt the payloads of a draft. They survive a crash once ``sync`` has returned.
 
-        Raises:
-            ValueError: they are not of the size that the manifest says.
-            OSError: they could not be moved.
+        Raises ValueError: they are not of the size that the manifest says. OSError: they could not be moved.
         """
         if draft.size_bytes != self.manifest.size_bytes:
             raise ValueError(

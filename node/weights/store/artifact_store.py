@@ -17,27 +17,46 @@ except ``announcement``, ``listening`` and ``lease``. One process owns the direc
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import Announcement, Artifact, ArtifactKey
+from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.cheapest_chain import newest_reachable
-from node.weights.planning.retention import surplus
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
 from node.weights.store.head_file import Head, StoreMark
-from node.weights.store.listeners import Listeners
-from node.weights.store.offers import admit_offer
+from node.weights.store.offers import admit_offer, surplus
 from node.weights.store.readers import Readers
 
 logger = logging.getLogger(__name__)
 
 _HEAD_FILE: Final = "head.json"
+
+
+class Listeners:
+    """Calls each listener on the notifying thread: a listener must not block."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], object]] = []
+
+    @contextmanager
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Call ``listener`` at each ``notify`` for the time of the body."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def notify(self) -> None:
+        """Call every listener."""
+        for listener in tuple(self._listeners):
+            listener()
 
 
 class ArtifactStore:
@@ -54,11 +73,9 @@ class ArtifactStore:
     ) -> None:
         """Open ``root``, made if need be, and load what an earlier process left there.
 
-        Args:
-            retained_keyframes: at least 1; what starts before the oldest of them is removed.
-            monotonic: the clock that lingering is measured by, seconds.
-        Raises:
-            StartupError: the directory cannot be used.
+        What starts before the oldest of ``retained_keyframes``, at least 1, is removed.
+
+        Raises StartupError: the directory cannot be used.
         """
         self._root = root
         self._public_key = public_key
@@ -83,6 +100,10 @@ class ArtifactStore:
         """Return the head and every artifact that can be fetched; None before the first version."""
         return self._announcement
 
+    def head(self) -> PolicyVersion | None:
+        """Return the newest version announced; None before the first."""
+        return None if self._announcement is None else self._announcement.head
+
     def listening(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of the announcement, from any thread: it must not block."""
         return self._listeners.listening(listener)
@@ -100,8 +121,7 @@ class ArtifactStore:
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
         """Announce an offered artifact while its frames arrive, or only once it is complete.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION; DISK.
+        Raises RefusedError: UNKNOWN_VERSION; DISK.
         """
         with self._lock, disk_errors_refused(key):
             if is_arriving:
@@ -113,35 +133,24 @@ class ArtifactStore:
         self._frame_listeners.notify()
 
     def has(self, key: ArtifactKey, frame: int) -> bool:
-        """Return whether a frame is here.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return whether a frame is here. Raises RefusedError: UNKNOWN_VERSION."""
         return self._directories.find(key).has(frame)
 
     def is_awaited(self, key: ArtifactKey, frame: int) -> bool:
-        """Return whether a frame is on its way here.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return whether a frame is on its way here. Raises RefusedError: UNKNOWN_VERSION."""
         return key in self._arriving and not self._directories.find(key).has(frame)
 
     def draft(self) -> AbstractContextManager[Draft]:
         """Return a draft for the payloads of an artifact that this process makes; ``put_version`` takes it.
 
-        Raises:
-            RefusedError: DISK.
+        Raises RefusedError: DISK.
         """
         return closing(self._directories.draft())
 
     def put_version(self, manifest: Manifest, draft: Draft) -> None:
         """Store an artifact of this process, from its signed manifest and its payloads, and announce it.
 
-        Raises:
-            RefusedError: as ``offer``.
-            ValueError: the payloads are not those of the manifest.
+        Raises RefusedError: as ``offer``. ValueError: the payloads are not those of the manifest.
         """
         draft.finish()
         if not self.offer(manifest):
@@ -155,8 +164,7 @@ class ArtifactStore:
     def offer_signed(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
         """Verify a manifest and offer it; return it with the frames that are missing.
 
-        Raises:
-            RefusedError: as ``verify_signed`` and ``offer``.
+        Raises RefusedError: as ``verify_signed`` and ``offer``.
         """
         manifest = verify_signed(signed, public_key=self._public_key, run_id=self._run_id)
         return manifest, self.offer(manifest)
@@ -164,9 +172,8 @@ class ArtifactStore:
     def offer(self, manifest: Manifest) -> tuple[int, ...]:
         """Prepare for an artifact, whose signature is verified; return the frames that are missing.
 
-        Raises:
-            RefusedError: OVER_LIMIT; FENCED by a newer epoch; ROLLBACK: the version is older than the head,
-                or another policy has its number; DISK.
+        Raises RefusedError: OVER_LIMIT; FENCED by a newer epoch; ROLLBACK: the version is older than the
+        head, or another policy has its number; DISK.
         """
         with self._lock, disk_errors_refused(manifest.key):
             known = self._directories.get(manifest.key)
@@ -187,8 +194,7 @@ class ArtifactStore:
     def write_frame(self, key: ArtifactKey, frame: int, payload: bytes) -> None:
         """Store one payload. With the last one the artifact is complete and announced.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION: it was not offered; DAMAGED; DISK.
+        Raises RefusedError: UNKNOWN_VERSION: it was not offered; DAMAGED; DISK.
         """
         with self._lock:
             artifact = self._directories.find(key)
@@ -199,29 +205,20 @@ class ArtifactStore:
             self._finish(artifact)
 
     def missing(self, key: ArtifactKey) -> tuple[int, ...]:
-        """Return the frames an offered artifact lacks.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return the frames an offered artifact lacks. Raises RefusedError: UNKNOWN_VERSION."""
         with self._lock:
             return self._directories.find(key).missing()
 
     def manifest(self, key: ArtifactKey) -> Manifest:
-        """Return the manifest of an artifact.
-
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
-        """
+        """Return the manifest of an artifact. Raises RefusedError: UNKNOWN_VERSION."""
         with self._lock:
             return self._directories.find(key).manifest
 
     def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
         """Return a payload after checking its digest, which finds what the disk has damaged since.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION, also if the frame is missing and nothing more of its artifact
-                arrives; DAMAGED: the payload fails its digest, or is missing for now.
+        Raises RefusedError: UNKNOWN_VERSION, also if the frame is missing and nothing more of its artifact
+        arrives; DAMAGED: the payload fails its digest, or is missing for now.
         """
         with self._lock:
             artifact = self._directories.find(key)
@@ -252,8 +249,7 @@ class ArtifactStore:
 
         Args:
             lingers: its reader is expected back for more: it stays ``LINGER_S`` longer.
-        Raises:
-            RefusedError: UNKNOWN_VERSION.
+        Raises RefusedError: UNKNOWN_VERSION.
         """
         return self.readers.reading(key, find=lambda: self._directories.find(key), lingers=lingers)
 

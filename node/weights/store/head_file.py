@@ -42,9 +42,7 @@ class StoreMark(BaseModel):
     def load(cls, path: Path) -> Self:
         """Read the mark; return an empty one if there is no file.
 
-        Raises:
-            ValueError: the file is damaged.
-            OSError: it cannot be read.
+        Raises ValueError: the file is damaged. OSError: it cannot be read.
         """
         try:
             return cls.model_validate_json(path.read_bytes())

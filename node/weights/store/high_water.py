@@ -25,11 +25,7 @@ class HighWater:
     head: PolicyVersion | None = None
 
     def admit(self, *, learner_epoch: int, version: PolicyVersion) -> "HighWater":
-        """Return the mark after accepting ``version``.
-
-        Raises:
-            RefusedError: FENCED or ROLLBACK.
-        """
+        """Return the mark after accepting ``version``. Raises RefusedError: FENCED or ROLLBACK."""
         if learner_epoch < self.learner_epoch:
             raise RefusedError(
                 Reason.FENCED,

@@ -13,10 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
-
-import grpc
-import grpc.aio
+from typing import Final
 
 from heterorl.v1 import policy_pb2
 from node import limits
@@ -25,6 +22,7 @@ from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
+from node.weights.transfer.ranges import ChunkStream
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
 
@@ -34,30 +32,6 @@ PATIENCE_S: Final = 1.0
 """How long an announcement may arrive before the artifact: they are sent together, on two connections."""
 
 Verify = Callable[[bytes], Awaitable[Manifest]]
-PushStream: TypeAlias = (
-    "grpc.aio.UnaryStreamCall[policy_pb2.AwaitArtifactRequest, policy_pb2.AwaitArtifactResponse]"
-)
-
-
-class Chunk(Protocol):
-    """A part of the payloads, whichever rpc it came by."""
-
-    @property
-    def frame(self) -> int: ...
-    @property
-    def offset_bytes(self) -> int: ...
-    @property
-    def data(self) -> bytes: ...
-
-
-class ChunkStream(Protocol):
-    """Pieces of payloads on their way."""
-
-    async def read(self) -> object:
-        """Return the next chunk, or ``grpc.aio.EOF``."""
-        ...
-
-    def cancel(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +134,7 @@ class ArtifactPrefetch:
             artifact_cost_bytes=self._artifact_cost_bytes,
         )
         asked_at_s = time.monotonic()
-        stream: PushStream = self._sources.standing_stub(source).AwaitArtifact(request)
+        stream: ChunkStream = self._sources.standing_stub(source).AwaitArtifact(request)
         try:
             with classified():
                 message = await stream.read()

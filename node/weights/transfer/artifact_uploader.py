@@ -23,7 +23,7 @@ from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.planning.cheapest_chain import plan_upload
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.watch import watch_versions
+from node.weights.transfer.sources import watch_versions
 from node.wire.policies import artifact_key_to_wire
 
 logger = logging.getLogger(__name__)
@@ -67,9 +67,8 @@ class ArtifactUploader:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Upload until ``stopping``. What is left then is on disk for the next start.
 
-        Raises:
-            RefusedError: the hub takes nothing from this learner any more, such as FENCED: a newer one took
-                over; ROLLBACK: another policy has the number of its newest.
+        Raises RefusedError: the hub takes nothing from this learner any more, such as FENCED: a newer one
+        took over; ROLLBACK: another policy has the number of its newest.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -19,7 +19,7 @@ ATTEMPTS: Final = 8
 """In a row without a byte, for each source: with the waits between about 10 s, at most 20 s."""
 
 LONGEST_WAIT_S: Final = 5.0
-"""Between two attempts: another artifact may be had while this one is not."""
+"""Longest wait between two attempts: another artifact may be had while this one is not."""
 
 
 class Attempts:
@@ -35,8 +35,7 @@ class Attempts:
     def names(self) -> tuple[str, ...]:
         """Return the sources that may have the artifact, at least one.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION: nobody has it any more.
+        Raises RefusedError: UNKNOWN_VERSION: nobody has it any more.
         """
         names = self._sources.candidates(self._key)
         if not names:
@@ -55,8 +54,7 @@ class Attempts:
     async def wait_after(self, name: str, error: ConnectionLost | RefusedError) -> None:
         """Set a source aside; return when it is time to try again.
 
-        Raises:
-            ConnectionLost, RefusedError: ``error``, if trying again will not help, or not any more.
+        Raises ConnectionLost, RefusedError: ``error``, if trying again will not help, or not any more.
         """
         passes = not isinstance(error, RefusedError) or error.reason.recovery is Recovery.WAIT
         if isinstance(error, RefusedError) and error.reason is Reason.UNKNOWN_VERSION:

@@ -22,11 +22,9 @@ from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Link, Progress
 from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
 from node.weights.transfer.attempts import Attempts
-from node.weights.transfer.decode_queue import NotTakenError
-from node.weights.transfer.lane import FetchLimits, Lane
-from node.weights.transfer.paused_transfers import PausedTransfers
+from node.weights.transfer.lane import FetchLimits, Lane, NotTakenError
 from node.weights.transfer.payload_order import fetch_order, pushed_frames
-from node.weights.transfer.ranges import PutFrame, Range, Transfer, Unasked
+from node.weights.transfer.ranges import PausedTransfers, PutFrame, Range, Transfer, Unasked
 from node.weights.transfer.sources import Sources
 from node.wire.policies import artifact_key_to_wire
 
@@ -56,18 +54,14 @@ class Fetcher:
         self.link = Link()
         """As measured by what was fetched."""
         self.progress = Progress(time.monotonic())
-        """Of the fetch under way, or the last one."""
+        """Progress of the fetch under way, or of the last one."""
         self._paused = PausedTransfers(metrics)
 
     def prefetch(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``, instead of an earlier one.
 
-        ``manifest`` and ``fetch`` then find it here, or on its way.
-
-        Args:
-            held_version: what the next artifact has to start from, unless it starts from nothing.
-            tasks: owns the task.
-            artifact_cost_bytes: as in ``cheapest_chain.plan_catch_up``, by which the source chooses.
+        ``manifest`` and ``fetch`` then find it here, or on its way. The source chooses by
+        ``artifact_cost_bytes``, as ``cheapest_chain.plan_catch_up`` does.
         """
         if self._prefetch is not None:
             if self._prefetch.held_version == held_version and self._prefetch.is_waiting:
@@ -103,10 +97,8 @@ class Fetcher:
     async def manifest(self, key: ArtifactKey) -> Manifest:
         """Return the manifest of an artifact, its signature and run verified.
 
-        Raises:
-            RefusedError: UNKNOWN_VERSION; BAD_SIGNATURE and others of ``verify_signed``;
-                MALFORMED, if it is the manifest of another artifact.
-            ConnectionLost: after ``FetchLimits.attempts``.
+        Raises RefusedError: UNKNOWN_VERSION; BAD_SIGNATURE and others of ``verify_signed``; MALFORMED, if it
+        is the manifest of another artifact. ConnectionLost: after ``FetchLimits.attempts``.
         """
         self.progress = Progress(time.monotonic())
         pushed = None if self._prefetch is None else await self._prefetch.answer(key)
@@ -118,10 +110,9 @@ class Fetcher:
     async def fetch(self, manifest: Manifest, frames: Iterable[int], put: PutFrame) -> None:
         """Hand each frame's payload to ``put``, in any order, several at a time.
 
-        Raises:
-            DamagedFrameError: a frame failed its digest ``attempts_per_damaged_frame`` times.
-            RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
-            ConnectionLost: after ``attempts`` in a row without a byte.
+        Raises DamagedFrameError: a frame failed its digest ``attempts_per_damaged_frame`` times.
+        RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
+        ConnectionLost: after ``attempts`` in a row without a byte.
         """
         connections = self._sources.connections(self._attempts(manifest.key).names())
         lanes = min(self._limits.streams * connections, self._limits.most_streams)

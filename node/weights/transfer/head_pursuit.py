@@ -29,28 +29,22 @@ class Position(Protocol):
     @property
     def held_version(self) -> int:
         """The newest version it has, which the next delta may start from."""
-        ...
 
     @property
     def behind_versions(self) -> int:
         """How far the announced head is ahead of that."""
-        ...
 
     def path(self) -> Sequence[Artifact]:
         """Return the cheapest way to the head in bytes; empty where there is none, or none is needed."""
-        ...
 
     def next_artifact(self) -> Artifact | None:
         """Return what to fetch now: the first of ``path``, or something less urgent; None: nothing."""
-        ...
 
     def can_start(self, key: ArtifactKey) -> bool:
         """Whether an artifact makes something newer than what is held, of what is here."""
-        ...
 
     def is_useless(self, key: ArtifactKey) -> bool:
         """Whether the cheapest way to the head does not need what ``key`` makes any more."""
-        ...
 
 
 Look = Callable[[], Awaitable[Position]]
@@ -105,14 +99,10 @@ class HeadPursuit:
         changed: asyncio.Event,
         is_interrupted: Callable[[Position], bool],
     ) -> T | None:
-        """Return what ``fetching`` returns; None: it was cancelled, as something else is here sooner.
+        """Return what ``fetching`` of ``artifact`` returns; None: dropped, as something else is here sooner.
 
-        Args:
-            artifact: what it fetches.
-            fetching: ends before this returns; raises what it likes.
-            look: asked at each change, and every LOOK_AGAIN_S.
-            changed: set when anything was announced or stored; cleared here.
-            is_interrupted: ends the fetch for the follower's own reasons.
+        ``look`` is asked at each change, which sets ``changed`` (cleared here), and every LOOK_AGAIN_S;
+        ``is_interrupted`` ends the fetch for the follower's own reasons.
         """
         task = asyncio.create_task(fetching)
         try:

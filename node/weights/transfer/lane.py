@@ -4,13 +4,18 @@ link cut, stream ended early, no byte for stall_s   continue at the byte where i
 a frame that fails its digest                       ask for this frame alone, from its first byte
 an answer nobody asked for, a wrong offset          set that source aside, continue elsewhere
 nothing left to ask for                             take over what a slower source would finish late
+
+Payloads are decoded in threads while the next are asked for and read.
 """
 
 import asyncio
+import logging
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from heterorl.v1 import policy_pb2
 from node.errors import RefusedError
@@ -18,33 +23,38 @@ from node.rpc.channel import ConnectionLost, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.assembly.apply import DamagedFrameError
-from node.weights.transfer.artifact_prefetch import Chunk, ChunkStream
 from node.weights.transfer.attempts import ATTEMPTS, LONGEST_WAIT_S, Attempts
-from node.weights.transfer.decode_queue import DecodeQueue
-from node.weights.transfer.ranges import Range, Transfer
+from node.weights.transfer.ranges import Arrived, ChunkStream, PutFrame, Range, Transfer
+from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
 from node.wire.policies import artifact_key_to_wire
+
+logger = logging.getLogger(__name__)
 
 _RANGE_S: Final = 0.5
 """How long a range should take a lane: several round trips, so that asking costs little, but no more, so that
 frames are complete soon at each of a chain of relays."""
 
 _GROWTH: Final = 4
-"""Of a range over the one before: TCP, which begins slowly, at most doubles."""
+"""Maximum growth from one range to the next; TCP slow start at most doubles per round trip."""
 
 _RANGES_PER_LANE: Final = 2
-"""Of what is left, at the end: so that all lanes end at about the same time."""
+"""Ranges that the rest is cut into at the end, so that all lanes end at about the same time."""
 
 _WORTH_TAKING_S: Final = 1.0
 """A range is taken over from a slower source if that saves this much and halves the time."""
 
 _MOST_TAKEOVERS: Final = 2
-"""Of one range: where every source waits for the same upstream, moving it gains nothing."""
+"""Most takeovers of one range: where every source waits for the same upstream, moving it gains nothing."""
+
+
+_MOST_DECODED: Final = min(4, os.cpu_count() or 1)
+"""Messages of one lane being decoded at a time; one more waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How hard to try."""
+    """Bounds on the effort of a fetch."""
 
     streams: int = 3
     """Ranges in flight per connection: it is not idle while one of them is asked for."""
@@ -55,7 +65,7 @@ class FetchLimits:
     least_range_bytes: int = 256 << 10
     """Less is not worth a lane of its own."""
     part_bytes: int = 16 << 10
-    """Of a frame, at least; and of what a lane asks for first, while nothing is known of the link."""
+    """Smallest part of a frame, and a lane's first request while nothing is known of the link."""
     stall_s: float = 20.0
     attempts: int = ATTEMPTS
     longest_wait_s: float = LONGEST_WAIT_S
@@ -91,9 +101,8 @@ class Lane:
     async def run(self) -> None:
         """Read until nothing is left of the transfer.
 
-        Raises:
-            DamagedFrameError, NotTakenError: as ``DecodeQueue.begin``.
-            RefusedError, ConnectionLost: as ``Attempts``.
+        Raises DamagedFrameError, NotTakenError: as ``DecodeQueue.begin``. RefusedError, ConnectionLost: as
+        ``Attempts``.
         """
         try:
             await self._read_ranges()
@@ -198,7 +207,7 @@ class Lane:
                     self._sources.scores.delivered(span.source, span.read_bytes, took_s=took_s)
         return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
 
-    async def _next(self, stream: ChunkStream, span: Range) -> Chunk:
+    async def _next(self, stream: ChunkStream, span: Range) -> Any:
         try:
             with classified():
                 async with asyncio.timeout(self._limits.stall_s) as span.deadline:
@@ -212,3 +221,90 @@ class Lane:
         if not isinstance(message, policy_pb2.FetchFramesResponse | policy_pb2.AwaitArtifactResponse):
             raise ConnectionLost("the stream ended before the last frame")
         return message
+
+
+class NotTakenError(Exception):
+    """The receiver of a frame refused it; no source is to blame."""
+
+    def __init__(self, refusal: RefusedError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+class DecodeQueue:
+    """Payloads that one lane has read and not yet decoded.
+
+    A payload that fails its digest goes back to the transfer, to be fetched from another source.
+    """
+
+    def __init__(
+        self, transfer: Transfer, *, sources: Sources, metrics: TransferMetrics, most_attempts: int
+    ) -> None:
+        """Hand payloads to ``transfer.put``; give up when one frame was damaged ``most_attempts`` times."""
+        self._transfer = transfer
+        self._sources = sources
+        self._metrics = metrics
+        self._most_attempts = most_attempts
+        self._under_way: deque[asyncio.Task[None]] = deque()
+
+    async def begin(self, arrived: list[Arrived]) -> None:
+        """Begin to decode frames, beside a few others.
+
+        Raises DamagedFrameError: a frame that was begun earlier was damaged too often. NotTakenError: the
+        receiver refused one.
+        """
+        self._transfer.decoding += 1
+        self._under_way.append(asyncio.create_task(self._decode(arrived)))
+        if len(self._under_way) > _MOST_DECODED:
+            # Not awaited itself: a cancelled lane would cancel it, and its thread would outlive ``end``.
+            await asyncio.wait({self._under_way[0]})
+            self.look()
+
+    def look(self) -> None:
+        """Forget the tasks that have ended. Raises DamagedFrameError, NotTakenError: as ``begin``."""
+        ended = [task for task in self._under_way if task.done()]
+        for task in ended:
+            self._under_way.remove(task)
+        for task in ended:
+            task.result()
+
+    async def end(self) -> None:
+        """Wait until nothing is being decoded; ignore what was raised."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _decode(self, arrived: list[Arrived]) -> None:
+        try:
+            await self._put(arrived)
+        finally:
+            self._transfer.decoded()
+
+    async def _put(self, arrived: list[Arrived]) -> None:
+        try:
+            damaged = await asyncio.to_thread(_put_all, self._transfer.put, arrived)
+        except RefusedError as error:
+            raise NotTakenError(error) from error
+        for each, fault in damaged:
+            frame = each.frame
+            self._metrics.count_damaged_frame()
+            self._transfer.damaged[frame] += 1
+            logger.warning(
+                "a frame arrived damaged",
+                extra={"version": self._transfer.key.version, "frame": frame, "error": str(fault)},
+            )
+            if len(each.senders) == 1:
+                (sender,) = each.senders
+                self._sources.fault(sender, Fault.DAMAGED, str(fault))
+            if self._transfer.damaged[frame] >= self._most_attempts:
+                raise fault
+            self._transfer.give_back(Range(deque([frame]), avoid=each.senders))
+
+
+def _put_all(put: PutFrame, arrived: list[Arrived]) -> list[tuple[Arrived, DamagedFrameError]]:
+    """Put every frame; return those that are damaged."""
+    damaged = []
+    for each in arrived:
+        try:
+            put(each.frame, each.payload)
+        except DamagedFrameError as error:
+            damaged.append((each, error))
+    return damaged

@@ -10,14 +10,23 @@ so that a relay can verify and forward it after a fraction of a second on any li
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc.aio
 
 from node import limits
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
+from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.artifact_prefetch import ChunkStream
+
+_MOST_PAUSED: Final = 2
+"""A relay interrupts a keyframe for every new step. Each transfer holds its ranges and partial frames."""
+
+ChunkStream = grpc.aio.UnaryStreamCall[Any, Any]
+"""Messages with ``frame``, ``offset_bytes`` and ``data``: of FetchFrames or, unasked, of AwaitArtifact."""
 
 PutFrame = Callable[[int, bytes], None]
 """Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
@@ -53,7 +62,7 @@ class Range:
     senders: set[str] = field(default_factory=set)
     source: str = ""
     deadline: asyncio.Timeout | None = None
-    """Of the read under way."""
+    """Stall limit of the read under way."""
     started_s: float = 0.0
     read_bytes: int = 0
     """Since then, from the current source."""
@@ -64,8 +73,7 @@ class Range:
     def take(self, frame: int, offset_bytes: int, data: bytes, manifest: Manifest) -> list[Arrived]:
         """Add a chunk of the payloads; return the frames that it completes.
 
-        Raises:
-            LyingSourceError: it is not what comes next.
+        Raises LyingSourceError: it is not what comes next.
         """
         due, at = (self.frames[0], self.next_bytes), 0
         if (frame, offset_bytes) != due or not 1 <= len(data) <= limits.CHUNK_BYTES:
@@ -266,3 +274,36 @@ class Transfer:
 
 def _taken_by_nobody(frame: int, payload: bytes) -> None:
     raise RuntimeError(f"frame {frame} arrived while its transfer was paused")
+
+
+class PausedTransfers:
+    """Interrupted transfers, with what had arrived of each, to be continued; the oldest goes first."""
+
+    def __init__(self, metrics: TransferMetrics) -> None:
+        self._metrics = metrics
+        self._transfers: dict[ArtifactKey, Transfer] = {}
+
+    def keep(self, transfer: Transfer) -> None:
+        """Keep a paused transfer, instead of an earlier one of the same artifact."""
+        self._drop(transfer.key)
+        self._transfers[transfer.key] = transfer
+        self._metrics.add_paused_bytes(transfer.held_bytes)
+        while len(self._transfers) > _MOST_PAUSED:
+            self._drop(next(iter(self._transfers)))
+
+    def take(self, manifest: Manifest, frames: Collection[int], put: PutFrame) -> Transfer | None:
+        """Return the transfer of exactly these frames, now with ``put``; None: there is none.
+
+        A transfer of other frames of the artifact is forgotten.
+        """
+        transfer = self._drop(manifest.key)
+        if transfer is None or transfer.manifest != manifest or transfer.frames != set(frames):
+            return None
+        transfer.put = put
+        return transfer
+
+    def _drop(self, key: ArtifactKey) -> Transfer | None:
+        transfer = self._transfers.pop(key, None)
+        if transfer is not None:
+            self._metrics.add_paused_bytes(-transfer.held_bytes)
+        return transfer

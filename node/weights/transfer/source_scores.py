@@ -28,7 +28,7 @@ GOODPUT_BYTES: Final = 4 << 20
 
 
 class Fault(enum.StrEnum):
-    """What a source did wrong. Closed: also a label."""
+    """Faults of a source. A closed set: also a label."""
 
     LOST = "lost"
     """It did not answer, or stopped in mid-stream."""
@@ -37,7 +37,7 @@ class Fault(enum.StrEnum):
     DAMAGED = "damaged"
     """A whole frame from it has another digest than signed."""
     LIED = "lied"
-    """What it announced or sent contradicts a signed manifest, or the protocol."""
+    """Its announcement or its data contradicts a signed manifest, or the protocol."""
 
 
 _FIRST_TERM_S: Final = {Fault.LOST: 1.0, Fault.REFUSED: 5.0, Fault.DAMAGED: 30.0, Fault.LIED: 60.0}
@@ -50,7 +50,7 @@ class _Standing:
     reach: int = NO_BASE
     """Newest version that can be reached by what it announces."""
     bytes_per_s: float | None = None
-    """Of one lane."""
+    """Goodput of one lane."""
     lanes: int = 0
     faults: int = 0
     """In a row."""
@@ -58,7 +58,7 @@ class _Standing:
     """It sent or announced something wrong: its announcements are ignored."""
     back_at_s: float = 0.0
     lacking: set[ArtifactKey] = field(default_factory=set)
-    """What it turned out not to have since its last announcement."""
+    """Artifacts it turned out not to have since its last announcement."""
 
     def offers(self, announcement: Announcement | None) -> None:
         self.announcement = announcement
@@ -67,7 +67,7 @@ class _Standing:
 
 
 class SourceScores:
-    """What is known of each source. Times are seconds on any monotonic clock."""
+    """State of every source. Times are seconds on any monotonic clock."""
 
     def __init__(self, names: Sequence[str], *, last_resort: str | None = None) -> None:
         """Begin with nothing known. ``names``, at least one, are first asked in this order."""

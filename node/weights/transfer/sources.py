@@ -13,17 +13,18 @@ from typing import Final
 
 import grpc.aio
 
-from heterorl.v1 import policy_pb2_grpc
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.clock import Clock
+from node.errors import RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
-from node.rpc.channel import Purpose, dial
+from node.rpc.channel import Backoff, ConnectionLost, Purpose, classified, dial
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.source_scores import Fault, SourceScores
-from node.weights.transfer.watch import watch_versions
+from node.wire.policies import announcement_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +59,9 @@ def dial_source(
     now: float,
     control: grpc.aio.Channel | None = None,
 ) -> Source:
-    """Return a source, which is connected to at its first call.
+    """Return a source with so many bulk ``connections``, connected to at its first call.
 
-    Args:
-        address: host:port.
-        caller: as in ``dial``.
-        connections: for weights.
-        now: Unix seconds.
-        control: an existing channel to the same address.
-    Raises:
-        StartupError: as ``dial``.
+    Raises as ``dial``.
     """
     bulk = (dial(address, caller, purpose=Purpose.BULK, now=now) for _ in range(connections))
     return Source(address, control or dial(address, caller, purpose=Purpose.CONTROL, now=now), tuple(bulk))
@@ -92,7 +86,7 @@ class Sources:
             [source.address for source in sources],
             last_resort=None if last_resort is None else last_resort.address,
         )
-        """What is known of each source: whom to believe and to ask."""
+        """State of every source: whom to believe and to ask."""
         self._connections = {
             source.address: [
                 _Connection(policy_pb2_grpc.PolicyServiceStub(channel)) for channel in source.bulk
@@ -112,8 +106,7 @@ class Sources:
     async def announcements(self) -> AsyncGenerator[Announcement, None]:
         """Yield what can be had from all sources together, at each change, for as long as anyone listens.
 
-        Raises:
-            RefusedError: no source will ever announce anything to this peer.
+        Raises RefusedError: no source will ever announce anything to this peer.
         """
         for channel in self._first_asked:
             channel.get_state(try_to_connect=True)
@@ -203,3 +196,34 @@ class Sources:
                 self._changed.set()
         finally:
             lost()
+
+
+async def watch_versions(
+    channel: grpc.aio.Channel, *, random: Callable[[], float], lost: Callable[[], None] = lambda: None
+) -> AsyncGenerator[Announcement, None]:
+    """Yield every announcement, the newest at once; reconnect for ever.
+
+    Announcements are not signed: they say what to ask for, and its signed manifest is then verified. They
+    come over a control channel, so that none waits behind weights; ``lost`` is called when it is cut.
+
+    Raises RefusedError: for a reason that is not retryable.
+    """
+    stub = policy_pb2_grpc.PolicyServiceStub(channel)
+    backoff = Backoff(random)
+    while True:
+        call = stub.WatchVersions(policy_pb2.WatchVersionsRequest())
+        try:
+            with classified():
+                async for message in call:
+                    backoff.reset()
+                    yield announcement_from_wire(message)
+        except ConnectionLost as error:
+            logger.debug("the announcements were cut", extra={"error": str(error)})
+        except RefusedError as error:
+            if not error.reason.is_retryable:
+                raise
+            logger.info("the hub does not announce now", extra={"reason": error.reason, "error": str(error)})
+        finally:
+            call.cancel()
+        lost()
+        await backoff.wait()

@@ -18,12 +18,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_admitted_token_takes_a_twentieth_of_the_default_gradient(dtype: torch.dtype) -> None:
-    for one in placements(shipped_loss(), count=60, seed=1, dtype=dtype):
-        assert one.largest_share <= LARGEST_SHARE, str(one)
-
-
 def test_a_dual_clip_does_the_same_for_grpo() -> None:
     """At learner -1 against behaviour -8 a bad token is 97 % of GRPO's gradient without one."""
     for options, is_bounded in (({}, False), ({"dual_clip": 3.0}, True)):

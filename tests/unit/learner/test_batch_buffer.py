@@ -35,8 +35,8 @@ def test_the_oldest_policy_goes_first_and_then_the_first_to_arrive() -> None:
 
 def test_a_group_is_given_up_as_soon_as_its_staleness_is_beyond_the_bound() -> None:
     buffer = buffer_of(("old", 1), ("new", 2))
-    assert buffer.evict_stale(3) == []
-    [(evicted, judged)] = buffer.evict_stale(4)
+    assert buffer.evict(version=3, task_digest=None) == []
+    [(evicted, judged)] = buffer.evict(version=4, task_digest=None)
     assert evicted.group.group_id == "old"
     assert judged.verdict is Verdict.STALE
     assert "3 versions" in judged.detail
@@ -63,7 +63,7 @@ def test_a_buffer_that_never_fills_a_batch_is_refused(capacity: int, batch: int)
 def test_groups_graded_by_options_that_have_changed_are_given_up_and_not_trained_on() -> None:
     buffer = buffer_of(("old", 1))
     buffer.add(DeliveredGroup(make_group("new", task_digest=b"n"), sampler_id="s", spooled_at_s=0.0))
-    [(evicted, judged)] = buffer.evict_misgraded(b"n")
+    [(evicted, judged)] = buffer.evict(version=1, task_digest=b"n")
     assert (evicted.group.group_id, judged.verdict) == ("old", Verdict.FOREIGN)
     assert judged.detail == (
         "it was graded by task options without a digest, the run's are 6e, "

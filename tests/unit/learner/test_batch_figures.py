@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from learner.intake.batch_figures import batch_figures
 from learner.metrics import LearnerMetrics
-from learner.step_log import StepLine
+from learner.step_log import BatchFigures, StepLine
 from node.limits import GROUP_METRICS
 from node.rollout import Finish, RolloutGroup, mean_metrics
 from node.run import StepReport
@@ -27,7 +26,7 @@ def group(*rewards: float, lengths: tuple[int, ...], cut: int = 0, prompt: int =
 
 
 def test_lengths_cuts_and_spread_are_those_worked_by_hand() -> None:
-    figures = batch_figures(
+    figures = BatchFigures.of(
         [
             group(1.0, 0.0, lengths=(1, 11), cut=1, prompt=2),
             group(0.5, 0.5, lengths=(2, 6), prompt=8),
@@ -45,11 +44,11 @@ def test_lengths_cuts_and_spread_are_those_worked_by_hand() -> None:
 def test_equal_rewards_that_no_float_is_exactly_teach_nothing_and_a_stop_string_is_no_cut() -> None:
     same = group(0.1, 0.1, 0.1, lengths=(3, 3, 3))
     stopped = tuple(replace(one, finish=Finish.STOP) for one in same.completions)
-    figures = batch_figures([replace(same, completions=stopped)])
+    figures = BatchFigures.of([replace(same, completions=stopped)])
     assert (figures.zero_advantage_ratio, figures.cut_ratio) == (1.0, 0.0)
 
 
-def test_what_graders_measured_is_a_mean_over_the_groups_that_have_it() -> None:
+def test_a_grader_metric_is_a_mean_over_the_groups_that_have_it() -> None:
     columns = (
         {"words": [1.0, np.nan], "empty": [np.nan, np.nan]},
         {"words": [2.0, 6.0], "steps": [2.0, 2.0]},
@@ -60,7 +59,7 @@ def test_what_graders_measured_is_a_mean_over_the_groups_that_have_it() -> None:
     ]
     means = mean_metrics(group.metric_means for group in groups)
     assert means == {"steps": 2.0, "words": 2.5}
-    line = StepLine(0.0, replace(REPORT, grader_metrics=means), tokens=12, flops=0.0, groups=())
+    line = StepLine(0.0, replace(REPORT, grader_metrics=means), tokens=12, groups=())
     assert line.numbers().items() >= {("grader_steps", 2.0), ("grader_words", 2.5)}
     assert json.loads(line.to_json())["grader_metrics"] == means
 
@@ -74,12 +73,12 @@ def test_names_that_one_sampler_made_up_do_not_displace_those_of_most_groups() -
     assert "words" in means
 
 
-def test_what_graders_measured_of_the_newest_batch_is_shown_by_name_and_nothing_older() -> None:
+def test_grader_metrics_of_the_newest_batch_alone_are_shown_by_name() -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     for of_step in ({"words": 2.5, "steps": 1.0}, {"words": 3.5}):
         report = replace(REPORT, grader_metrics=of_step)
-        metrics.show_step(StepLine(0.0, report, tokens=12, flops=0.0, groups=()))
+        metrics.show_step(StepLine(0.0, report, tokens=12, groups=()))
         shown = {
             sample.labels["name"]: sample.value
             for family in registry.collect()
@@ -96,8 +95,8 @@ def test_a_step_shows_the_same_numbers_in_gauges_and_in_its_line() -> None:
         name: registry.get_sample_value(f"heterorl_learner_{name}") for name in ("reward_mean", "trust_ratio")
     }
     assert all(math.isnan(value) for value in shown.values() if value is not None)
-    figures = batch_figures([group(1.0, 0.0, lengths=(1, 11))])
-    line = StepLine(0.0, REPORT, tokens=12, flops=0.0, groups=(), learning_rate=1e-3, figures=figures)
+    figures = BatchFigures.of([group(1.0, 0.0, lengths=(1, 11))])
+    line = StepLine(0.0, REPORT, tokens=12, groups=(), learning_rate=1e-3, figures=figures)
     metrics.show_step(line)
     numbers = line.numbers()
     assert numbers["tokens_per_second"] == 24.0

@@ -1,6 +1,7 @@
 import contextlib
 import errno
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from learner.objective.slow_fast import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
@@ -27,11 +29,6 @@ from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
 
 SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
 
 
 def learner(model_dir: Path) -> tuple[Policy, torch.optim.Optimizer]:
@@ -54,9 +51,7 @@ def step_line(version: int) -> StepLine:
         "grader_metrics": {},
     }
     report = StepReport(**{**numbers, **others})  # type: ignore[arg-type]
-    return StepLine(
-        at_s=1.5, report=report, tokens=9, flops=1e9, groups=(TrainedGroup("4.1", "sampler-a", 1),)
-    )
+    return StepLine(at_s=1.5, report=report, tokens=9, groups=(TrainedGroup("4.1", "sampler-a", 1),))
 
 
 def parameters_of(policy: Policy) -> torch.Tensor:
@@ -71,7 +66,8 @@ def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp
         version=3,
         step=step_line(3),
         unacknowledged=(StepRecord(2, ("3.1",), (0,)), StepRecord(3, ("4.1",), (1,))),
-        trained_group_ids=("3.1", "4.1"),
+        trained_slots=((3, 4),),
+        entropy_switch=EntropySwitch(threshold=math.inf).observe(1.5),
     )
     CheckpointStore(tmp_path / "checkpoints").save(policy, optimizer, progress)
     restored, restored_optimizer = learner(model_dir)
@@ -265,7 +261,7 @@ def failing_at(number: int, error: int, patched: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.mark.parametrize("text", ["I/O error: No space left on device (os error 28)", "header too large"])
-def test_what_safetensors_says_of_a_disk_is_an_error_of_the_disk(text: str) -> None:
+def test_a_safetensors_error_about_the_disk_becomes_an_os_error(text: str) -> None:
     expected: type[Exception] = OSError if "os error" in text else SafetensorError
     with pytest.raises(expected) as caught, checkpoint._as_os_error():
         raise SafetensorError(f"Error while serializing: {text}")

@@ -98,7 +98,7 @@ def test_the_curve_is_the_drift_of_the_fleet() -> None:
     assert panel.drift(0).nats == panel.drift(0).error_nats == 0.0
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_groups_are_forgotten() -> None:
     panel = DivergencePanel()
     panel.observe([one("a", 5.0)] * 8)
     for _ in range(3 * HALF_LIFE_STEPS):

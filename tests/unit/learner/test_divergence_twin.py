@@ -157,7 +157,7 @@ def test_groups_are_counted_with_the_half_life(pair: Pair) -> None:
         assert panel.fresh_groups(name) == pytest.approx(sum(fresh))
 
 
-def test_what_is_expected_of_tokens_is_drift_and_mismatch_each_shrunk_by_its_uncertainty(pair: Pair) -> None:
+def test_expected_divergence_is_drift_and_mismatch_each_shrunk_by_its_uncertainty(pair: Pair) -> None:
     panel, _ = pair
     ages = np.array([[0, 5], [30, 5]])
     for sampler in ("off", "nobody"):

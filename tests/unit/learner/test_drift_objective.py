@@ -166,7 +166,7 @@ def test_a_completion_has_moved_only_the_way_it_is_pushed_and_outliers_hardly_co
     assert moved.tolist() == [True, False, True, False]
 
 
-def test_what_is_expected_is_supposed_until_it_is_measured() -> None:
+def test_the_prior_of_drift_is_expected_until_drift_is_measured() -> None:
     panel, ages = DivergencePanel(), np.array([[0, 8], [64, 256]])
     supposed = SUPPOSED_NATS_PER_VERSION * ages
     np.testing.assert_allclose(panel.expected("a", ages), supposed, rtol=1e-3)
@@ -179,7 +179,7 @@ def test_what_is_expected_is_supposed_until_it_is_measured() -> None:
     assert after[1, 1] == pytest.approx(supposed[1, 1], abs=0.01)
 
 
-def test_what_a_samplers_engine_adds_is_expected_of_its_tokens() -> None:
+def test_a_samplers_mismatch_is_expected_of_its_tokens() -> None:
     panel = DivergencePanel()
     for _ in range(50):
         panel.observe([one("odd", 0.1), one("even", 0.001)])

@@ -24,14 +24,8 @@ from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
 from support.groups import make_completion, make_group
 from support.step_settings import make_step_settings
-from support.tiny_model import make_tiny_model
 
 SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
 
 
 @pytest.fixture

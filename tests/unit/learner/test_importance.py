@@ -1,12 +1,15 @@
 """GEPO's weight against numbers worked by hand (float64, 1e-9)."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from learner.objective.importance import group_expectation_weight, log_group_expectation
+from learner.objective.advantage import centred_advantage
+from learner.objective.importance import log_group_expectation
+from support.objective_batches import group_expectation_weight
 
 
 def log(*probabilities: float) -> Tensor:
@@ -87,15 +90,13 @@ def test_the_gradient_flows_through_the_learner_only() -> None:
     assert q.grad is None
 
 
-@pytest.mark.parametrize(
-    ("learner_shape", "behaviour_shape"),
-    [((2,), (3,)), ((1,), (2,)), ((0,), (0,)), ((2, 2), (2, 2)), ((), ())],
-)
+@pytest.mark.parametrize("shape", [(0,), (2, 2), ()])
+@pytest.mark.parametrize("of_group", [log_group_expectation, centred_advantage])
 def test_shapes_that_are_not_one_group_are_refused(
-    learner_shape: tuple[int, ...], behaviour_shape: tuple[int, ...]
+    of_group: Callable[[Tensor], Tensor], shape: tuple[int, ...]
 ) -> None:
     with pytest.raises(ValueError, match="shape"):
-        group_expectation_weight(torch.zeros(learner_shape), torch.zeros(behaviour_shape))
+        of_group(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

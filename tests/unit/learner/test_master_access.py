@@ -14,7 +14,7 @@ def access() -> MasterAccess:
     return MasterAccess(version=3, monotonic=ManualClock().monotonic)
 
 
-async def test_what_was_published_already_is_not_read(access: MasterAccess) -> None:
+async def test_a_published_version_is_not_read_again(access: MasterAccess) -> None:
     access.hold(3)
     assert access.take() is None
     access.begin_writing()
@@ -95,7 +95,7 @@ async def test_giving_up_does_not_end_a_reading_that_is_under_way(access: Master
     await asyncio.wait_for(writing, timeout=10)
 
 
-async def test_what_is_held_already_is_not_waited_for(access: MasterAccess) -> None:
+async def test_a_version_that_is_held_is_not_waited_for(access: MasterAccess) -> None:
     access.hold(4)
     await asyncio.wait_for(access.wait_for_version(), timeout=10)
     assert access.take() == 4

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.publishing.public_base import keep_public_base
-from learner.training.master_words import MasterWords
+from learner.training.master_words import MasterWords, keep_public_base
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
@@ -37,7 +36,7 @@ def test_frames_put_together_are_the_rounded_tensors_in_order() -> None:
     assert (words == words_by_tensor(masters)).all()
 
 
-def test_what_is_read_is_what_the_masters_are_now() -> None:
+def test_reading_yields_the_masters_as_they_are_now() -> None:
     masters = make_masters()
     reader, word = MasterWords(masters, LAYOUT), np.empty(LAYOUT.frames[0].words, np.uint16)
     for value, bits in ((1.0, 0x3F80), (-2.0, 0xC000)):
@@ -87,7 +86,7 @@ def test_masters_that_do_not_lie_in_order_are_our_own_mistake() -> None:
 
 def test_the_public_base_on_disk_is_the_whole_version(tmp_path: Path) -> None:
     masters = make_masters()
-    kept, base = keep_public_base(tmp_path / "base.words", MasterWords(masters, LAYOUT), layout=LAYOUT)
+    kept, base = keep_public_base(tmp_path / "base.words", MasterWords(masters, LAYOUT))
     assert (np.asarray(kept) == words_by_tensor(masters)).all()
     assert base.root == HeldPolicy.of(0, np.asarray(kept), layout=LAYOUT).version.root
 

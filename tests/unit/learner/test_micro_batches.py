@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.intake.full_logprobs import full_logprobs
+from learner.intake.group_verdict import full_logprobs
 from learner.training.micro_batches import Row, collate, micro_batches, objective_batch, rows_of
 from node.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
@@ -17,8 +17,10 @@ CPU = torch.device("cpu")
 def row(number: int, *, prompt: int = 1, tokens: int = 1, drawn: list[bool] | None = None) -> Row:
     """Return a row whose token ids count up from 10 times its number."""
     ids = np.arange(10 * number, 10 * number + prompt + tokens, dtype=np.int32)
-    is_drawn = np.ones(tokens, np.bool_) if drawn is None else np.array(drawn)
-    return Row(number, ids[:prompt], ids[prompt:], is_drawn, temperature=number / 2)
+    completion = make_completion(tokens, token_ids=ids[prompt:])
+    completion = completion if drawn is None else with_replies(completion, drawn)
+    sampling = replace(SAMPLING, temperature=number / 2)
+    return Row(number, make_group(prompt_token_ids=ids[:prompt], sampling=sampling), completion)
 
 
 def groups() -> list[RolloutGroup]:
@@ -42,9 +44,7 @@ def groups() -> list[RolloutGroup]:
 
 def test_rows_are_numbered_over_all_groups() -> None:
     rows = rows_of(groups())
-    assert [(each.number, len(each.token_ids), each.temperature) for each in rows] == [
-        (number, tokens, SAMPLING.temperature) for number, tokens in enumerate((3, 2, 1))
-    ]
+    assert [(each.number, len(each.completion.token_ids)) for each in rows] == [*enumerate((3, 2, 1))]
     assert rows[0].length == len(groups()[0].prompt_token_ids) + 2
 
 

@@ -74,7 +74,7 @@ def test_a_parameter_that_is_not_a_number_is_noticed(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model_type": "t5"}'])
-def test_what_is_not_a_causal_language_model_is_refused_with_its_path(
+def test_a_directory_without_a_causal_language_model_is_refused_with_its_path(
     tmp_path: Path, content: str | None
 ) -> None:
     if content is not None:
@@ -106,7 +106,7 @@ def test_checkpointed_activations_change_nothing_but_memory(model_dir: Path) -> 
 
 
 def saved_bytes(policy: Policy) -> int:
-    """What the graph of a forward pass keeps for the backward pass."""
+    """Elements that the graph of a forward pass keeps for the backward pass."""
     seen: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ from learner.objective.advantage import (
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import (
     completion_divergence,
+    effective_sample_size_ratio,
     group_sample_size_ratio,
+    kl_behaviour_learner,
     kl_learner_reference,
     kl_penalty,
 )
@@ -43,7 +45,11 @@ from learner.objective.importance import (
 )
 from learner.objective.registry import load_objective
 from learner.objective.slow_fast import EntropySwitch, reposition, slow_fast_step
-from learner.objective.staleness import polynomial_discount, sequence_learning_rate_factor
+from learner.objective.staleness import (
+    polynomial_discount,
+    sequence_learning_rate_factor,
+    version_discount,
+)
 from learner.objective.surrogate import clipped_surrogate, decoupled_surrogate, soft_gated_surrogate
 
 
@@ -396,3 +402,109 @@ def test_a_completion_diverges_by_the_mean_over_its_own_tokens() -> None:
     p, q = torch.stack([log(0.5, 0.3), column(-1, math.nan)]), torch.stack([log(0.2, 0.3), column(-1, 7)])
     mask = torch.tensor([[True, True], [True, False]])
     assert_close(completion_divergence(p, q, mask), (2.5 - math.log(2.5) - 1) / 2, 0)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -7.3, 1e6])
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_equal_rewards_give_exactly_zero(value: float, size: int) -> None:
+    assert torch.equal(centred_advantage(torch.full((size,), value)), torch.zeros(size))
+
+
+def test_the_estimate_averages_to_the_divergence_of_behaviour_from_learner() -> None:
+    """The expectation of k3 under q, taken exactly over a three-letter alphabet."""
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    q = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
+    estimate = (q * kl_behaviour_learner(p.log(), q.log())).sum()
+    assert math.isclose(float(estimate), float((q * (q / p).log()).sum()), abs_tol=1e-12)
+
+
+def test_equal_policies_diverge_by_zero_with_zero_gradient() -> None:
+    lp = torch.tensor([-0.1, -5.0], dtype=torch.float64, requires_grad=True)
+    divergence = kl_behaviour_learner(lp, lp.detach())
+    divergence.sum().backward()  # type: ignore[no-untyped-call]
+    assert divergence.tolist() == [0.0, 0.0]
+    assert lp.grad is not None
+    assert lp.grad.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [([1.0, 1.0, 1.0, 5.0], 2.285714 / 4), ([3.0, 3.0], 1.0), ([1e200, 1e200], 1.0)]
+)
+def test_unequal_weights_leave_fewer_completions_in_effect(weights: list[float], expected: float) -> None:
+    ratio = effective_sample_size_ratio(torch.tensor(weights, dtype=torch.float64))
+    assert math.isclose(ratio, expected, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [[], [0.0, 0.0]])
+def test_no_weight_has_no_effective_sample_size(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        effective_sample_size_ratio(torch.tensor(weights))
+
+
+def test_divergence_needs_equal_shapes() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        kl_behaviour_learner(torch.zeros(2), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("staleness", "half_life", "expected"),
+    [(0, 4.0, 1.0), (4, 4.0, 0.5), (8, 4.0, 0.25), (2, 4.0, math.sqrt(0.5)), (64, math.inf, 1.0)],
+)
+def test_the_discount_halves_every_half_life(staleness: int, half_life: float, expected: float) -> None:
+    assert math.isclose(version_discount(staleness, half_life_versions=half_life), expected, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize(("staleness", "half_life"), [(-1, 4.0), (1, 0.0), (1, -2.0), (1, math.nan)])
+def test_impossible_ages_are_refused(staleness: int, half_life: float) -> None:
+    with pytest.raises(ValueError, match="versions"):
+        version_discount(staleness, half_life_versions=half_life)
+
+
+WEIGHTS = [0.5, 0.9, 1.0, 1.1, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "loss", "is_clipped"),
+    [
+        (1.0, [-0.5, -0.9, -1.0, -1.1, -1.2], [False, False, False, False, True]),
+        (-1.0, [0.8, 0.9, 1.0, 1.1, 2.0], [True, False, False, False, False]),
+        (0.0, [0.0] * 5, [False] * 5),
+    ],
+)
+def test_only_moves_that_went_far_enough_are_clipped(
+    advantage: float, loss: list[float], is_clipped: list[bool]
+) -> None:
+    weight = torch.tensor(WEIGHTS, dtype=torch.float64, requires_grad=True)
+    surrogate = clipped_surrogate(weight, torch.full_like(weight, advantage), clip_low=0.2, clip_high=0.2)
+    torch.testing.assert_close(surrogate.loss, torch.tensor(loss, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert surrogate.is_clipped.tolist() == is_clipped
+    surrogate.loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0.0 if clipped else -advantage for clipped in is_clipped]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0.0, 0.2), (1.1, 0.2), (-0.2, 0.2), (0.2, 0.0), (float("nan"), 0.2), (0.2, float("nan"))],
+)
+def test_a_clip_out_of_range_is_refused(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="clip_"):
+        clipped_surrogate(torch.ones(2), torch.ones(2), clip_low=low, clip_high=high)
+
+
+def test_shapes_must_agree() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        clipped_surrogate(torch.ones(2), torch.ones(1), clip_low=0.2, clip_high=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_narrower_than_float32_are_refused(dtype: torch.dtype) -> None:
+    """A clip at 1.2 in bfloat16 is one at 1.203, and the ratio of two logprobs near -8 is off by 3 %."""
+    with pytest.raises(ValueError, match=f"{dtype}.*float32"):
+        clipped_surrogate(torch.ones(2, dtype=dtype), torch.ones(2), clip_low=0.2, clip_high=0.2)
+
+
+@pytest.mark.parametrize("dual", [1.0, 0.5, float("nan")])
+def test_a_dual_clip_that_would_clip_everything_is_refused(dual: float) -> None:
+    with pytest.raises(ValueError, match="dual_clip"):
+        clipped_surrogate(torch.ones(2), torch.ones(2), clip_low=0.2, clip_high=0.2, dual_clip=dual)

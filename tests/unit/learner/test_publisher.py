@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from bench.whole_versions import encode_version
-from learner.publishing.catch_up_deltas import CatchUpDeltas
-from learner.publishing.publishing_schedule import PublishingSchedule
+from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
 from learner.training.master_words import MasterWords
 from node.errors import RefusedError, StartupError
@@ -34,7 +33,7 @@ async def test_every_version_it_has_time_for_becomes_a_delta_from_the_one_before
 async def test_a_version_that_changes_no_word_is_not_published_before_its_number_would_cost_samplers(
     tmp_path: Path,
 ) -> None:
-    """Of a staleness bound of 8, numbers may run two ahead of what is published."""
+    """With a staleness bound of 8, numbers may run two ahead of the published version."""
     async with publishing(tmp_path, start=held(0), max_staleness_versions=8) as running:
         await running.step(1)
         await running.stored(ArtifactKey(1, 0))
@@ -94,7 +93,7 @@ async def test_a_keyframe_is_made_beside_the_delta_every_so_many_versions(tmp_pa
         assert (fetched(running.store, base=None, version=7).words == words_of(7)).all()
 
 
-async def test_what_waits_is_still_published_when_the_learner_stops(tmp_path: Path) -> None:
+async def test_a_waiting_version_is_still_published_when_the_learner_stops(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
         await running.step(1)
         await running.stop()
@@ -209,9 +208,14 @@ async def test_while_nobody_is_behind_it_makes_steps_only(tmp_path: Path) -> Non
 
 def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
     store, signer = open_store(tmp_path), Signer(KEY, "run", 1)
-    catch_up = CatchUpDeltas(store, layout=LAYOUT, words0=words_of(0), signer=signer)
-    schedule = PublishingSchedule(
-        store, keyframe_every_versions=100, public_delta_every_versions=2, longest_lag_versions=lambda: 0
+    further = FurtherArtifacts(
+        store,
+        signer,
+        layout=LAYOUT,
+        words0=words_of(0),
+        keyframe_every_versions=100,
+        public_delta_every_versions=2,
+        longest_lag_versions=lambda: 0,
     )
     for version in (1, 2):
         encoded = encode_version(
@@ -224,9 +228,9 @@ def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
             published_at_s=0.0,
         )
         put_version(store, sign(encoded.manifest, KEY), encoded.payloads)
-    assert schedule.next_catch_up(2) == ArtifactKey(2, 0)
-    assert catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: True)
-    assert schedule.next_catch_up(2) == ArtifactKey(2, 0)
-    assert catch_up.make(held(2), ArtifactKey(2, 0), is_superseded=lambda: False)
-    assert schedule.next_catch_up(2) is None
-    assert schedule.next_catch_up(1) is None
+    assert further.next_delta(2) == ArtifactKey(2, 0)
+    further.make_delta(held(2), ArtifactKey(2, 0), is_superseded=lambda: True)
+    assert further.next_delta(2) == ArtifactKey(2, 0)
+    further.make_delta(held(2), ArtifactKey(2, 0), is_superseded=lambda: False)
+    assert further.next_delta(2) is None
+    assert further.next_delta(1) is None

@@ -17,7 +17,6 @@ from learner.training.train_step import StepOutcome, train_step
 from node.rollout import RolloutGroup
 from support.made_up_groups import VERSION, completion_logprob, float64_policy, made_up_groups, nearby
 from support.step_settings import make_step_settings
-from support.tiny_model import make_tiny_model
 
 SETTINGS = make_step_settings(reference_kl_coefficient=0.5, gradient_clip_norm=1e9)
 
@@ -81,11 +80,6 @@ def test_no_token_pulls_harder_than_six_and_none_at_the_reference() -> None:
     assert slope.tolist() == pytest.approx(by_hand)
     assert bool((penalty >= 0).all())
     assert penalty[0].item() == 0.0
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
 
 
 def moved(model_dir: Path, *, by: float) -> Policy:

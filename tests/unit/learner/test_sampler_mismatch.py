@@ -31,7 +31,7 @@ def test_a_mean_beyond_the_threshold_by_less_than_its_uncertainty_is_not_enough(
     assert mismatches.quarantined.get("a") is None
 
 
-def test_who_delivers_stale_groups_only_is_measured_against_others_of_that_age() -> None:
+def test_a_sampler_with_stale_groups_only_is_measured_against_others_of_that_age() -> None:
     fleet = Fleet([(16, 32), (12, 32), (8, 24)], [0.4, 0.001, 0.001], drift_nats=0.1)
     mismatches = Watched(threshold_nats=0.2)
     delivered = 0
@@ -46,7 +46,7 @@ def test_who_delivers_stale_groups_only_is_measured_against_others_of_that_age()
     assert mismatches.unmeasured_samplers == 0
 
 
-def test_who_can_be_compared_with_nobody_is_unmeasured_and_believed() -> None:
+def test_a_sampler_that_compares_with_nobody_is_unmeasured_and_believed() -> None:
     mismatches = Watched(threshold_nats=0.2)
     for _ in range(100):
         mismatches.see([one("far", 3.0, age=16)])
@@ -120,7 +120,7 @@ def test_a_sampler_whose_probes_do_not_fit_stays_and_moves_nobody_elses_measure(
     assert mismatches.panel.drift(8).nats < 0.01
 
 
-def test_of_a_quarantined_sampler_a_group_is_taken_every_few_minutes_and_none_that_was_on_its_way() -> None:
+def test_a_quarantined_sampler_has_a_group_taken_every_few_minutes_and_none_that_was_on_its_way() -> None:
     mismatches = quarantined()
     assert [mismatches.takes_probe("a", now=t) for t in (0, 1, PROBE_S / 4)] == [False] * 3
     assert [mismatches.takes_probe("a", now=PROBE_S + t) for t in (0, 1)] == [True, False]

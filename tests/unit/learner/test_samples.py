@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.records.group_sample import CompletionSample, GroupSample
 from learner.records.sample_writer import MOST_CHARACTERS, MOST_COMPLETIONS, SampleWriter, load_tokenizer
-from learner.records.samples_file import FILE_NAME, SamplesFile
+from learner.records.samples_file import FILE_NAME, CompletionSample, GroupSample, SamplesFile
 from learner.records.samples_page import render_page
 from learner.step_log import StepLine
 from node.commands.cli import main
@@ -41,7 +40,7 @@ def sample(version: int = 1, *rewards: float, text: str = "4", **changes: object
 
 def step_line(version: int) -> StepLine:
     report = StepReport(version, 0.5, 0.0, 0, 0.0, 1.0, 0.0, 1.0, 0.1, 0.5)
-    return StepLine(at_s=1000.0, report=report, tokens=8, flops=0.0, groups=())
+    return StepLine(at_s=1000.0, report=report, tokens=8, groups=())
 
 
 def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -75,7 +74,7 @@ def test_the_first_groups_are_shown_before_the_first_step(model_dir: Path, tmp_p
     version0 = np.zeros(1, np.int32)  # there is no other before the first step
     group = delivered(*(answer(text, float(text == "4"), policy_version=version0) for text in "45"))
     for _ in range(3):
-        if (append := to.write_of_first(group, at_s=7.0)) is not None:
+        if (append := to.write_of(None, [replace(group, spooled_at_s=7.0)])) is not None:
             append()
     assert [(group.version, group.at_s, group.staleness_versions) for group in file.all()] == [
         (0, 7.0, 0)
@@ -102,7 +101,7 @@ def test_a_group_is_written_down_as_text_with_what_the_learner_made_of_it(
     assert wrong.advantage == -right.advantage
 
 
-def test_what_the_grader_measured_is_written_down_and_shown(model_dir: Path, tmp_path: Path) -> None:
+def test_grader_metrics_are_written_down_and_shown(model_dir: Path, tmp_path: Path) -> None:
     file = SamplesFile(tmp_path / FILE_NAME)
     group = delivered(answer("4", 1.0), answer("22", 0.0))
     columns = {"words": np.array([2.5, np.nan], np.float32)}
@@ -174,29 +173,7 @@ def test_a_line_that_a_kill_cut_in_half_is_passed_over(tmp_path: Path) -> None:
     assert [group.version for group in file.all()] == [1, 3]
 
 
-def test_a_follower_sees_every_group_once_across_rotations_and_half_written_lines(tmp_path: Path) -> None:
-    path = tmp_path / FILE_NAME
-    file = SamplesFile(path, file_bytes=600)
-    appended = SamplesFile(path).appended()
-    assert next(appended) == []
-    seen: list[int] = []
-    for version in range(1, 20):
-        file.append([sample(version, 1.0)])
-        if version % 2:
-            seen += [group.version for group in next(appended)]
-    line = sample(20, 1.0).to_json() + "\n"
-    for part in (line[:30], line[30:]):
-        with path.open("a") as half:
-            half.write(part)
-        seen += [group.version for group in next(appended)]
-    assert seen == list(range(1, 21))
-    later = SamplesFile(path).appended()
-    assert next(later) == []
-    file.append([sample(21, 1.0)])
-    assert [group.version for group in next(later)] == [21]
-
-
-def test_what_a_terminal_would_obey_becomes_visible() -> None:
+def test_control_characters_become_visible() -> None:
     assert visible("a\x1b[2J\x07\r\x9b\x00\x7f") == r"a\x1b[2J\x07\r\x9b\x00\x7f"
     assert visible("\u202e\u2066\u200b\ud800\u2028") == r"\u202e\u2066\u200b\ud800\u2028"
     assert visible("a\tb\n\u3000ß 数\u00a0") == "a\tb\n\u3000ß 数\u00a0"
@@ -287,20 +264,26 @@ def test_a_directory_without_samples_is_answered_with_what_to_do(
     assert "learner.samples_every_versions" in capsys.readouterr().err
 
 
-def test_following_shows_the_newest_and_then_what_is_appended(
+def test_following_shows_the_newest_and_then_each_group_appended_once(
     tmp_path: Path, file: SamplesFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    file = SamplesFile(tmp_path / "learner" / FILE_NAME, file_bytes=600)
     file.append([sample(1, 1.0)])
     pauses = 0
 
     def pause(_: float) -> None:
+        """Append across a rotation, and a line that is half written for one refresh."""
         nonlocal pauses
         pauses += 1
-        if pauses == 1:
-            file.append([sample(2, 1.0), sample(3, 1.0)])
-        if pauses == 3:
+        line = sample(9, 1.0).to_json() + "\n"
+        if pauses <= 3:
+            file.append([sample(2 * pauses, 1.0), sample(2 * pauses + 1, 1.0)])
+        elif pauses <= 5:
+            with (tmp_path / "learner" / FILE_NAME).open("a") as half:
+                half.write(line[:30] if pauses == 4 else line[30:])
+        else:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("learner.records.samples_command.time.sleep", pause)
     assert command(tmp_path, "--follow", "--json") == 0
-    assert shown_versions(capsys) == [1, 2, 3]
+    assert shown_versions(capsys) == [1, 2, 3, 4, 5, 6, 7, 9]

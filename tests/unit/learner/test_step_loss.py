@@ -26,12 +26,6 @@ from support.made_up_groups import (
     nearby,
 )
 from support.step_settings import make_step_settings
-from support.tiny_model import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
 
 
 @cache

@@ -24,7 +24,6 @@ def step_line(version: int) -> StepLine:
         at_s,
         report,
         tokens=12,
-        flops=0.0,
         groups=(),
         learning_rate=1e-3,
         figures=figures,

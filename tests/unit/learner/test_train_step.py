@@ -14,9 +14,8 @@ from torch import Tensor
 
 from learner.objective.advantage import centred_advantage
 from learner.objective.divergence import kl_penalty
-from learner.objective.importance import group_expectation_weight
 from learner.objective.surrogate import clipped_surrogate
-from learner.training.micro_batches import micro_batches, objective_batch, rows_of
+from learner.training.micro_batches import objective_batch
 from learner.training.model import Policy
 from learner.training.train_step import train_step
 from node.rollout import RolloutGroup
@@ -29,15 +28,10 @@ from support.made_up_groups import (
     groups_with_replies,
     made_up_groups,
 )
+from support.objective_batches import group_expectation_weight
 from support.step_settings import make_step_settings
-from support.tiny_model import make_tiny_model
 
 SETTINGS = make_step_settings(kl_coefficient=0.1, gradient_clip_norm=1e9, staleness_half_life_versions=2.0)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1)
 
 
 def textbook_loss(policy: Policy, groups: Sequence[RolloutGroup]) -> Tensor:
@@ -90,16 +84,6 @@ def test_replies_are_read_and_neither_trained_on_nor_counted(model_dir: Path) ->
     changed = replace(group, completions=(replace(completion, token_ids=reply), *others))
     assert not completion.drawn.all()
     assert not torch.allclose(gradient_of(float64_policy(model_dir), [changed, *rest], SETTINGS)[0], expected)
-
-
-@pytest.mark.parametrize("budget", [1, 8, 17, 40, 1 << 20])
-def test_the_micro_batch_budget_changes_no_result(model_dir: Path, budget: int) -> None:
-    groups = made_up_groups(1)
-    expected, whole = gradient_of(float64_policy(model_dir), groups, SETTINGS)
-    actual, cut = gradient_of(float64_policy(model_dir), groups, replace(SETTINGS, micro_batch_tokens=budget))
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
-    for field in ("loss", "kl_nats", "ess_ratio", "clip_fraction", "surprisal_nats", "tokens"):
-        assert math.isclose(getattr(cut, field), getattr(whole, field), rel_tol=1e-9), field
 
 
 def test_the_order_of_groups_and_completions_changes_no_result(model_dir: Path) -> None:
@@ -174,15 +158,6 @@ def test_a_long_gradient_is_scaled_to_the_clip(model_dir: Path) -> None:
     gradient, outcome = gradient_of(float64_policy(model_dir), made_up_groups(0), settings)
     assert math.isclose(float(gradient.norm()), 1e-3, rel_tol=1e-2)
     assert outcome.gradient_norm > 1e-3
-
-
-def test_micro_batches_keep_every_row_once_within_the_padded_budget() -> None:
-    rows = rows_of(made_up_groups(4))
-    cut = micro_batches(rows, budget_tokens=20)
-    assert sorted(id(row) for part in cut for row in part) == sorted(id(row) for row in rows)
-    assert len(cut) > 1
-    for part in cut:
-        assert len(part) == 1 or len(part) * max(row.length for row in part) <= 20
 
 
 @pytest.mark.parametrize(

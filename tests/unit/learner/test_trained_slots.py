@@ -34,7 +34,7 @@ def test_a_slot_below_the_first_run_or_in_a_hole_was_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x", ".1", "-1.1", "\u0661.1"])
-def test_what_names_no_slot_is_passed_over(name: str) -> None:
+def test_an_id_without_a_slot_is_skipped(name: str) -> None:
     slots = TrainedSlots().with_groups([name])
     assert slots.runs == ()
     assert name not in slots

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner.intake.full_logprobs import full_logprobs
-from learner.objective.importance import group_expectation_weight
+from learner.intake.group_verdict import full_logprobs
 from learner.objective.truncation import least_kept_mass, untruncated_logprob
 from learner.training.micro_batches import objective_batch
 from support.groups import SAMPLING, make_completion, make_group
+from support.objective_batches import group_expectation_weight
 
 
 @pytest.mark.parametrize("kept_mass", [0.965, 0.895])

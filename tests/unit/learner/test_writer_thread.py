@@ -17,7 +17,7 @@ from support.waiting import until
 
 def step_line(version: int) -> StepLine:
     report = StepReport(version, 0.5, 0.0, 0, 0.0, 1.0, 0.0, 1.0, 0.1, 0.5)
-    return StepLine(at_s=1000.0, report=report, tokens=8, flops=0.0, groups=())
+    return StepLine(at_s=1000.0, report=report, tokens=8, groups=())
 
 
 class Recorder:
@@ -33,8 +33,8 @@ class Recorder:
         if not is_held:
             self.go.set()
 
-    def write_of(self, line: StepLine, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
-        return partial(self._write, line.report.version) if line.report.version else None
+    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+        return partial(self._write, line.report.version) if line and line.report.version else None
 
     def _write(self, version: int) -> None:
         assert threading.current_thread() is not threading.main_thread()
@@ -63,7 +63,7 @@ class Running:
         await asyncio.wait_for(self.task, timeout=30)
 
 
-async def test_what_was_offered_before_the_stop_is_written_and_the_writer_is_closed() -> None:
+async def test_steps_offered_before_the_stop_are_written_and_the_writer_is_closed() -> None:
     recorder = Recorder()
     running = Running(recorder)
     for version in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""What a relay copies next, and what of it still helps."""
+"""A relay's choice of what to copy next, and of what still helps."""
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.relay.mirror_state import MirrorState

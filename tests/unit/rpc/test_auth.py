@@ -1,4 +1,5 @@
-from node.rpc.auth import MESSAGE_BYTES, RULES, service_of
+from node.limits import MESSAGE_BYTES
+from node.rpc.auth import RULES, service_of
 from node.run import Role
 from support.rpc import METHODS
 

@@ -8,19 +8,19 @@ import pytest
 from node import limits
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.peer import Peer, hub_name
-from node.rpc.auth import ENROLMENT_MESSAGE_BYTES, USER_AGENT_PREFIX
+from node.rpc.auth import USER_AGENT_PREFIX
 from node.rpc.channel import (
     HUB_CLOCK_KEY,
     REASON_KEY,
     Backoff,
     ConnectionLost,
+    Keepalive,
     Purpose,
     classified,
     classify,
     dial,
     dial_as_stranger,
 )
-from node.rpc.keepalive import Keepalive
 from node.run import Role
 
 
@@ -113,9 +113,9 @@ PEER = Peer("run", Role.SAMPLER, "s1")
 @pytest.mark.parametrize(
     ("purpose", "most_bytes"),
     [
-        (Purpose.CONTROL, limits.CONTROL_MESSAGE_BYTES),
-        (Purpose.ROLLOUTS, limits.ROLLOUT_MESSAGE_BYTES),
-        (Purpose.BULK, limits.BULK_MESSAGE_BYTES),
+        (Purpose.CONTROL, 4 << 20),
+        (Purpose.ROLLOUTS, 72 << 20),
+        (Purpose.BULK, 6 << 20),
     ],
 )
 def test_a_channel_takes_messages_of_its_purpose_and_says_who_calls(
@@ -143,7 +143,7 @@ def test_a_stranger_dials_by_the_hubs_name_for_small_messages(monkeypatch: pytes
     )
     monkeypatch.setattr(grpc, "ssl_channel_credentials", lambda ca_pem: ca_pem)
     dial_as_stranger("hub:7701", run_id="run", ca_pem=b"ca")
-    assert dialled["hub:7701"]["grpc.max_receive_message_length"] == ENROLMENT_MESSAGE_BYTES
+    assert dialled["hub:7701"]["grpc.max_receive_message_length"] == limits.MESSAGE_BYTES["EnrolmentService"]
     assert dialled["hub:7701"]["grpc.ssl_target_name_override"] == hub_name("run")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.rpc.keepalive import Keepalive
+from node.rpc.channel import Keepalive
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("node", "learner", "sampler", "deploy", "bench")

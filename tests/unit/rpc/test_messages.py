@@ -1,4 +1,4 @@
-"""What a message may be, and how long one waits for it."""
+"""Limits on a message, and on the wait for it."""
 
 import asyncio
 import gzip
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from heterorl.v1 import policy_pb2
+from node import limits
 from node.errors import Reason, RefusedError
-from node.rpc import auth
 from node.rpc.messages import bounded_parser, first_message_s, only_request, parsed, requests, within
 
 METHOD = "/heterorl.v1.PolicyService/GetManifest"
@@ -22,7 +22,7 @@ def refusal(request: Any) -> RefusedError:
 
 
 def test_a_message_is_parsed_up_to_the_limit_of_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(auth.MESSAGE_BYTES, "PolicyService", 4)
+    monkeypatch.setitem(limits.MESSAGE_BYTES, "PolicyService", 4)
     assert parsed(bounded_parser(METHOD, bytes.decode)(b"four")) == "four"
     assert parsed(bounded_parser(METHOD, None)(b"four")) == b"four"
     refused = refusal(bounded_parser(METHOD, bytes.decode)(b"fives"))

@@ -1,4 +1,4 @@
-"""Who keeps a place and who loses it, when more callers come than there are places."""
+"""Callers keep or lose their place when more callers come than there are places."""
 
 import pytest
 from hypothesis import given

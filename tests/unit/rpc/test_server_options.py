@@ -1,4 +1,4 @@
-"""What a port tells gRPC before it serves anyone."""
+"""The options that a port gives gRPC before it serves anyone."""
 
 import asyncio
 from typing import Any, NoReturn
@@ -9,9 +9,9 @@ import pytest
 from node.clock import SystemClock
 from node.errors import StartupError
 from node.identity.revocation import RevocationList
-from node.limits import ROLLOUT_MESSAGE_BYTES
-from node.rpc.auth import ENROLMENT_MESSAGE_BYTES
-from node.rpc.keepalive import Keepalive
+from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
+from node.rpc.channel import Keepalive
+from node.rpc.interceptor import Admission
 from node.rpc.server import Audience, RpcServer, ServerLimits
 
 
@@ -38,11 +38,8 @@ def server(*, listen: str = "127.0.0.1:0", **options: Any) -> RpcServer:
         "port",
         listen=listen,
         servicers=(),
-        run_id="run",
         identity=None,
-        revocations=RevocationList(),
-        clock=SystemClock(),
-        count_refusal=lambda *, service, reason: None,
+        admission=Admission("run", RevocationList(), SystemClock(), lambda *, service, reason: None),
         drain_grace_s=0.0,
         **options,
     )
@@ -50,7 +47,7 @@ def server(*, listen: str = "127.0.0.1:0", **options: Any) -> RpcServer:
 
 @pytest.mark.parametrize(
     ("audience", "most_bytes"),
-    [(Audience.MEMBERS, ROLLOUT_MESSAGE_BYTES), (Audience.STRANGERS, ENROLMENT_MESSAGE_BYTES)],
+    [(Audience.MEMBERS, ROLLOUT_MESSAGE_BYTES), (Audience.STRANGERS, MESSAGE_BYTES["EnrolmentService"])],
 )
 async def test_a_port_reads_messages_as_large_as_its_callers_may_send(
     monkeypatch: pytest.MonkeyPatch, audience: Audience, most_bytes: int

@@ -26,7 +26,7 @@ def _line(version: int) -> StepLine:
         surprisal_nats=0.7,
     )
     groups = (TrainedGroup(f"{version}.2", "sampler-1", 3),)
-    return StepLine(at_s=1000.5, report=report, tokens=24, flops=1e9, groups=groups)
+    return StepLine(at_s=1000.5, report=report, tokens=24, groups=groups)
 
 
 def test_a_line_that_the_learner_wrote_is_read_as_it_was(tmp_path: Path) -> None:

@@ -74,16 +74,6 @@ def test_nobody_waits_for_the_damaged_frame_of_an_artifact_that_was_removed(
     assert not directories.is_quarantined(KEY)
 
 
-def test_what_was_replaced_is_no_longer_current(learner: Learner, tmp_path: Path) -> None:
-    directories = opened(tmp_path, learner)
-    first = offered(directories, learner, 1, 0)
-    assert directories.is_current(first)
-    second = offered(directories, learner, 1, 0)
-    assert (directories.is_current(first), directories.is_current(second)) == (False, True)
-    directories.remove(KEY)
-    assert not directories.is_current(second)
-
-
 def test_an_artifact_in_both_directories_after_a_crash_is_the_complete_one(
     learner: Learner, tmp_path: Path
 ) -> None:

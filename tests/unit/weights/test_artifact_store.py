@@ -1,4 +1,4 @@
-"""What a store says of artifacts that arrive, are damaged or come from several learners."""
+"""A store's view of artifacts that arrive, are damaged or come from several learners."""
 
 from pathlib import Path
 

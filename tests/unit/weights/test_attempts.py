@@ -1,4 +1,4 @@
-"""What a source is blamed for when a fetch from it fails."""
+"""The blame on a source when a fetch from it fails."""
 
 from typing import Any
 

@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from node.errors import Reason, RefusedError
-from node.weights.codec.frame_codec import decode_frame, encode_frame, encode_gap
+from node.weights.codec.frame_codec import decode_frame, encode_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.payload_codec import Codec, payload_limit
 from support.weights import drifted, random_words
@@ -26,13 +26,6 @@ def decoded(codec: Codec, payload: bytes, *, base: Words | None, words: int) -> 
     out = np.zeros(words, np.uint16)
     assert decode_frame(codec, payload, base=base, out=out) == words_digest(out)
     return out
-
-
-def gap_payload(
-    gaps: bytes, steps: bytes, large: tuple[int, ...] = (), *, header: tuple[int, int] | None = None
-) -> bytes:
-    plain = struct.pack("<II", *(header or (len(gaps), len(large)))) + gaps + steps
-    return zstandard.compress(plain + struct.pack(f"<{len(large)}H", *large), 1)
 
 
 def refusal(codec: Codec, payload: bytes, *, base: Words | None = None, words: int = 4096) -> RefusedError:
@@ -61,7 +54,7 @@ def test_changes_with_a_pattern_are_left_to_zstd() -> None:
     base = random_words(1)
     new = base + np.uint16(0x1234)
     codec, payload = coded(new, base=base)
-    assert codec is Codec.GAP
+    assert codec is Codec.STEP_PLANES
     assert len(payload) < 0.01 * new.nbytes
     np.testing.assert_array_equal(decoded(codec, payload, base=base, words=new.size), new)
 
@@ -98,22 +91,6 @@ def test_noise_is_sent_raw() -> None:
     assert coded(noise, base=None) == (Codec.RAW, noise.tobytes())
 
 
-def test_the_gap_payload_is_as_documented() -> None:
-    base = np.zeros(1000, np.uint16)
-    new = base.copy()
-    # Steps +1, -1, +300, -2^15 are zigzag 2, 1, 600, 65535; gaps 3, 0, 254, 255 + 255 + 41.
-    new[[3, 4, 259, 811]] = [1, 0xFFFF, 300, 0x8000]
-    payload = encode_gap(new, base=base)
-    plain = zstandard.decompress(payload)
-    assert plain == (
-        struct.pack("<II", 6, 2)
-        + bytes([3, 0, 254, 255, 255, 41])
-        + bytes([1, 0, 255, 255])
-        + struct.pack("<HH", 599, 65534)
-    )
-    np.testing.assert_array_equal(decoded(Codec.GAP, payload, base=base, words=1000), new)
-
-
 def test_the_keyframe_payload_is_as_documented() -> None:
     # 1.0 = 0x3F80: sign 0, exponent 127, mantissa 0. -2.5 = 0xC020: sign 1, exponent 128, mantissa 32.
     words = np.tile(words_of(0x3F80, 0xC020), 100)
@@ -132,9 +109,6 @@ def test_a_change_is_found_wherever_it_is(size: int, start: int) -> None:
         new = base.copy()
         new[position] = 7
         np.testing.assert_array_equal(decoded(*coded(new, base=base), base=base, words=size), new)
-        gaps = encode_gap(new, base=base)
-        if len(gaps) <= payload_limit(Codec.GAP, size):
-            np.testing.assert_array_equal(decoded(Codec.GAP, gaps, base=base, words=size), new)
 
 
 def test_the_base_is_not_written_to() -> None:
@@ -148,59 +122,6 @@ def test_the_base_is_not_written_to() -> None:
 def test_a_frame_without_its_base_is_our_own_mistake() -> None:
     with pytest.raises(ValueError, match="needs a base"):
         decode_frame(Codec.UNCHANGED, b"", base=None, out=np.zeros(3, np.uint16))
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        gap_payload(b"\x05", b"\x00", header=(2, 0)),
-        gap_payload(b"\x05", b"\x00", header=(1, 1)),
-        gap_payload(b"\x05", b"\x00", header=(0xFFFFFFFF, 0xFFFFFFFF)),
-        gap_payload(b"", b""),
-        gap_payload(b"\xff", b""),
-        gap_payload(b"\x05\xff", b"\x00"),
-        gap_payload(b"\x05", b""),
-        gap_payload(b"\x05", b"\x00\x00"),
-        gap_payload(b"\x05", b"\xff"),
-        gap_payload(b"\x05", b"\x00", (300,)),
-        gap_payload(b"\x05", b"\xff", (300, 300)),
-        gap_payload(b"\x05", b"\xff", (254,)),
-        gap_payload(b"\x05", b"\xff", (65535,)),
-        gap_payload(b"\xff" * 16 + b"\x10", b"\x00"),
-        zstandard.compress(b"short"),
-    ],
-    ids=[
-        "too few gaps",
-        "too few large steps",
-        "header beyond the end",
-        "no change",
-        "only a skip",
-        "ends with a skip",
-        "too few steps",
-        "too many steps",
-        "a large step missing",
-        "a large step too many",
-        "two large steps for one",
-        "a small step as a large one",
-        "a step of zero",
-        "a change past the last word",
-        "no header",
-    ],
-)
-def test_a_gap_payload_that_contradicts_itself_is_refused(payload: bytes) -> None:
-    refusal(Codec.GAP, payload)
-
-
-def test_the_last_word_can_change_and_the_one_after_it_cannot() -> None:
-    payload = gap_payload(b"\xff" * 16 + b"\x0f", b"\x01")
-    assert decoded(Codec.GAP, payload, base=np.zeros(4096, np.uint16), words=4096)[4095] == 1
-    refusal(Codec.GAP, payload, words=4095)
-
-
-def test_every_word_of_a_frame_can_take_a_large_step() -> None:
-    payload = gap_payload(bytes(512), b"\xff" * 512, (599,) * 512)
-    words = decoded(Codec.GAP, payload, base=np.zeros(512, np.uint16), words=512)
-    np.testing.assert_array_equal(words, np.full(512, 300, np.uint16))
 
 
 @pytest.mark.parametrize("size", [0, 8190, 8194])
@@ -222,7 +143,7 @@ def test_an_unchanged_frame_has_no_payload() -> None:
 
 
 def bombs() -> dict[str, bytes]:
-    plain = struct.pack("<II", 1, 0) + b"\x05\x00"
+    plain = bytes(10)
     good = zstandard.compress(plain)
     no_size = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
     # Frame header: magic, descriptor (8-byte content size, single segment), content size.
@@ -252,18 +173,12 @@ def bombs() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", bombs())
 def test_a_zstd_frame_that_is_not_ours_is_refused(name: str) -> None:
-    refusal(Codec.GAP, bombs()[name])
+    refusal(Codec.STEP_PLANES, bombs()[name])
     refusal(Codec.KEYFRAME, bytes(4096) + bombs()[name])
 
 
 @pytest.mark.parametrize(
-    ("codec", "limit"),
-    [
-        (Codec.GAP, 8 + 4 * 4096),
-        (Codec.KEYFRAME, 4096),
-        (Codec.PLANES, 2 * 4096),
-        (Codec.STEP_PLANES, 2 * 4096),
-    ],
+    ("codec", "limit"), [(Codec.KEYFRAME, 4096), (Codec.PLANES, 2 * 4096), (Codec.STEP_PLANES, 2 * 4096)]
 )
 def test_a_zstd_frame_of_a_byte_more_than_the_words_can_need_is_refused_unread(
     codec: Codec, limit: int
@@ -274,17 +189,17 @@ def test_a_zstd_frame_of_a_byte_more_than_the_words_can_need_is_refused_unread(
 
 
 def test_a_small_frame_may_have_the_smallest_window_of_zstd_and_none_larger() -> None:
-    plain = struct.pack("<II", 1, 0) + b"\x05\x01"
+    plain = bytes([14, *bytes(39)])
 
     def windowed(log2_bytes: int) -> bytes:
         header = b"\x28\xb5\x2f\xfd\x80" + bytes([log2_bytes - 10 << 3]) + struct.pack("<I", len(plain))
         return header + zstandard.compress(plain)[6:]
 
-    assert decoded(Codec.GAP, windowed(10), base=np.zeros(20, np.uint16), words=20)[5] == 1
-    assert "a zstd window of 2048 bytes" in str(refusal(Codec.GAP, windowed(11), words=20))
+    assert decoded(Codec.STEP_PLANES, windowed(10), base=np.zeros(20, np.uint16), words=20)[0] == 7
+    assert "a zstd window of 2048 bytes" in str(refusal(Codec.STEP_PLANES, windowed(11), words=20))
 
 
 def test_a_payload_larger_than_the_words_is_refused_unread() -> None:
-    assert payload_limit(Codec.GAP, 10) == 20
-    for codec in (Codec.RAW, Codec.GAP, Codec.EXPONENT_CONDITIONED, Codec.KEYFRAME):
+    assert payload_limit(Codec.STEP_PLANES, 10) == 20
+    for codec in (Codec.RAW, Codec.STEP_PLANES, Codec.EXPONENT_CONDITIONED, Codec.KEYFRAME):
         assert "21 bytes for 10 words" in str(refusal(codec, bytes(21), words=10))

@@ -1,4 +1,4 @@
-"""What is published, and what never is."""
+"""Words that are published, and words that never are."""
 
 import threading
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from node.weights.codec import keyframe, native
+from node.weights.codec import native, planes
 from node.weights.format.digests import Words, words_digest
 
 SIZES = (1, 31, 32, 120, 121, 4095, 4096, 4097, 70_001)
@@ -19,10 +19,10 @@ def test_words_are_made_again_and_named_by_every_implementation(
     path: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = None if path is None else native.load(path)
-    monkeypatch.setattr(keyframe, "_kernel", lambda: kernel)
+    monkeypatch.setattr(planes, "_kernel", lambda: kernel)
     for size in SIZES:
         words, made = words_of(size), np.zeros(size, np.uint16)
-        assert keyframe.join_words(*keyframe.split_words(words), out=made) == words_digest(words)
+        assert planes.join_words(*planes.split_words(words), out=made) == words_digest(words)
         np.testing.assert_array_equal(made, words)
 
 

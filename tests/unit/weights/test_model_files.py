@@ -1,4 +1,4 @@
-"""What a model is published in is what its own files hold it in."""
+"""A model is published in the dtypes of its own files."""
 
 import json
 import struct

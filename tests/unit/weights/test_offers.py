@@ -1,20 +1,23 @@
-"""Which offers a hub believes."""
+"""Which offers a hub believes, which artifacts it keeps, and what the newest version seen rules out."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey, PolicyVersion
+from node.policy import NO_BASE, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest
 from node.weights.store.high_water import HighWater
-from node.weights.store.offers import admit_offer
+from node.weights.store.offers import admit_offer, surplus
 from support.weights import Learner
 
 LEARNER = Learner()
 STEP = {version: LEARNER.encode(version, version - 1).manifest for version in range(1, 7)}
 KEYFRAME = {version: LEARNER.encode(version, None).manifest for version in range(1, 7)}
 AT_4 = HighWater(1, STEP[4].policy_version)
+AT_4_EPOCH_2 = replace(AT_4, learner_epoch=2)
+NO_HEAD = HighWater(2, None)
 
 
 def forked(manifest: Manifest, *, epoch: int) -> Manifest:
@@ -22,68 +25,100 @@ def forked(manifest: Manifest, *, epoch: int) -> Manifest:
     return replace(manifest, root=b"f" * 16, learner_epoch=epoch)
 
 
-def refusal(offer: Manifest, retained: list[Manifest], mark: HighWater) -> Reason:
+FORK_6 = forked(STEP[6], epoch=2)
+NEWER_6 = replace(STEP[6], learner_epoch=2)
+OFFERS: dict[str, tuple[Manifest, list[Manifest], HighWater, Reason | set[ArtifactKey]]] = {
+    "the first of a run": (STEP[3], [], HighWater(), set()),
+    "the next version": (STEP[5], [STEP[4]], AT_4, set()),
+    "behind the head, known to nobody": (STEP[2], [STEP[4]], AT_4, Reason.ROLLBACK),
+    "behind the head, a later one vouches for it": (STEP[3], [STEP[4]], AT_4, set()),
+    "the head, after the disk was lost and the epoch was raised": (KEYFRAME[4], [], AT_4_EPOCH_2, set()),
+    "an older epoch": (STEP[5], [STEP[4]], AT_4_EPOCH_2, Reason.FENCED),
+    "the same words, whatever the epoch": (KEYFRAME[4], [STEP[4]], AT_4_EPOCH_2, set()),
+    "another policy of the head's number": (forked(STEP[4], epoch=2), [STEP[4]], AT_4, Reason.ROLLBACK),
+    "that, with nothing retained": (forked(STEP[4], epoch=2), [], AT_4, Reason.ROLLBACK),
+    "another policy behind the head": (forked(STEP[3], epoch=2), [STEP[4]], AT_4, Reason.ROLLBACK),
+    "a version made twice by one learner": (
+        *(forked(STEP[6], epoch=1), [STEP[4], STEP[6]], AT_4),
+        Reason.ROLLBACK,
+    ),
+    "what a restarted learner never finished": (
+        *(FORK_6, [STEP[4], STEP[6], KEYFRAME[6]], AT_4),
+        {ArtifactKey(6, 5), ArtifactKey(6)},
+    ),
+    "the base of what is retained": (
+        *(forked(STEP[5], epoch=2), [STEP[4], STEP[6]], AT_4),
+        {ArtifactKey(6, 5)},
+    ),
+    "the older of two learners": (forked(STEP[6], epoch=1), [STEP[4], NEWER_6], AT_4, Reason.FENCED),
+    "a mark without a head fences": (STEP[1], [], NO_HEAD, Reason.FENCED),
+    "and does nothing else": (replace(STEP[1], learner_epoch=2), [], NO_HEAD, set()),
+}
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_an_offer_is_believed_refused_or_replaces_what_it_makes_worthless(name: str) -> None:
+    offer, retained, mark, expected = OFFERS[name]
+    if isinstance(expected, set):
+        assert admit_offer(offer, retained=retained, mark=mark) == expected
+        return
     with pytest.raises(RefusedError) as refused:
         admit_offer(offer, retained=retained, mark=mark)
-    return refused.value.reason
+    assert refused.value.reason is expected
 
 
-def test_the_first_offer_of_a_run_is_believed() -> None:
-    assert admit_offer(STEP[3], retained=[], mark=HighWater()) == set()
+def artifact(version: int, base: int = NO_BASE) -> Artifact:
+    return Artifact(ArtifactKey(version, base), 10)
 
 
-def test_the_next_version_is_believed() -> None:
-    assert admit_offer(STEP[5], retained=[STEP[4]], mark=AT_4) == set()
+STEPS = tuple(artifact(version, version - 1) for version in range(1, 10))
+PUBLIC = {version: artifact(version, 0) for version in (2, 3, 4, 6, 7, 8, 9)}
 
 
-def test_a_version_behind_the_head_that_nobody_knows_is_a_rollback() -> None:
-    assert refusal(STEP[2], [STEP[4]], AT_4) is Reason.ROLLBACK
+@pytest.mark.parametrize(
+    ("kept", "gone", "head", "keyframes"),
+    [
+        ([*STEPS, artifact(6)], [], 9, 2),
+        ([*STEPS, PUBLIC[2], PUBLIC[3], PUBLIC[4]], [], 9, 2),
+        ([artifact(5), PUBLIC[9]], [artifact(2), STEPS[0]], None, 1),
+        ([artifact(3), artifact(6), *STEPS[3:]], [artifact(0), *STEPS[:3]], 9, 2),
+        ([artifact(5), PUBLIC[9]], [artifact(2), STEPS[0]], 9, 1),
+        ([artifact(6), *STEPS[6:]], [artifact(8, 4)], 9, 1),
+        ([artifact(6), artifact(7), *STEPS[6:], PUBLIC[7], PUBLIC[8]], [PUBLIC[2], PUBLIC[6]], 9, 2),
+    ],
+    ids=[
+        "too few keyframes yet",
+        "no keyframe: every delta from the public base model stays",
+        "before a head is announced no way to it is kept",
+        "what starts before the oldest kept keyframe goes",
+        "the only way to the head stays",
+        "a skip delta from before goes though it ends after",
+        "the newest deltas from the public base model stay for late joiners",
+    ],
+)
+def test_what_late_joiners_and_peers_a_little_behind_need_is_kept(
+    kept: Sequence[Artifact], gone: Sequence[Artifact], head: int | None, keyframes: int
+) -> None:
+    assert surplus([*kept, *gone], head=head, retained_keyframes=keyframes) == {each.key for each in gone}
 
 
-def test_a_version_behind_the_head_is_believed_if_a_later_one_vouches_for_it() -> None:
-    assert admit_offer(STEP[3], retained=[STEP[4]], mark=AT_4) == set()
+SEEN = HighWater().admit(learner_epoch=3, version=PolicyVersion(7, b"a" * 16))
 
 
-def test_the_head_is_believed_again_after_the_disk_was_lost_though_the_epoch_was_bumped() -> None:
-    assert admit_offer(KEYFRAME[4], retained=[], mark=replace(AT_4, learner_epoch=2)) == set()
+def test_newer_versions_are_admitted_and_remembered_and_the_same_one_changes_nothing() -> None:
+    newer = PolicyVersion(9, b"b" * 16)
+    assert SEEN.admit(learner_epoch=4, version=newer) == HighWater(4, newer)
+    assert SEEN.admit(learner_epoch=3, version=PolicyVersion(7, b"a" * 16)) == SEEN
 
 
-def test_a_learner_of_an_older_epoch_is_fenced() -> None:
-    assert refusal(STEP[5], [STEP[4]], replace(AT_4, learner_epoch=2)) is Reason.FENCED
-
-
-def test_the_same_words_are_believed_whatever_the_epoch() -> None:
-    assert admit_offer(KEYFRAME[4], retained=[STEP[4]], mark=replace(AT_4, learner_epoch=2)) == set()
-
-
-def test_another_policy_with_a_number_that_was_announced_is_refused() -> None:
-    assert refusal(forked(STEP[4], epoch=2), [STEP[4]], AT_4) is Reason.ROLLBACK
-    assert refusal(forked(STEP[4], epoch=2), [], AT_4) is Reason.ROLLBACK
-    assert refusal(forked(STEP[3], epoch=2), [STEP[4]], AT_4) is Reason.ROLLBACK
-
-
-def test_one_learner_cannot_make_a_version_twice_even_before_it_is_announced() -> None:
-    assert refusal(forked(STEP[6], epoch=1), [STEP[4], STEP[6]], AT_4) is Reason.ROLLBACK
-
-
-def test_a_restarted_learner_replaces_what_it_never_finished() -> None:
-    retained = [STEP[4], STEP[6], KEYFRAME[6]]
-    dropped = admit_offer(forked(STEP[6], epoch=2), retained=retained, mark=AT_4)
-    assert dropped == {ArtifactKey(6, 5), ArtifactKey(6)}
-
-
-def test_what_starts_from_the_replaced_version_is_dropped_too() -> None:
-    dropped = admit_offer(forked(STEP[5], epoch=2), retained=[STEP[4], STEP[6]], mark=AT_4)
-    assert dropped == {ArtifactKey(6, 5)}
-
-
-def test_the_older_of_two_learners_cannot_replace_what_the_newer_is_sending() -> None:
-    retained = [STEP[4], replace(STEP[6], learner_epoch=2)]
-    assert refusal(forked(STEP[6], epoch=1), retained, AT_4) is Reason.FENCED
-
-
-def test_the_mark_of_a_store_without_a_head_only_fences() -> None:
-    mark = HighWater(2, None)
-    assert refusal(STEP[1], [], mark) is Reason.FENCED
-    assert admit_offer(replace(STEP[1], learner_epoch=2), retained=[], mark=mark) == set()
-    assert HighWater(1, PolicyVersion(1, STEP[1].root)).head == STEP[1].policy_version
+@pytest.mark.parametrize(
+    ("epoch", "number", "reason"),
+    [(3, 6, Reason.ROLLBACK), (4, 6, Reason.ROLLBACK), (2, 8, Reason.FENCED), (4, 7, Reason.ROLLBACK)],
+    ids=["older version", "older version of a newer epoch", "older epoch", "fork"],
+)
+def test_a_replay_a_rollback_a_second_learner_and_a_fork_are_refused(
+    epoch: int, number: int, reason: Reason
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        SEEN.admit(learner_epoch=epoch, version=PolicyVersion(number, b"c" * 16))
+    assert refused.value.reason is reason

@@ -5,8 +5,7 @@ from collections import deque
 from prometheus_client import CollectorRegistry
 
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.transfer.paused_transfers import PausedTransfers
-from node.weights.transfer.ranges import Range, Transfer, Unasked
+from node.weights.transfer.ranges import PausedTransfers, Range, Transfer, Unasked
 from support.weights import manifest_of_sizes
 
 SIZES = (4, 9, 6)

@@ -55,24 +55,6 @@ def test_everyone_fetches_the_smallest_until_it_is_enough_to_begin_with_then_the
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "here", "batch"),
-    [
-        (7, {0, 1, 2}, (0, 1)),
-        (6, {0, 1, 2}, (0,)),
-        (12, {0, 1, 2}, (0, 1, 2)),
-        (12, {0, 2}, (0,)),
-        (0, set(), (0,)),
-    ],
-)
-def test_a_batch_is_never_nothing_and_ends_before_what_does_not_fit_or_is_not_here(
-    most_bytes: int, here: set[int], batch: tuple[int, ...]
-) -> None:
-    sizes = manifest([3, 4, 5])
-    assert first_batch(sizes, range(3), most_bytes=most_bytes, is_here=here.__contains__) == batch
-    assert first_batch(sizes, (), most_bytes=most_bytes, is_here=here.__contains__) == ()
-
-
-@pytest.mark.parametrize(
     ("sizes", "order"),
     [
         ([30, 5, 20, 5], [3, 1, 0, 2]),
@@ -94,10 +76,6 @@ def test_a_keyframe_that_takes_less_than_asking_for_it_is_pushed(
     keyframe = manifest([3, 4], base_version=NO_BASE)
     assert pushed_frames(keyframe, most_bytes=100, artifact_cost_bytes=cost_bytes) == pushed
     assert pushed_frames(manifest([1], base_version=NO_BASE), most_bytes=100) == ()
-
-
-def test_nothing_of_a_keyframe_is_pushed() -> None:
-    assert pushed_frames(manifest([3, 4], base_version=NO_BASE), most_bytes=100) == ()
 
 
 @given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=20), data=st.data())

@@ -11,8 +11,8 @@ from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.planning.link_time import Link, Progress
 from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
-from node.weights.planning.retention import surplus
 from node.weights.store.high_water import HighWater
+from node.weights.store.offers import surplus
 from node.weights.transfer.head_pursuit import LOOK_AGAIN_S
 from sampler.versions.fetch_plan import FetchPlan
 

@@ -1,4 +1,4 @@
-"""What is being read, or will be read on, stays; and no more than a few artifacts beyond retention."""
+"""Artifacts being read, or to be read on, stay; and no more than a few artifacts beyond retention."""
 
 from contextlib import ExitStack
 

@@ -1,5 +1,7 @@
 """Which deltas over many versions are made, worked by hand."""
 
+import pytest
+
 from node.policy import NO_BASE, Artifact, ArtifactKey
 from node.weights.planning.skip_deltas import next_base
 
@@ -8,7 +10,7 @@ def steps(*versions: int) -> list[Artifact]:
     return [Artifact(ArtifactKey(new, old), 10) for old, new in zip((0, *versions), versions, strict=False)]
 
 
-def bases(head: int, artifacts: list[Artifact], *, lag: int = 1000, public_every: int = 1000) -> list[int]:
+def bases(head: int, artifacts: list[Artifact], *, lag: int, public_every: int) -> list[int]:
     """Make what is wanted until nothing is."""
     made: list[int] = []
     while True:
@@ -23,45 +25,54 @@ def bases(head: int, artifacts: list[Artifact], *, lag: int = 1000, public_every
         made.append(base)
 
 
-def test_a_version_gets_a_delta_for_every_power_of_two_that_divides_it() -> None:
-    chain = steps(*range(1, 49))
-    assert bases(48, chain) == [32, 40, 44]
-    assert bases(47, steps(*range(1, 48))) == []
-    assert bases(36, steps(*range(1, 37))) == [32]
-    assert bases(64, steps(*range(1, 65))) == [0, 32, 48, 56, 60]
+def to(head: int) -> list[Artifact]:
+    return steps(*range(1, head + 1))
 
 
-def test_nothing_longer_is_made_than_someone_is_behind() -> None:
-    chain = steps(*range(1, 65))
-    assert bases(64, chain, lag=8) == [56, 60]
-    assert bases(64, chain, lag=3) == []
+HOLES = steps(1, 2, 5, 6, 7, 9)
+FROM_12 = [*to(16)[11:], Artifact(ArtifactKey(12, NO_BASE), 100)]
 
 
-def test_every_so_often_there_is_one_from_the_public_base_model_whoever_is_behind() -> None:
-    assert bases(16, steps(*range(1, 17)), lag=0, public_every=16) == [0]
-    assert bases(17, steps(*range(1, 18)), lag=0, public_every=16) == []
-
-
-def test_two_versions_are_enough_for_a_delta_over_both() -> None:
-    assert bases(16, steps(3, 16), lag=0, public_every=16) == [0]
-
-
-def test_where_numbers_are_missing_strides_go_from_the_first_of_a_block_to_the_first_of_the_next() -> None:
-    chain = steps(1, 2, 5, 6, 7, 9)
-    assert bases(5, chain[:3], lag=4) == [0]
-    assert bases(9, chain, lag=4) == [5]
-    assert bases(9, chain, lag=8) == [0, 5]
-
-
-def test_what_the_step_already_does_is_not_made_again() -> None:
-    assert bases(8, steps(4, 8), lag=4) == []
-
-
-def test_a_base_whose_words_cannot_be_made_any_more_is_passed_over() -> None:
-    chain = [*steps(*range(1, 17))[11:], Artifact(ArtifactKey(12, NO_BASE), 100)]
-    assert bases(16, chain, lag=16) == [0, 12]
-
-
-def test_the_first_version_needs_nothing() -> None:
-    assert bases(1, steps(1), lag=1000, public_every=1) == []
-    assert bases(0, []) == []
+@pytest.mark.parametrize(
+    ("head", "artifacts", "lag", "public_every", "expected"),
+    [
+        (48, to(48), 1000, 1000, [32, 40, 44]),
+        (47, to(47), 1000, 1000, []),
+        (36, to(36), 1000, 1000, [32]),
+        (64, to(64), 1000, 1000, [0, 32, 48, 56, 60]),
+        (64, to(64), 8, 1000, [56, 60]),
+        (64, to(64), 3, 1000, []),
+        (16, to(16), 0, 16, [0]),
+        (17, to(17), 0, 16, []),
+        (16, steps(3, 16), 0, 16, [0]),
+        (5, HOLES[:3], 4, 1000, [0]),
+        (9, HOLES, 4, 1000, [5]),
+        (9, HOLES, 8, 1000, [0, 5]),
+        (8, steps(4, 8), 4, 1000, []),
+        (16, FROM_12, 16, 1000, [0, 12]),
+        (1, steps(1), 1000, 1, []),
+        (0, [], 1000, 1000, []),
+    ],
+    ids=[
+        "a delta for every power of two that divides the version",
+        "none for an odd version",
+        "one from the last multiple of four",
+        "from the first version too",
+        "nothing longer than someone is behind",
+        "nobody is behind by four",
+        "every so often one from the public base model",
+        "not at the version after",
+        "two versions are enough for a delta over both",
+        "missing numbers: from the first of a block",
+        "to the first of the next",
+        "over two blocks",
+        "what the step does already is not made again",
+        "a base whose words cannot be made any more is passed over",
+        "the first version needs nothing",
+        "nor does none",
+    ],
+)
+def test_deltas_over_many_versions(
+    head: int, artifacts: list[Artifact], lag: int, public_every: int, expected: list[int]
+) -> None:
+    assert bases(head, artifacts, lag=lag, public_every=public_every) == expected

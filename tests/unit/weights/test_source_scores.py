@@ -1,4 +1,4 @@
-"""Who is believed and asked, by hand-worked histories; the clock is an argument."""
+"""Sources that are believed and asked, by hand-worked histories; the clock is an argument."""
 
 from dataclasses import replace
 
@@ -22,17 +22,25 @@ def said(head: int, *artifacts: tuple[int, int, int], root: bytes = b"") -> Anno
     )
 
 
+def head_of(announcement: Announcement | None) -> int:
+    assert announcement is not None
+    return announcement.head.number
+
+
+def artifacts_of(announcement: Announcement | None) -> tuple[Artifact, ...]:
+    assert announcement is not None
+    return announcement.artifacts
+
+
 def test_what_can_be_had_is_what_any_source_has() -> None:
     both = merged([said(2, (1, 0, 10), (2, 1, 10)), said(3, (3, 2, 10))])
-    assert both is not None
-    assert both.head.number == 3
-    assert [a.key.version for a in both.artifacts] == [1, 2, 3]
+    assert head_of(both) == 3
+    assert [a.key.version for a in artifacts_of(both)] == [1, 2, 3]
+    assert head_of(merged([said(7, (7, NO_BASE, 100))])) == 7
 
 
 def test_a_head_there_is_no_way_to_hides_no_other() -> None:
-    reachable = merged([said(1_000_000), said(3, (3, 0, 10))])
-    assert reachable is not None
-    assert reachable.head.number == 3
+    assert head_of(merged([said(1_000_000), said(3, (3, 0, 10))])) == 3
     assert merged([said(5)]) == said(5)
     assert merged([]) is None
 
@@ -43,14 +51,10 @@ def test_of_two_sizes_the_smaller_counts_until_a_manifest_tells_who_lied() -> No
     scores = SourceScores(["honest", "liar"])
     assert scores.heard("honest", said(1, (1, 0, manifest.size_bytes)))
     assert scores.heard("liar", said(1, (1, 0, 1)))
-    announced = scores.announcement(0.0)
-    assert announced is not None
-    assert announced.artifacts == (Artifact(KEY, 1),)
+    assert artifacts_of(scores.announcement(0.0)) == (Artifact(KEY, 1),)
     assert scores.signed(manifest) == ("liar",)
     scores.fault("liar", Fault.LIED, now=0.0)
-    announced = scores.announcement(0.0)
-    assert announced is not None
-    assert announced.artifacts == (manifest.artifact,)
+    assert artifacts_of(scores.announcement(0.0)) == (manifest.artifact,)
     assert scores.candidates(KEY, now=0.0) == ("honest",)
     assert not scores.heard("liar", said(1, (1, 0, 2)))
     assert not scores.heard("liar", said(1, root=b"r" * 16))
@@ -79,9 +83,7 @@ def test_what_a_doubted_source_announces_is_not_planned_with_until_its_term_is_o
     honest, promise = said(1, (1, 0, 10)), said(9, (9, NO_BASE, 1))
     scores.heard("good", honest)
     scores.heard("bad", promise)
-    announced = scores.announcement(0.0)
-    assert announced is not None
-    assert announced.head.number == 9
+    assert head_of(scores.announcement(0.0)) == 9
     scores.fault("bad", fault, now=0.0)
     assert scores.announcement(1.0) == honest
     # Neither what it says nor what it sends meanwhile makes up for it.
@@ -92,9 +94,7 @@ def test_what_a_doubted_source_announces_is_not_planned_with_until_its_term_is_o
     assert "bad" not in scores.standing(now=1.0)
     term_s = 30.0 if fault is Fault.DAMAGED else 60.0
     assert scores.announcement(term_s - 0.1) == honest
-    announced = scores.announcement(term_s)
-    assert announced is not None
-    assert announced.head.number == 9
+    assert head_of(scores.announcement(term_s)) == 9
     scores.fault("bad", fault, now=term_s)
     assert scores.announcement(term_s + 2 * term_s - 0.1) == honest
 
@@ -104,9 +104,7 @@ def test_a_source_that_was_only_lost_is_planned_with_all_the_same() -> None:
     scores.heard("good", said(1, (1, 0, 10)))
     scores.fault("lost", Fault.LOST, now=0.0)
     scores.heard("lost", said(9, (9, NO_BASE, 1)))
-    announced = scores.announcement(0.5)
-    assert announced is not None
-    assert announced.head.number == 9
+    assert head_of(scores.announcement(0.5)) == 9
 
 
 def test_a_source_that_delivers_after_it_was_lost_begins_again_with_the_shortest_term() -> None:
@@ -195,9 +193,7 @@ def test_a_source_without_an_artifact_is_not_asked_for_it_until_it_announces_aga
     scores.heard("one", said(1, (1, 0, 10)))
     scores.lacks("one", KEY)
     assert scores.candidates(KEY, now=0.0) == ()
-    announced = scores.announcement(0.0)
-    assert announced is not None
-    assert announced.artifacts == ()
+    assert artifacts_of(scores.announcement(0.0)) == ()
     scores.heard("one", said(1, (1, 0, 10)))
     assert scores.candidates(KEY, now=0.0) == ("one",)
 
@@ -213,21 +209,6 @@ def test_lanes_go_to_sources_in_proportion_to_their_goodput() -> None:
     assert (lanes.count("fast"), lanes.count("slow")) == (6, 2)
     scores.leave_lane("fast")
     assert scores.choose(["slow", "fast"]) == "fast"
-
-
-def test_a_lane_that_was_left_weighs_no_more() -> None:
-    scores = SourceScores(["one", "two"])
-    scores.take_lane("one")
-    assert scores.choose(["one", "two"]) == "two"
-    scores.leave_lane("one")
-    assert scores.choose(["one", "two"]) == "one"
-
-
-def test_a_source_never_tried_is_tried() -> None:
-    scores = SourceScores(["known", "new"])
-    scores.delivered("known", 1 << 20, took_s=1.0)
-    scores.take_lane("known")
-    assert scores.choose(["known", "new"]) == "new"
 
 
 def test_a_source_never_tried_counts_as_the_best_of_the_others() -> None:
@@ -266,9 +247,7 @@ def test_the_last_resort_counts_only_when_the_others_have_been_behind_it_for_lon
     scores.heard("hub", hub)
     scores.heard("relay", said(1, (1, 0, 10)))
     key = ArtifactKey(2, 1)
-    announced = scores.announcement(0.0)
-    assert announced is not None
-    assert announced.head.number == 1
+    assert head_of(scores.announcement(0.0)) == 1
     scores.heard("relay", hub)
     assert scores.announcement(PATIENCE_S - 1) == hub
     assert scores.candidates(key, now=2 * PATIENCE_S) == ("relay",)
@@ -293,12 +272,6 @@ def test_a_relay_that_promises_a_version_it_cannot_give_does_not_keep_the_last_r
     assert scores.announcement(PATIENCE_S) == hub
 
 
-def test_a_keyframe_is_a_way_for_everyone() -> None:
-    announced = merged([said(7, (7, NO_BASE, 100))])
-    assert announced is not None
-    assert announced.head.number == 7
-
-
 def test_what_nobody_has_yet_is_asked_of_who_announces_and_is_not_set_aside() -> None:
     scores = SourceScores(["silent", "heard", "faulty"], last_resort="hub")
     assert scores.standing(now=0.0) == ("silent", "heard", "faulty")
@@ -319,9 +292,7 @@ def test_a_source_that_refuses_this_peer_is_set_aside_for_a_while_and_its_word_s
     scores.fault("revoked-me", Fault.REFUSED, now=0.0)
     scores.heard("revoked-me", said(2, (2, 1, 10), (1, 0, 10)))
     assert "revoked-me" not in scores.standing(now=1.0)
-    announced = scores.announcement(6.0)
-    assert announced is not None
-    assert announced.head.number == 2
+    assert head_of(scores.announcement(6.0)) == 2
     for _ in range(20):
         scores.fault("revoked-me", Fault.REFUSED, now=100.0)
     assert "revoked-me" in scores.standing(now=161.0)

@@ -1,4 +1,4 @@
-"""What a store finds on its disk when it starts again: after a kill, damage, a lost mark, a new learner."""
+"""A store started again on the disk it left: after a kill, damage, a lost mark, a new learner."""
 
 import os
 import signal
@@ -95,9 +95,7 @@ def test_the_head_does_not_go_back_when_its_artifact_is_lost(
     learner.put(store, (1, 0), (2, 1))
     flip_bit(tmp_path / "complete" / "2-1" / "manifest", 40)
     reopened = learner.store(tmp_path)
-    announcement = reopened.announcement()
-    assert announcement is not None
-    assert announcement.head == learner.versions[2].version
+    assert reopened.head() == learner.versions[2].version
     assert keys(reopened) == [(1, 0)]
 
 

@@ -67,11 +67,7 @@ class BitReader:
         self._at = 0
 
     def take(self, width: int) -> int:
-        """Read ``width`` bits.
-
-        Raises:
-            BrokenPayloadError: TRUNCATED.
-        """
+        """Read ``width`` bits. Raises BrokenPayloadError: TRUNCATED."""
         first, past = self._at >> 3, self._at + width + 7 >> 3
         value = int.from_bytes(self._payload[first:past], "little") >> (self._at & 7) & (1 << width) - 1
         self._advance(width)
@@ -80,8 +76,7 @@ class BitReader:
     def take_number(self, low_bits: int) -> int:
         """Read a number with ``low_bits`` low bits.
 
-        Raises:
-            BrokenPayloadError: NUMBER: no frame has so large a number; TRUNCATED.
+        Raises BrokenPayloadError: NUMBER: no frame has so large a number; TRUNCATED.
         """
         first = self._at >> 3
         window = int.from_bytes(self._payload[first : first + 8], "little") >> (self._at & 7)
@@ -97,8 +92,7 @@ class BitReader:
     def finish(self) -> None:
         """Check that only the zeros that fill up the last byte are left.
 
-        Raises:
-            BrokenPayloadError: TRAILING.
+        Raises BrokenPayloadError: TRAILING.
         """
         left = self._end - self._at
         if left > 7 or self.take(left) != 0:

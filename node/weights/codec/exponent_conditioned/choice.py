@@ -1,13 +1,17 @@
-"""Chooses the implementation of the exponent-conditioned codec that this process uses."""
+"""The implementation of the exponent-conditioned codec that this process uses: the C kernel, or numpy."""
 
 import functools
 from typing import Protocol
 
 from node.weights.codec import native as kernels
 from node.weights.codec.exponent_conditioned import reference
-from node.weights.codec.exponent_conditioned.kernel import NativeCodec
-from node.weights.codec.exponent_conditioned.payload_format import Delta
-from node.weights.format.digests import Words
+from node.weights.codec.exponent_conditioned.payload_format import (
+    INFINITY_BITS,
+    BrokenPayloadError,
+    Delta,
+    Fault,
+)
+from node.weights.format.digests import Words, words_digest
 
 
 class Implementation(Protocol):
@@ -15,13 +19,44 @@ class Implementation(Protocol):
 
     @property
     def name(self) -> str:
-        """What runs, for the log."""
+        """Name of the implementation, for the log."""
 
     def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
         """Return what makes ``words`` from ``base``."""
 
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
         """Write the words to ``out`` and return their digest, or raise BrokenPayloadError."""
+
+
+class NativeCodec:
+    """The codec, on one path of the kernel."""
+
+    def __init__(self, kernel: kernels.Kernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def name(self) -> str:
+        return f"C, {self._kernel.path}"
+
+    def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
+        """Return what makes ``words`` from ``base``."""
+        payload, facts = self._kernel.encode(words, base=base, limit_bytes=limit_bytes)
+        return Delta(
+            payload,
+            changes=facts.changes,
+            digest=facts.digest or words_digest(words),
+            is_finite=facts.largest < INFINITY_BITS,
+        )
+
+    def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
+        """Write the words to ``out`` and return their digest.
+
+        Raises BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
+        """
+        fault, facts = self._kernel.decode(payload, base=base, out=out)
+        if fault:
+            raise BrokenPayloadError(Fault(fault))
+        return facts.digest or words_digest(out)
 
 
 @functools.cache

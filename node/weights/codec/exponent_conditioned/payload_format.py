@@ -78,7 +78,7 @@ class BrokenPayloadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What makes the words of a frame from its base, and what coding found out about the words."""
+    """A coded change from the base of a frame, with facts that coding found out about its words."""
 
     payload: bytes | None
     """Empty: nothing changed; None: it is over the limit."""

@@ -48,8 +48,7 @@ def encode(words: Words, *, base: Words, limit_bytes: int) -> Delta:
 def decode(payload: bytes, *, base: Words, out: Words) -> int:
     """Write the words to ``out`` and return their digest.
 
-    Raises:
-        BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
+    Raises BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
     """
     bits = BitReader(payload)
     first = bits.take(8)
@@ -197,8 +196,7 @@ class _ClassReader:
     def take(self) -> tuple[Numbers, Words]:
         """Read the changes of a class: their ranks among its words, and their steps modulo 2^16.
 
-        Raises:
-            BrokenPayloadError: with the first fault, in the order of the fields.
+        Raises BrokenPayloadError: with the first fault, in the order of the fields.
         """
         ranks = self._take_subset(self._next.positions, most=self._words_left, end=self._words)
         if ranks.size == 0:

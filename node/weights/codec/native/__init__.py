@@ -29,7 +29,7 @@ path uses vectors of 16 bytes: SSE2, NEON."""
 
 
 class FrameFacts(ctypes.Structure):
-    """What the kernel finds out about the words it codes or makes."""
+    """Facts about words that the kernel finds out while coding or making them."""
 
     _fields_ = (
         ("digest", ctypes.c_uint64),
@@ -85,8 +85,7 @@ class Kernel:
     ) -> tuple[bytes | None, FrameFacts]:
         """Return the payload and the facts; empty: nothing changed; None: it is over the limit.
 
-        Raises:
-            ValueError: the arrays are not of the same size and contiguous.
+        Raises ValueError: the arrays are not of the same size and contiguous.
         """
         _check(words, base)
         scratch, payload = self._scratch(words.size), self._payload(limit_bytes)
@@ -108,8 +107,7 @@ class Kernel:
     ) -> tuple[int, FrameFacts]:
         """Return the number of the fault, 0 for none, and the facts. ``out`` may be ``base``.
 
-        Raises:
-            ValueError: the arrays are not of the same size and contiguous.
+        Raises ValueError: the arrays are not of the same size and contiguous.
         """
         _check(out, base)
         scratch = self._scratch(out.size)
@@ -122,8 +120,7 @@ class Kernel:
     def join(self, rest: bytes, exponents: bytes, *, out: NDArray[np.uint16]) -> FrameFacts:
         """Make words from their bytes of sign and mantissa and of exponent; the facts have only the digest.
 
-        Raises:
-            ValueError: the sizes differ, or ``out`` is not contiguous.
+        Raises ValueError: the sizes differ, or ``out`` is not contiguous.
         """
         _check(out, out)
         if not len(rest) == len(exponents) == out.size:

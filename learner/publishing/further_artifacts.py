@@ -1,0 +1,106 @@
+"""Artifacts that are published besides each version's own delta.
+
+    keyframe          once ``keyframe_every_versions`` versions have passed since the newest one
+    catch-up delta    over many versions, while no newer version waits; see ``planning.skip_deltas``
+
+The newest version always comes first, and a version that training has left behind is never published:
+``learner.training.master_access`` sees to that.
+"""
+
+import logging
+from collections.abc import Callable
+
+from learner.publishing.signer import Signer
+from node.errors import RefusedError
+from node.policy import ArtifactKey
+from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.merge import merge_version, stored_version
+from node.weights.format.digests import Words
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import signed_by
+from node.weights.planning.skip_deltas import next_base
+from node.weights.store.artifact_store import ArtifactStore
+
+logger = logging.getLogger(__name__)
+
+
+class FurtherArtifacts:
+    """Decides what the learner's store lacks, and makes deltas for peers that fell behind."""
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        signer: Signer,
+        *,
+        layout: Layout,
+        words0: Words,
+        keyframe_every_versions: int,
+        public_delta_every_versions: int,
+        longest_lag_versions: Callable[[], int],
+    ) -> None:
+        """Complete ``store``.
+
+        Args:
+            words0: the public base model, may be a memory map.
+            longest_lag_versions: of any peer, as far as is known.
+        """
+        self._store = store
+        self._signer = signer
+        self._layout = layout
+        self._words0 = words0
+        self._keyframe_every_versions = keyframe_every_versions
+        self._public_delta_every_versions = public_delta_every_versions
+        self._longest_lag_versions = longest_lag_versions
+        self._given_up: ArtifactKey | None = None
+
+    def is_keyframe_due(self, version: int) -> bool:
+        """Return whether ``version``, just published, should be stored as a keyframe too."""
+        announcement = self._store.announcement()
+        artifacts = () if announcement is None else announcement.artifacts
+        # The public base model is version 0.
+        newest = max((a.key.version for a in artifacts if a.key.is_keyframe), default=0)
+        return version - newest >= self._keyframe_every_versions
+
+    def next_delta(self, head: int) -> ArtifactKey | None:
+        """Return the catch-up delta to make next; None: there are enough, or ``head`` is not the newest."""
+        announcement = self._store.announcement()
+        if announcement is None or announcement.head.number != head:
+            return None
+        base = next_base(
+            head,
+            announcement.artifacts,
+            longest_lag_versions=self._longest_lag_versions(),
+            public_every_versions=self._public_delta_every_versions,
+        )
+        key = None if base is None else ArtifactKey(head, base)
+        return None if key == self._given_up else key
+
+    def make_delta(self, head: HeldPolicy, key: ArtifactKey, *, is_superseded: Callable[[], bool]) -> None:
+        """Code, sign and store one delta, unless ``is_superseded`` meanwhile. In the publishing thread.
+
+        A delta that cannot be made is not tried again: the steps lead to the same words.
+        """
+        announcement = self._store.announcement()
+        base = stored_version(self._store, key.base_version, layout=self._layout, words0=self._words0)
+        try:
+            with self._store.draft() as draft, base as base_frame:
+                manifest = merge_version(
+                    head,
+                    base_version=key.base_version,
+                    base_frame=base_frame,
+                    layout=self._layout,
+                    run_id=self._signer.run_id,
+                    learner_epoch=self._signer.learner_epoch,
+                    published_at_s=0.0 if announcement is None else announcement.published_at_s,
+                    put=draft.append,
+                    is_superseded=is_superseded,
+                )
+                if manifest is not None:
+                    self._store.put_version(signed_by(manifest, self._signer.key), draft)
+        except RefusedError as refused:
+            logger.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
+            self._given_up = key
+            return
+        if manifest is not None:
+            fields = {"version": key.version, "base_version": key.base_version}
+            logger.info("merged", extra={**fields, "size_bytes": manifest.size_bytes})

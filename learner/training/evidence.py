@@ -1,0 +1,110 @@
+"""Evidence from trained batches: how much they teach, how far the policy drifts, which samplers do not fit.
+
+    batch --observe--> share that teaches; drift by age; mismatch by sampler --> staleness bound, quarantines
+
+A group whose completions all have the same reward has no advantage: the learner consumes it and learns
+nothing. Where that is so of whole batches no step is taken, and an operator has to hear of it, because KL and
+effective sample size look healthy.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from learner.config import LearnerConfig
+from learner.intake.divergence_panel import KNOTS, Estimate, Observed
+from learner.intake.sampler_mismatch import SamplerMismatches
+from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
+from learner.metrics import LearnerMetrics
+from learner.step_log import StepLine
+from node.clock import Clock
+from node.run import StepReport, Teaching
+
+RECORDED_BATCHES: Final = 64
+"""Newest batches whose share of teaching groups is reported: that of one batch of a few groups jumps."""
+
+_UNKNOWN: Final = Estimate(math.nan, math.nan)
+
+
+class Evidence:
+    """The record of this process; nothing of it is in a checkpoint."""
+
+    def __init__(self, config: LearnerConfig, *, clock: Clock, metrics: LearnerMetrics) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._threshold_nats = config.quarantine_mismatch_nats
+        self.mismatches = SamplerMismatches(config.quarantine_mismatch_nats)
+        self._sample = WeighedSample.of(config.objective, config.objective_options)
+        self._recommended = recommended_staleness({}, sample=self._sample, tokens=0.0)
+        self._batches: deque[tuple[int, int]] = deque(maxlen=RECORDED_BATCHES)
+        """Groups, and those of them that taught nothing."""
+        self._reward_mean = 0.0
+        self._taught_at_s = clock.monotonic()
+        self.idle_batches = 0
+        """Newest batches in a row that taught nothing."""
+
+    @property
+    def teaching(self) -> Teaching | None:
+        """Share of the newest batches that taught; None before the first."""
+        if not self._batches:
+            return None
+        groups, uninformative = map(sum, zip(*self._batches, strict=True))
+        idle_s = self._clock.monotonic() - self._taught_at_s if self.idle_batches else 0.0
+        return Teaching(groups, uninformative, self._reward_mean, idle_s)
+
+    def report(self, line: StepLine) -> StepReport:
+        """Return a step's report, with the staleness bound that this process recommends."""
+        return replace(line.report, recommended_staleness=self._recommended)
+
+    def observe(
+        self, line: StepLine, observed: Sequence[Observed], *, completions: int, quarantined: Collection[str]
+    ) -> dict[str, str]:
+        """Add a batch, show its gauges; return samplers to quarantine with the reason, "" to release one."""
+        self._add_teaching(line, groups=len(observed))
+        found = self.mismatches.observe(observed, quarantined=quarantined)
+        self._show_drift(tokens=line.tokens / completions)
+        panel = self.mismatches.panel
+        self._metrics.unmeasured_samplers.set(self.mismatches.unmeasured_samplers)
+        for name in {one.sampler_id for one in observed}:
+            mismatch = panel.mismatch(name)
+            self._metrics.sampler_mismatch_nats.labels(name).set(mismatch.nats)
+            self._metrics.sampler_mismatch_error_nats.labels(name).set(mismatch.error_nats)
+            self._metrics.sampler_measured_groups.labels(name).set(panel.groups(name))
+        return {name: self._why(mismatch) for name, mismatch in found.beyond.items()} | dict.fromkeys(
+            found.content, ""
+        )
+
+    def _add_teaching(self, line: StepLine, *, groups: int) -> None:
+        taught = line.teaching_groups or 0
+        self._batches.append((groups, groups - taught))
+        self._reward_mean = line.report.reward_mean
+        self.idle_batches = 0 if taught else self.idle_batches + 1
+        if taught:
+            self._taught_at_s = self._clock.monotonic()
+        if (teaching := self.teaching) is not None:
+            self._metrics.uninformative_ratio.set(teaching.uninformative_groups / teaching.groups)
+
+    def _show_drift(self, *, tokens: float) -> None:
+        """Recommend a staleness bound and show drift by age; ``tokens`` are of a typical completion."""
+        panel = self.mismatches.panel
+        drift = panel.drift_by_age(least_groups=LEAST_GROUPS)
+        self._recommended = recommended_staleness(drift, sample=self._sample, tokens=tokens)
+        for age_versions in KNOTS[1:]:
+            measured = drift.get(age_versions, _UNKNOWN)
+            expected_nats = panel.expected_drift(age_versions)
+            self._metrics.show_age(
+                age_versions,
+                drift_nats=measured.nats,
+                drift_error_nats=measured.error_nats,
+                expected_drift_nats=expected_nats,
+                expected_ess_ratio=self._sample.share(expected_nats, tokens=tokens),
+            )
+
+    def _why(self, mismatch: Estimate) -> str:
+        return (
+            f"its groups were {mismatch.nats:.3g} +- {mismatch.error_nats:.2g} nats a token further from the "
+            f"learner than age explains (bound {self._threshold_nats:g}): its logprobs are not those of the "
+            "version it names"
+        )
