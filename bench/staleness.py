@@ -4,7 +4,6 @@
               and what follows from them --> OUT/staleness_frozen.json; commit that
     report    the frozen settings on the report tasks --> OUT/staleness_report.jsonl, staleness.md, .png;
               refuses settings that are not committed or do not follow from the tuning
-    estimate  how long both take here, from a few versions of every kind of cell; about two minutes
 
 A line is a finished cell, and a run that was cut off goes on where it was. The cells (4.5 MB) are not in the
 repository; its history has those of the committed report. ``--quick`` does all of it, small, in minutes. What
@@ -14,7 +13,6 @@ is held constant, and what the numbers mean, is written at the top of the report
 import argparse
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +24,6 @@ from bench.staleness_lab.plan import FULL, QUICK, Plan
 from bench.staleness_lab.pool import cache_data, run_cells
 from bench.staleness_lab.report import write_report
 from bench.staleness_lab.results import Results
-from bench.staleness_lab.trials import Setting
 from bench.staleness_lab.tuning import UnfinishedError
 
 RECORD: Final = Path(__file__).parent / "results"
@@ -35,7 +32,6 @@ RECORD: Final = Path(__file__).parent / "results"
 _QUICK_OUT: Final = Path("runs/staleness-quick")
 _DATA: Final = Path("runs/staleness-data")
 _FROZEN: Final = "staleness_frozen.json"
-_PROBED_VERSIONS: Final = 20
 
 
 def main() -> int:
@@ -49,8 +45,6 @@ def main() -> int:
             _tune(plan, out, arguments)
         if arguments.quick or arguments.command == "report":
             _report(plan, out, arguments)
-        if arguments.command == "estimate":
-            _estimate(plan, arguments)
     except (RefusedError, UnfinishedError) as refusal:
         print(f"staleness: {refusal}", file=sys.stderr)
         return 1
@@ -94,35 +88,10 @@ def _fill(cells: list[Cell], results: Results, arguments: argparse.Namespace) ->
             progress.update(bar, advance=1, description=f"{about}: {outcome.ends.mean():.3f}")
 
 
-def _estimate(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Run a few versions of a cell of every kind, with a method of middling cost, and multiply."""
-    cache_data((*plan.design, *plan.report), arguments.data)
-    named = plan.report_cells(dict.fromkeys(plan.named, Setting()))
-    for name, cells, factor in (
-        ("tune", plan.tuning_cells(), 1.0),
-        ("report", named, 1 + plan.screened / len(plan.named)),
-    ):
-        kinds: dict[tuple[str, bool], list[Cell]] = {}
-        for cell in cells:
-            kinds.setdefault((cell.task, cell.delay == "fixed"), []).append(cell)
-        hours = 0.0
-        for (task, is_fixed), alike in kinds.items():
-            # Two lengths: their difference is free of what a process does once.
-            probe = [replace(alike[0], versions=_PROBED_VERSIONS * times, staleness=8) for times in (1, 1, 3)]
-            _, short, long = (outcome.seconds for outcome in run_cells(probe, workers=1, data=arguments.data))
-            seconds = (long - short) / (2 * _PROBED_VERSIONS) * alike[0].versions
-            hours += seconds * len(alike) * factor / 3600
-            print(
-                f"{name} {task}{'' if is_fixed else ', mixed lags'}: {seconds:.1f} s a cell, "
-                f"{len(alike) * factor:.0f} cells"
-            )
-        print(f"{name}: {hours:.2f} processor hours, {hours / arguments.workers:.2f} h on all workers")
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.staleness", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("command", nargs="?", choices=("tune", "report", "estimate"))
+    parser.add_argument("command", nargs="?", choices=("tune", "report"))
     parser.add_argument("--quick", action="store_true", help="tune and report on little, in minutes")
     parser.add_argument("--out", type=Path, help=f"folder of results (default {RECORD}, quick: {_QUICK_OUT})")
     parser.add_argument(
@@ -132,7 +101,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-runs", action="store_true", help="report what is finished, run no cell")
     arguments = parser.parse_args()
     if (arguments.command is None) == (not arguments.quick):
-        parser.error("say tune, report or estimate, or --quick")
+        parser.error("say tune, report or --quick")
     return arguments
 
 

@@ -157,7 +157,7 @@ def _shape(path: Path, text: str) -> tuple[int, ...]:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         shape = (0,)
     if min(shape, default=1) < 1:
-        raise PairError(f"{path}: {text[:64]!r} is no shape")
+        raise PairError(f"{path}: {text[:64]!r} is not a shape")
     return shape
 
 

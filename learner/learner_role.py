@@ -46,8 +46,7 @@ from node.errors import StartupError
 from node.identity.peer import Peer
 from node.policy import BaseModel, PolicyVersion
 from node.process.role_context import RoleContext
-from node.process.service import Service
-from node.process.stop_order import StopsAfter
+from node.process.service import Service, StopsAfter
 from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role

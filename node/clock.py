@@ -1,5 +1,6 @@
-"""Clocks: the shell holds one and passes ``now`` to pure code."""
+"""Clocks: the shell holds one and passes ``now`` to pure code. Moments in words."""
 
+import datetime
 import time
 from typing import Protocol
 
@@ -24,3 +25,11 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+def moment(unix_s: float) -> str:
+    """Return Unix seconds as a date and time, UTC."""
+    try:
+        return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_s:g} s"

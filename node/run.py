@@ -38,9 +38,9 @@ class RunSettings:
     group_bytes: int = limits.ROLLOUT_MESSAGE_BYTES
     """Size of the largest encoded group: hubs take no larger one."""
     task_digest: bytes = b""
-    """Of the task's name and options."""
+    """Digest of the task's name and options."""
     grader_digest: bytes = b""
-    """Of the code that grades; empty: nobody has said yet."""
+    """Digest of the code that grades; empty: nobody has said yet."""
     grader_said_by: str = ""
     """Who says so, for people."""
 
@@ -70,7 +70,7 @@ class StepReport:
     surprisal_nats: float
     """Minus the mean learner logprob of the batch's tokens, nats."""
     recommended_staleness: RecommendedStaleness | None = None
-    """As of this step. None: not worked out yet, or by an older learner."""
+    """As of this step. None: not worked out yet."""
     grader_metrics: dict[str, float] = field(default_factory=dict)
     """Grader metrics besides the reward, by name: the mean over the groups that have it."""
 
@@ -128,7 +128,7 @@ class Evaluation:
     cut_ratio: float = 0.0
     """Share of completions that ended at the length limit."""
     tokens_mean: float = 0.0
-    """Of a completion."""
+    """Mean tokens of a completion."""
     sampling: str = ""
     """Everything else its scores depend on that was not at its default, as JSON; empty: nothing.
 
@@ -230,14 +230,14 @@ class PeerStatus:
     refused_twins: int
     refused_twin_s: float
     grader_digest: bytes = b""
-    """Of a sampler's grader code; empty: not told yet."""
+    """Digest of a sampler's grader code; empty: not told yet."""
     leases: int = 0
     """Held now."""
     lease_allowance: int = 0
     """How many it may hold by what it delivered; 0: it never had one."""
     oldest_lease_s: float = 0.0
     standing: str = ""
-    """Of a sampler; see ``SamplerStanding``."""
+    """A sampler's standing; see ``SamplerStanding``."""
     standing_detail: str = ""
 
 
@@ -271,7 +271,7 @@ class RunStatus:
     bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
     """How many bad prompts for which reason."""
     grader_digest: bytes = b""
-    """Of the grader code that the run's groups are graded by; empty: nobody has said yet."""
+    """Digest of the grader code of the run's groups; empty: nobody has said yet."""
     grader_said_by: str = ""
     """Who says so, for people."""
     exportable_best: int | None = None

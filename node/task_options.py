@@ -123,7 +123,7 @@ class PromptOptions(TaskOptions):
     """Variables of the chat template, such as ``enable_thinking = false`` for Qwen3; a template ignores those
     that it does not use."""
     answer_from: Literal["text", "last_line", "tags"] = "text"
-    """What of a completion is graded: all of its text, its last line that is not empty, or what stands
+    """Part of a completion that is graded: all of its text, its last line that is not empty, or what stands
     between the last <answer> and </answer>; without them nothing is right."""
     max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
     """Prompts of more tokens are set aside as ``prompt_too_long``."""
@@ -148,7 +148,7 @@ class JudgeOptions(BaseModel):
     model: str = Field(min_length=1, max_length=200)
     """Its name. Samplers have it in ``sampler.judge.models``, or refuse the run."""
     template: str = Field(min_length=1)
-    """What it is asked: {question}, {answer} and {completion} stand for the prompt, the right answer and what
+    """The question: {question}, {answer} and {completion} stand for the prompt, the right answer and what
     the policy wrote, which is put between two lines that the policy cannot know."""
     system: str = ""
     """Its system prompt; a warning against instructions in the completion is appended."""
@@ -161,7 +161,7 @@ class JudgeOptions(BaseModel):
     highest: float = 10.0
     """The score that is worth reward 1. An answer beyond the scale is no answer."""
     max_tokens: int = Field(default=512, ge=1, le=8192)
-    """Of the judge's answer, which is drawn at temperature 0."""
+    """Limit of the judge's answer, which is drawn at temperature 0."""
 
     @field_validator("template")
     @classmethod
@@ -177,7 +177,7 @@ class JudgeOptions(BaseModel):
             if pattern is not None and not re.compile(pattern).groups:
                 raise ValueError("must have a group for the score, such as Score: ([0-9]+)")
         except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from error
+            raise ValueError(f"is not a regular expression: {error}") from error
         return pattern
 
     @model_validator(mode="after")
@@ -237,10 +237,10 @@ class JsonlOptions(PromptOptions):
     worth; ``judge`` asks a model; ``code`` runs tests. ``package.module:function`` is called with row and
     completion, where samplers have it in ``sampler.allowed_graders``."""
     judge: JudgeOptions | None = None
-    """Of the grader ``judge``: a table [coordinator.task_options.judge]."""
+    """Options of the grader ``judge``: a table [coordinator.task_options.judge]."""
 
     code: CodeOptions | None = None
-    """Of the grader ``code``: a table [coordinator.task_options.code]."""
+    """Options of the grader ``code``: a table [coordinator.task_options.code]."""
 
     @model_validator(mode="after")
     def _has_the_graders_options(self) -> Self:
@@ -268,7 +268,7 @@ class ReasoningGymOptions(PromptOptions):
     size: int = Field(default=1000, ge=1, le=1 << 31)
     """Number of questions."""
     seed: int = Field(default=0, ge=0, lt=1 << 31)
-    """Of the questions; the same everywhere."""
+    """Seed of the questions; the same everywhere."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """The generator's own arguments."""
     answer_from: Literal["text", "last_line", "tags"] = "tags"

@@ -23,8 +23,7 @@ from node.identity.group_proof import GroupSigner
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
-from node.process.service import Service
-from node.process.stop_order import StopsAfter
+from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import snapshot

@@ -1,4 +1,4 @@
-"""What every test process starts with."""
+"""Set-up of every test process."""
 
 import gc
 import os

@@ -43,8 +43,7 @@ class Resumed:
 async def watch_sampler(
     name: str, on_disk: Mapping[Key, OnDisk], *, stage: Stage, witness: Witness
 ) -> Resumed | None:
-    """Wait until a restarted sampler serves the version it was fetching; None where there is none, or it
-    took another way."""
+    """Wait until a restarted sampler serves what it was fetching; None: it was not, or went another way."""
     partial = [
         (key, found) for key, found in on_disk.items() if found.intact_bytes > 0 and not found.is_whole
     ]

@@ -28,7 +28,7 @@ _POWER: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a method is made of, by names."""
+    """Parts of a method, by names."""
 
     objective: str
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is tried for each method before it is frozen: the same number of settings, the published one first.
+"""Settings tried for each method before it is frozen: the same number for each, the published one first.
 
 A setting is a multiple of the task's learning rate and changes to the method's own numbers. Settings are
 taken from the product of all ranges by how many of them leave the published value, fewest first; which of
@@ -21,7 +21,7 @@ from learner.objective.menu import MENU
 from learner.objective.options import ClipOptions
 
 TRIALS: Final = 9
-"""Of each method."""
+"""Number of settings of each method."""
 
 _RATES: Final = (1.0, 1 / 3, 3.0, 0.6, 1.7, 0.2, 5.0, 0.1, 10.0)
 """Multiples of a task's learning rate: three of them, and more only where there is little else to try."""

@@ -95,11 +95,6 @@ class Training:
     keyframes: tuple[Published, ...]
     """Keyframes of versions 1, 2 ..., as many as asked for."""
 
-    @property
-    def model_bytes(self) -> int:
-        """Bytes of the whole model in bf16."""
-        return 2 * self.words
-
 
 def publish_versions(
     directory: Path, model: Model, *, run_id: str, key: SigningKey, steps: int, keyframes: int, density: float

@@ -35,7 +35,7 @@ class Strike:
     environ: Mapping[str, str]
     """Environment of its next start."""
     module: str = "node"
-    """What it is started as."""
+    """Module that it is started as."""
 
 
 SCHEDULE: Final = (

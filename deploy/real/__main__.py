@@ -106,7 +106,7 @@ def _engines(text: str) -> tuple[str, ...]:
 def _task_file(text: str) -> Path:
     path = TASK_FILES.get(text, Path(text))
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} is no file; {' and '.join(TASK_FILES)} are known")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file; {' and '.join(TASK_FILES)} are known")
     return path
 
 

@@ -11,12 +11,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from node.clock import moment
 from node.commands.terminal import add_coordinator_state, bad_argument, coordinator_state
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
 from node.errors import ConfigError
 from node.exit_code import ExitCode
-from node.identity.clock_skew import moment
 from node.identity.files import cannot_make, cannot_read, write_public
 from node.identity.peer import is_name
 from node.identity.revocation import FILE_NAME, entries, with_revoked, without_revoked

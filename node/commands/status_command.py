@@ -92,15 +92,13 @@ def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
 
 
 async def _answer(arguments: argparse.Namespace, description: RunDescription, *, clock: Clock) -> ExitCode:
-    coordinator = arguments.coordinator
     caller = await _caller(arguments, description, now=clock.now())
-    show = _show_for_ever if arguments.watch else _show_once
     try:
-        await show(coordinator, caller, as_json=arguments.json, clock=clock)
+        await _show(arguments, caller, clock=clock)
     except (ConnectionLost, RefusedError) as error:
         identity = caller if isinstance(caller, Identity) else None
         finding = compare_clocks(error, identity, now=clock.now())
-        print(f"heterorl-node: no status from {coordinator}: {finding or error}", file=sys.stderr)
+        _say(f"no status from {arguments.coordinator}: {finding or error}")
         return ExitCode.FAILED
     return ExitCode.DRAINED
 
@@ -123,33 +121,29 @@ def to_json(status: RunStatus) -> str:
     return json.dumps(dataclasses.asdict(status), default=bytes.hex)
 
 
-async def _show_once(coordinator: str, caller: Identity | Peer, *, as_json: bool, clock: Clock) -> None:
-    _print(await fetch_status(coordinator, caller, clock=clock), as_json=as_json)
-
-
-async def _show_for_ever(coordinator: str, caller: Identity | Peer, *, as_json: bool, clock: Clock) -> None:
-    is_live = sys.stdout.isatty() and not as_json
+async def _show(arguments: argparse.Namespace, caller: Identity | Peer, *, clock: Clock) -> None:
+    """Print the state of the run: once, or again and again where it is watched."""
+    is_live = arguments.watch and sys.stdout.isatty() and not arguments.json
     live = Live(auto_refresh=False) if is_live else None
     with live or contextlib.nullcontext():
         while True:
             try:
-                status = await fetch_status(coordinator, caller, clock=clock)
+                status = await fetch_status(arguments.coordinator, caller, clock=clock)
             except ConnectionLost as lost:
+                if not arguments.watch:
+                    raise
                 # It may be restarting: keep watching.
-                print(f"heterorl-node: no status from {coordinator}: {lost}", file=sys.stderr)
+                _say(f"no status from {arguments.coordinator}: {lost}")
             else:
-                if live is None:
-                    _print(status, as_json=as_json)
-                else:
+                if live is not None:
                     live.update(render(status), refresh=True)
+                elif arguments.json:
+                    print(to_json(status), flush=True)
+                else:
+                    console().print(render(status))
+            if not arguments.watch:
+                return
             await asyncio.sleep(REFRESH_S)
-
-
-def _print(status: RunStatus, *, as_json: bool) -> None:
-    if as_json:
-        print(to_json(status), flush=True)
-    else:
-        console().print(render(status))
 
 
 async def _caller(

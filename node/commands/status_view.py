@@ -141,7 +141,7 @@ def _step(step: StepReport | None) -> str:
 
 
 def _staleness(status: RunStatus) -> str:
-    """Return what the measured drift says of the staleness bound; empty with an older learner."""
+    """Return what the measured drift says of the staleness bound; empty where it says nothing yet."""
     bound = f"(bound is {status.max_staleness_versions} versions)"
     if status.step is None:
         return f"no recommendation yet: no step was taken {bound}"

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import Final
 
+from node.clock import moment
 from node.commands.terminal import bad_argument, check_node_id
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token, write_token_file
 from node.exit_code import ExitCode
-from node.identity.clock_skew import moment
 from node.rpc.address import ENROLMENT_PORT, check_target
 from node.run import Role
 

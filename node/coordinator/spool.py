@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
-from node.clock import Clock
+from node.clock import Clock, moment
 from node.coordinator.data.rows import Rows
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import Ledger
@@ -30,7 +30,6 @@ from node.coordinator.work.trust import NOTHING_UNDONE
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
-from node.identity.clock_skew import moment
 from node.limits import LEASED_ROWS_BYTES
 from node.policy import PolicyVersion
 from node.rollout import (

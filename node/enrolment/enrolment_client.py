@@ -15,11 +15,11 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.clock import moment
 from node.enrolment.authority import signing_request
 from node.enrolment.tokens import Token, check_fits, how_to_get_a_token, read_token_file
 from node.errors import RefusedError, StartupError
 from node.identity.certificates import key_to_pem
-from node.identity.clock_skew import moment
 from node.identity.files import make_private_directory, write_public
 from node.identity.identity_store import Identity, check_own, load_or_make_key, make_identity, save_identity
 from node.identity.peer import is_name
@@ -110,7 +110,9 @@ def kept_name(state_dir: Path, *, role: Role) -> str:
         make_private_directory(state_dir)
         write_public(path, name.encode() + b"\n")
     if not is_name(name):
-        raise StartupError(f"{path} holds {name[:100]!r}, which is no node id", fix="Delete the file.")
+        raise StartupError(
+            f"{path} holds {name[:100]!r}, which is not a valid node id", fix="Delete the file."
+        )
     return name
 
 

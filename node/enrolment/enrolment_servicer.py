@@ -44,7 +44,7 @@ class EnrolmentServicer(membership_pb2_grpc.EnrolmentServiceServicer):
         node_id = request.node_id
         if not is_name(node_id):
             raise RefusedError(
-                Reason.MALFORMED, f"{node_id[:100]!r} is no node id", fix="use 1-63 of [a-z0-9-]"
+                Reason.MALFORMED, f"{node_id[:100]!r} is not a valid node id", fix="use 1-63 of [a-z0-9-]"
             )
         if self._revocations.is_revoked(node_id):
             raise RefusedError(

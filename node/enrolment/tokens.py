@@ -27,10 +27,10 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from node.clock import moment
 from node.enrolment.authority import TOKEN_ALGORITHM, Authority
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import is_same_certificate, read_certificate
-from node.identity.clock_skew import moment
 from node.identity.files import cannot_make, obstacle, write_secret
 from node.identity.run_description import RunDescription
 from node.limits import NAME_PATTERN, TOKEN_BYTES
@@ -85,7 +85,7 @@ class Token(BaseModel):
         """Read a token and check that the authority in it made it; nothing else is checked.
 
         Raises:
-            RefusedError: TOKEN_REFUSED; it is no token, or was changed.
+            RefusedError: TOKEN_REFUSED; it is not a token, or was changed.
         """
         not_a_token = RefusedError(
             Reason.TOKEN_REFUSED,
@@ -191,7 +191,7 @@ def read_token_file(path: Path, *, how_to_get_one: str) -> TokenFile:
     """Read a token; ``how_to_get_one`` is the fix, should there be no good one.
 
     Raises:
-        StartupError: it is not there, is no token, or may be written by others.
+        StartupError: it is not there, is not a token, or may be written by others.
     """
     try:
         # The descriptor is checked, not the path, so that the file checked is the file read.

@@ -13,9 +13,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from node.clock import moment
 from node.errors import Reason, RefusedError
 from node.identity.certificates import is_issued_by, peer_in, read_certificate, read_private_key
-from node.identity.clock_skew import moment
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.rollout import EncodedGroup
@@ -33,7 +33,7 @@ _HOLDERS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class GroupProof:
-    """What a group carries to prove whose it is."""
+    """Proof of whose a group is, which travels with it."""
 
     certificate: bytes
     """PEM, the sampler's."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from node.clock import moment
 from node.errors import ConfigError, RefusedError, StartupError
 from node.identity.certificates import (
     is_issued_by,
@@ -19,7 +20,6 @@ from node.identity.certificates import (
     read_certificate,
     read_private_key,
 )
-from node.identity.clock_skew import ENROL_AGAIN, moment
 from node.identity.files import cannot_read, make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import Peer
 from node.identity.run_description import RunDescription
@@ -28,6 +28,11 @@ from node.run import Role
 KEY_FILE: Final = "key.pem"
 CERTIFICATE_FILE: Final = "certificate.pem"
 CA_FILE: Final = "ca.pem"
+
+ENROL_AGAIN: Final = (
+    "Make a token where the coordinator runs (`heterorl-node token DIR --role {role} --address HOST:PORT "
+    "--out FILE`), set node.token_file to it, move the old identity directory away, and start again."
+)
 
 
 @dataclass(frozen=True, slots=True)

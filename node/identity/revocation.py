@@ -120,7 +120,7 @@ class _File:
             self._read_at, self._revoked = None, frozenset()
             return
         except OSError as error:
-            # Whoever was shut out stays out until the file can be read again.
+            # Nodes that were shut out stay out until the file can be read again.
             logger.error(
                 "revocation list unreadable", extra={"path": str(self._path), "detail": error.strerror}
             )
@@ -128,6 +128,8 @@ class _File:
         words = [line.split("#", 1)[0].strip() for line in lines]
         for number, word in enumerate(words, start=1):
             if word and not is_name(word):
-                logger.error("revoked name is no node id", extra={"path": str(self._path), "line": number})
+                logger.error(
+                    "revoked name is not a valid node id", extra={"path": str(self._path), "line": number}
+                )
         self._read_at, self._revoked = state, frozenset(filter(is_name, words))
         logger.info("revocation list read", extra={"revoked": len(self._revoked)})

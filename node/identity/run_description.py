@@ -54,7 +54,7 @@ class RunDescription:
             ) from error
         except ValueError as error:
             raise StartupError(
-                f"{path} is not a run description: ca_certificate_pem is no certificate", fix=fix
+                f"{path} is not a run description: ca_certificate_pem is not a certificate", fix=fix
             ) from error
         return cls(parsed.run_id, ca_certificate_pem, bytes.fromhex(parsed.learner_public_key))
 

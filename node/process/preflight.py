@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from node import descriptors
+from node.clock import moment
 from node.config.settings import NodeConfig, NodeSection
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
 from node.enrolment.tokens import check_fits, how_to_get_a_token, read_token_file
 from node.errors import ConfigError, HeteroRLError, StartupError
-from node.identity.clock_skew import moment
 from node.identity.files import cannot_make, cannot_read
 from node.identity.identity_store import identity_on_disk
 from node.identity.run_description import RunDescription

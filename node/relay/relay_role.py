@@ -26,8 +26,7 @@ from node.identity.revocation import COPY_NAME as REVOCATION_COPY
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList, Revocations
 from node.process.role_context import RoleContext
-from node.process.service import Service
-from node.process.stop_order import StopsAfter
+from node.process.service import Service, StopsAfter
 from node.relay.config import RelayConfig
 from node.relay.forwarder import Forwarder
 from node.relay.metrics import RelayMetrics

@@ -12,9 +12,9 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from node.clock import moment
 from node.errors import Reason, RefusedError
-from node.identity.clock_skew import ENROL_AGAIN, moment
-from node.identity.identity_store import Identity
+from node.identity.identity_store import ENROL_AGAIN, Identity
 from node.rpc.channel import ConnectionLost, TlsFailure
 
 _SET_THE_CLOCK: Final = "Set the clock that is wrong; nothing else needs to be done or restarted."

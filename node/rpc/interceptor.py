@@ -21,9 +21,8 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from node.clock import Clock
+from node.clock import Clock, moment
 from node.errors import CountRefusal, Reason, Recovery, RefusedError
-from node.identity.clock_skew import moment
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.limits import ROLLOUT_MESSAGE_BYTES

@@ -48,7 +48,7 @@ class _Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kv_cache: Literal["recompute", "keep"] = "recompute"
-    """What becomes of the keys and values of running completions when a version is swapped in. ``recompute``
+    """The fate of the keys and values of running completions when a version is swapped in. ``recompute``
     costs one pass over their tokens and makes every logprob that of the version it names. ``keep`` costs
     nothing; logprobs are still those the tokens were drawn from, but of a mixture of versions."""
 

@@ -29,14 +29,13 @@ from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decoder import Decoder
-from sampler.engines.decoding.sampling import by_inverse, by_noise
 from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, check_fits
 from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.torch_words import LiveTensors, aliases
 
 _CACHE_SHARE: Final = 0.8
-"""Of the free memory. The rest is for activations, logits and what the allocator cannot use."""
+"""Share of the free memory; activations, logits and what the allocator cannot use have the rest."""
 
 
 def load(settings: EngineSettings) -> "TorchEngine":
@@ -84,16 +83,16 @@ class TorchEngine:
             stored = StoredDtypes.of(model_dir)
             self._model = _load_model(model_dir, compute_dtype)
             self._model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
-            self._generator = torch.Generator(device)
+            generator = torch.Generator(device)
         except (OSError, ValueError, RuntimeError) as error:
             raise StartupError(
                 f"the model in {model_dir} does not load on {device}: {error}",
                 fix="Set sampler.model_dir to a model saved as safetensors, sampler.device to a device here",
             ) from error
         if seed is None:
-            self._generator.seed()
+            generator.seed()
         else:
-            self._generator.manual_seed(seed)
+            generator.manual_seed(seed)
         self._model.requires_grad_(False).train(False)
         same, state = aliases(self._model), self._model.state_dict()
         tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
@@ -109,16 +108,10 @@ class TorchEngine:
         )
         self._version = 0
         options = options or TorchOptions()
+        memory_bytes = options.memory_bytes or self._free_bytes(has_spare=has_spare)
         with torch.inference_mode():
             self._decoder = Decoder(
-                CachedModel(self._model),
-                draw=partial(
-                    by_inverse if options.draw == "inverse" else by_noise, generator=self._generator
-                ),
-                tokenizer=self.tokenizer,
-                chunk_tokens=options.prefill_chunk_tokens,
-                memory_bytes=options.memory_bytes or self._free_bytes(has_spare=has_spare),
-                keeps_cache=options.kv_cache == "keep",
+                CachedModel(self._model), self.tokenizer, generator, options, memory_bytes=memory_bytes
             )
 
     @property

@@ -1,4 +1,4 @@
-"""What only running code shows: whether graders can be imported, and whether the chat template renders."""
+"""Checks that run code: whether graders can be imported, and whether the chat template renders."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a grader needs beyond its own process and cannot have: a judge that answers, a sandbox that starts.
+"""Outages of things that a grader needs beyond its own process: a judge that answers, a sandbox that starts.
 
 The group is given back, and its prompt is not to blame.
 """

@@ -26,11 +26,11 @@ QUICK: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """A prompt and the process that made it."""
+    """A prompt, and the grader whose ``incarnation``-th process made it."""
 
     content: str | list[Message]
     """A text, or messages for the model's chat template."""
-    grader: int
+    grader: Grader
     incarnation: int
 
 
@@ -42,16 +42,16 @@ class GraderPool:
         self._most = most
         self._slow_s = slow_s
         self._graders = [make()]
-        self._idle = [0]
-        self._slow: set[int] = set()
-        self._starting: dict[int, asyncio.Task[None]] = {}
-        self._gradings: deque[asyncio.Future[int]] = deque()
-        self._prompts: deque[asyncio.Future[int]] = deque()
+        self._idle = [*self._graders]
+        self._slow: set[Grader] = set()
+        self._starting: dict[Grader, asyncio.Task[None]] = {}
+        self._gradings: deque[asyncio.Future[Grader]] = deque()
+        self._prompts: deque[asyncio.Future[Grader]] = deque()
         self._is_stateful = False
 
     @property
     def processes(self) -> int:
-        """How many processes run."""
+        """Number of running processes."""
         return sum(grader.is_running for grader in self._graders)
 
     @property
@@ -67,9 +67,8 @@ class GraderPool:
 
     async def prompt(self, index: int, row: str = "") -> TaskPrompt:
         """Return a prompt; see ``Grader.prompt``."""
-        async with self._any(self._prompts) as number:
-            grader = self._graders[number]
-            return TaskPrompt(await grader.prompt(index, row), number, grader.incarnation)
+        async with self._any(self._prompts) as grader:
+            return TaskPrompt(await grader.prompt(index, row), grader, grader.incarnation)
 
     async def grade(
         self, prompt: TaskPrompt, index: int, completions: Sequence[CompletionText], row: str = ""
@@ -98,46 +97,45 @@ class GraderPool:
     async def _grader_for(self, prompt: TaskPrompt) -> AsyncIterator[tuple[Grader, int | None]]:
         """Lend the process that made a prompt, where the task is stateful, or else any."""
         if not self._is_stateful:
-            async with self._any(self._gradings) as number:
-                yield self._graders[number], None
+            async with self._any(self._gradings) as grader:
+                yield grader, None
             return
-        number = prompt.grader
-        was_idle = number in self._idle
+        was_idle = prompt.grader in self._idle
         if was_idle:
-            self._idle.remove(number)  # No prompt should wait behind this.
+            self._idle.remove(prompt.grader)  # No prompt should wait behind this.
         try:
-            with self._watched(number):
-                yield self._graders[number], prompt.incarnation
+            with self._watched(prompt.grader):
+                yield prompt.grader, prompt.incarnation
         finally:
             if was_idle:
-                self._give(number)
+                self._give(prompt.grader)
 
     @contextlib.asynccontextmanager
-    async def _any(self, queue: deque[asyncio.Future[int]]) -> AsyncIterator[int]:
+    async def _any(self, queue: deque[asyncio.Future[Grader]]) -> AsyncIterator[Grader]:
         """Lend the next process that is free."""
-        number = await self._take(queue)
+        grader = await self._take(queue)
         try:
-            with self._watched(number):
-                yield number
+            with self._watched(grader):
+                yield grader
         finally:
-            self._give(number)
+            self._give(grader)
 
     @contextlib.contextmanager
-    def _watched(self, number: int) -> Iterator[None]:
-        notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, number)
+    def _watched(self, grader: Grader) -> Iterator[None]:
+        notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, grader)
         try:
             yield
         finally:
             notice.cancel()
-            self._slow.discard(number)
+            self._slow.discard(grader)
 
-    async def _take(self, queue: deque[asyncio.Future[int]]) -> int:
+    async def _take(self, queue: deque[asyncio.Future[Grader]]) -> Grader:
         if self._idle:
             # A process that was killed is restarted only when no other is idle.
-            number = next((n for n in reversed(self._idle) if self._graders[n].is_running), self._idle[-1])
-            self._idle.remove(number)
-            return number
-        place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            grader = next((one for one in reversed(self._idle) if one.is_running), self._idle[-1])
+            self._idle.remove(grader)
+            return grader
+        place: asyncio.Future[Grader] = asyncio.get_running_loop().create_future()
         queue.append(place)
         try:
             return await place
@@ -148,34 +146,34 @@ class GraderPool:
                 self._give(place.result())
             raise
 
-    def _give(self, number: int) -> None:
+    def _give(self, grader: Grader) -> None:
         for queue in (self._gradings, self._prompts):
             while queue:
                 place = queue.popleft()
                 if not place.done():
-                    place.set_result(number)
+                    place.set_result(grader)
                     return
-        self._idle.append(number)
+        self._idle.append(grader)
 
-    def _note_slow(self, number: int) -> None:
-        self._slow.add(number)
-        running = {n for n, grader in enumerate(self._graders) if grader.is_running}
+    def _note_slow(self, grader: Grader) -> None:
+        self._slow.add(grader)
+        running = {one for one in self._graders if one.is_running}
         if len((running | self._starting.keys()) - self._slow) >= QUICK:
             return
-        stopped = next((n for n in self._idle if n not in running), None)
+        stopped = next((one for one in self._idle if one not in running), None)
         if stopped is not None:
             self._idle.remove(stopped)
         elif len(self._graders) < self._most:
-            stopped = len(self._graders)
-            self._graders.append(self._make())
-            self._graders[-1].code_digest = self._graders[0].code_digest
+            stopped = self._make()
+            stopped.code_digest = self._graders[0].code_digest
+            self._graders.append(stopped)
         else:
             return
         self._starting[stopped] = asyncio.create_task(self._start(stopped))
 
-    async def _start(self, number: int) -> None:
+    async def _start(self, grader: Grader) -> None:
         # If it does not start, the next request tries again and reports the error.
         with contextlib.suppress(TaskError):
-            await self._graders[number].describe()
-        del self._starting[number]
-        self._give(number)
+            await grader.describe()
+        del self._starting[grader]
+        self._give(grader)

@@ -51,7 +51,7 @@ REPLY_BYTES: Final = 6 * PROMPT_CHARACTERS + 1024
 """A prompt with every character escaped. More means that a grader writes where it should not."""
 
 PRINTED_BYTES: Final = 64 << 10
-"""What a task may print for one request; it goes to this process's standard error, and the rest nowhere."""
+"""Most that is passed on to standard error of what a task prints for one request."""
 
 
 class TaskError(Exception):
@@ -72,7 +72,7 @@ class TaskChangedError(TaskError):
 
 @dataclass(frozen=True, slots=True)
 class TaskDescription:
-    """What a task declares."""
+    """A task's own declarations."""
 
     prompts: int | None
     """None: one for each row of the run's data."""
@@ -85,12 +85,12 @@ class TaskDescription:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, such as tools."""
     code_digest: bytes = b""
-    """Of the code that was loaded."""
+    """Digest of the code that was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grades:
-    """What a grader said of the completions of a group."""
+    """A grader's answer about the completions of a group."""
 
     rewards: list[float]
     metrics: dict[str, list[float]] = field(default_factory=dict)

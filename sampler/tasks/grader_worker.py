@@ -71,7 +71,8 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
             "code_digest": code_digest(setup).hex(),
         }
     except ConfigError as error:
-        replies.write(framed({"unusable": _told(error.__cause__ or error)}))
+        cause = error.__cause__ or error
+        replies.write(framed({"unusable": f"{type(cause).__name__}: {cause}"[:1000]}))
         return
     replies.write(framed(ready))
     for line in sys.stdin.buffer:
@@ -96,7 +97,7 @@ def framed(message: dict[str, Any]) -> bytes:
 
 
 def _max_turns(task: Any) -> Any:
-    if not hasattr(task, "reply"):
+    if getattr(task, "reply", None) is None:
         return 1
     declared = getattr(task, "max_turns", None)
     return TURNS if declared is None else declared
@@ -111,11 +112,13 @@ def _allow_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _said(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+def _said(task: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Return a prompt, or a reply where there is a conversation."""
     try:
-        made = _made(task, request)
-        if made is None and "conversation" in request:
+        index, row = request["index"], _row(request)
+        if "conversation" not in request:
+            made = task.prompt(index, row)
+        elif (made := task.reply(index, row, request["conversation"])) is None:
             return {"is_over": True}
         if isinstance(made, str):
             texts = [made]
@@ -132,12 +135,6 @@ def _said(task: Task, request: dict[str, Any]) -> dict[str, Any]:
         return _raised(error)
     characters = sum(map(len, texts))
     return {"too_long": characters} if characters > PROMPT_CHARACTERS else reply
-
-
-def _made(task: Any, request: dict[str, Any]) -> Any:
-    if "conversation" in request:
-        return task.reply(request["index"], _row(request), request["conversation"])
-    return task.prompt(request["index"], _row(request))
 
 
 def _is_chat(made: Any) -> bool:
@@ -206,10 +203,6 @@ def _raised(error: Exception) -> dict[str, Any]:
         "error": f"{type(error).__name__} at {place}: {error}"[:1000],
         "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:],
     }
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:1000]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import random
 import re
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,15 +84,8 @@ class Judge:
                 asyncio.TaskGroup() as tasks,
             ):
                 asking = [
-                    tasks.create_task(
-                        self._score(
-                            client,
-                            self._messages(question, answer, completion),
-                            places,
-                            deadline_s=deadline_s,
-                        )
-                    )
-                    for completion in completions
+                    tasks.create_task(self._score(client, messages, places, deadline_s=deadline_s))
+                    for messages in (self._messages(question, answer, one) for one in completions)
                 ]
         except TimeoutError:
             self._outages[Outage.JUDGE_TIMED_OUT] += 1
@@ -170,23 +164,18 @@ class Judge:
         return _content(body)
 
     def _read(self, reply: str) -> float:
-        found = self._by_key(reply) if self._options.score_key is not None else self._by_pattern(reply)
+        found: Any = None
+        if self._options.score_key is None:
+            found = next((match[1] for match in deque(self._pattern.finditer(reply), maxlen=1)), None)
+        else:
+            # In the outermost braces: models put fences and words around their JSON.
+            with suppress(ValueError, RecursionError, AttributeError):
+                answer = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])
+                found = answer.get(self._options.score_key)
         score = _number(found)
         if not self._options.lowest <= score <= self._options.highest:
             raise _AttemptError(Outage.JUDGE_UNREADABLE, f"no score on the scale in {reply!r:.200}")
         return score
-
-    def _by_pattern(self, reply: str) -> str | None:
-        found = deque(self._pattern.finditer(reply), maxlen=1)
-        return found[0][1] if found else None
-
-    def _by_key(self, reply: str) -> Any:
-        """Return the score in the outermost braces: models put fences and words around their JSON."""
-        try:
-            answer = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])
-        except (ValueError, RecursionError):
-            return None
-        return answer.get(self._options.score_key) if isinstance(answer, dict) else None
 
 
 async def _start_of(response: httpx.Response) -> bytes:

@@ -1,4 +1,4 @@
-"""What this sampler has for graders that need more than a function, and whether it is enough for a run."""
+"""A sampler's means for graders that need more than a function, checked against a run's needs."""
 
 import math
 import os
@@ -13,8 +13,6 @@ from node.errors import ConfigError
 from node.extras import NeededPackage
 from node.task_options import CodeOptions, JsonlOptions, JudgeOptions
 from sampler.api_key import api_key_in, checked_key
-from sampler.tasks.code.code_grader import completion_limit_s
-from sampler.tasks.code.sandbox import find_sandbox
 
 GROUP_SHARE: Final = 0.9
 """Share of ``sampler.grader_wall_limit_s`` after which a judge's group is given back. Later the process would
@@ -151,6 +149,10 @@ class LocalGraders:
                 rule=f"must be at least code.memory_limit_bytes = {options.memory_limit_bytes} of the run",
                 fix="Raise it, or lower the run's.",
             )
+        # Here: every grader process imports this module, and few need asyncio.
+        from sampler.tasks.code.code_grader import completion_limit_s
+        from sampler.tasks.code.sandbox import find_sandbox
+
         at_once = min(PROGRAMS_AT_ONCE, len(os.sched_getaffinity(0)))
         completion_s = completion_limit_s(options)
         self._check_time(
@@ -175,4 +177,4 @@ class LocalGraders:
 NO_LOCAL_GRADERS: Final = LocalGraders(
     judge=None, run_code=False, wall_limit_s=math.inf, memory_limit_bytes=math.inf
 )
-"""Of a sampler that is not configured for any."""
+"""A sampler that is not configured for any."""

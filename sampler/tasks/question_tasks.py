@@ -13,8 +13,6 @@ from node.task_options import (
     column_of,
 )
 from sampler.tasks import answer_graders
-from sampler.tasks.code.code_grader import CodeGrader
-from sampler.tasks.code.sandbox import find_sandbox
 from sampler.tasks.grader_outage import GraderOutageError, Outage
 from sampler.tasks.local_graders import JudgeEndpoint
 from sampler.tasks.task import CompletionText, Graded, Message, Row
@@ -42,6 +40,9 @@ class JsonlTask:
             )
             self._grade_group = self._judged
         elif given.code is not None:
+            from sampler.tasks.code.code_grader import CodeGrader
+            from sampler.tasks.code.sandbox import find_sandbox
+
             assert local is not None, "task_setup has tried the sandbox"
             self._code_grader = CodeGrader(given.code, find_sandbox(), at_once=local["at_once"])
             self._grade_group = self._tested

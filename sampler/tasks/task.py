@@ -13,7 +13,14 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
 from node.extras import NeededPackage
-from node.task_options import GRADERS, JsonlOptions, PromptOptions, VerifiersOptions, checked_options
+from node.task_options import (
+    GRADERS,
+    JsonlOptions,
+    PromptOptions,
+    TaskOptions,
+    VerifiersOptions,
+    checked_options,
+)
 from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
 
 Message: TypeAlias = Mapping[str, str]
@@ -25,7 +32,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class CompletionText:
-    """What a grader sees of a completion."""
+    """A completion as a grader sees it."""
 
     text: str
     """Without special tokens, and without the stop string that ended it; of several turns, the last."""
@@ -91,7 +98,7 @@ class TaskSetup:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, for prompts that are messages."""
     local: Mapping[str, Any] = field(default_factory=dict)
-    """Of this sampler's configuration, for a built-in task: its argument ``local``, where there is any."""
+    """Parts of this sampler's configuration: the argument ``local`` of a built-in task."""
     environment: Sequence[str] = ()
     """Names of variables of this sampler's environment that the process gets besides the usual ones."""
 
@@ -143,21 +150,12 @@ def task_setup(
         NeededPackage(
             "coordinator.task", name, checked.package, extra=checked.extra, source="the coordinator"
         ).check()
+    if not has_chat_template and (need := _template_need(checked)):
+        raise _wrong_options(options, f"{need}, and this sampler's model has no chat template")
     if isinstance(checked, VerifiersOptions):
-        if not has_chat_template:
-            raise _wrong_options(
-                options,
-                "its prompts are messages, and this sampler's model has no chat template",
-            )
         return setup(options, checked.template_arguments)
     if not isinstance(checked, PromptOptions):
         return setup(options)
-    if checked.chat is True and not has_chat_template:
-        raise _wrong_options(options, "chat = true, and this sampler's model has no chat template")
-    if checked.template_arguments and not has_chat_template:
-        raise _wrong_options(
-            options, "template_arguments are set, and this sampler's model has no chat template"
-        )
     chat = checked.chat is not False and has_chat_template
     is_judged = isinstance(checked, JsonlOptions) and checked.judge is not None
     return setup(
@@ -166,6 +164,16 @@ def task_setup(
         local,
         environment=(*local_graders.environment, *(local_graders.judge_environment if is_judged else ())),
     )
+
+
+def _template_need(options: TaskOptions | None) -> str | None:
+    if isinstance(options, VerifiersOptions):
+        return "its prompts are messages"
+    if not isinstance(options, PromptOptions):
+        return None
+    if options.chat is True:
+        return "chat = true"
+    return "template_arguments are set" if options.template_arguments else None
 
 
 def _check_allowed(option: str, code: str, allowed_graders: Sequence[str]) -> None:

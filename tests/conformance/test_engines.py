@@ -1,4 +1,4 @@
-"""What every engine must do, for each one that is installed: torch always, vLLM by `make test-vllm`."""
+"""Duties of every engine, for each one that is installed: torch always, vLLM by `make test-vllm`."""
 
 import gc
 import weakref

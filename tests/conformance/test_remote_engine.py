@@ -1,4 +1,4 @@
-"""What happens to a vLLM server, amid completions: it is killed and started again, it hangs."""
+"""Accidents of a vLLM server amid completions: it is killed and started again, it hangs."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""What only the vLLM engine does: its options, its refusals, and caches kept at a new version."""
+"""The vLLM engine alone: its options, its refusals, and caches kept at a new version."""
 
 from collections.abc import Iterator
 from pathlib import Path

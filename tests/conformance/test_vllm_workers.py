@@ -1,4 +1,4 @@
-"""What happens to vLLM's workers on several devices: one is killed or hangs, their sampler is killed."""
+"""Accidents of vLLM's workers on several devices: one is killed or hangs, their sampler is killed."""
 
 import os
 import signal

@@ -18,13 +18,12 @@ from prometheus_client import CollectorRegistry
 
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
-from node.clock import Clock, SystemClock
+from node.clock import Clock, SystemClock, moment
 from node.commands import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
 from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
-from node.identity.clock_skew import moment
 from node.identity.identity_store import Identity, save_identity
 from node.identity.peer import Peer
 from node.rpc.channel import Backoff, Purpose, dial

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from learner import learner_role
@@ -31,7 +30,6 @@ from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
 from node.commands.status_command import fetch_status
 from node.commands.status_view import render
-from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
@@ -45,35 +43,16 @@ from node.process.service import Service
 from node.rollout import PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
-from node.telemetry.metrics import NodeMetrics, snapshot
-from node.telemetry.transfer_metrics import TransferMetrics
+from node.telemetry.metrics import snapshot
 from node.tokenizer import tokenizer_digest
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
+from support.roles import role_context
 from support.waiting import until
 
 CLOCK = SystemClock()
-
-
-def context_of(
-    made: MadeRun, role: Role, *, hub: str | None = None, **sections: CoordinatorConfig | LearnerConfig
-) -> RoleContext:
-    registry = CollectorRegistry()
-    section = NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10)
-    return RoleContext(
-        role=role,
-        config=NodeConfig(section, TelemetrySection(), **sections),
-        registry=registry,
-        node_metrics=NodeMetrics(registry, roles=[role], clock=CLOCK),
-        transfer_metrics=TransferMetrics(registry),
-        clock=CLOCK,
-        node_id=made.of(role).node_id,
-        state_dir=made.directory / role,
-        identity=made.of(role),
-        run=made.run,
-    )
 
 
 @asynccontextmanager
@@ -89,7 +68,7 @@ async def coordinator(made: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[
         listen="127.0.0.1:0",
         enrolment_listen="127.0.0.1:0",
     )
-    [hub] = await coordinator_role.build(context_of(made, Role.COORDINATOR, coordinator=config))
+    [hub] = await coordinator_role.build(role_context(made, Role.COORDINATOR, config))
     assert isinstance(hub, CoordinatorService)
     is_ready, stopping = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(hub.run(ready=is_ready.set, stopping=stopping))
@@ -193,7 +172,7 @@ async def learn(
         max_versions=max_versions,
         quarantine_mismatch_nats=quarantine_mismatch_nats,
     )
-    context = context_of(made, Role.LEARNER, hub=hub, learner=config)
+    context = role_context(made, Role.LEARNER, config, hub=hub)
 
     async def build() -> list[Service]:
         return await learner_role.build(context)
@@ -320,7 +299,7 @@ async def test_a_signing_key_of_another_run_is_refused_before_anything_is_loaded
     other = make_run(tmp_path / "elsewhere", now=time.time())
     other.signing_key.save(made.directory / "learner" / "signing.key")
     config = LearnerConfig(model_dir=tmp_path / "no model here", learning_rate=1e-3)
-    context = context_of(made, Role.LEARNER, hub="127.0.0.1:1", learner=config)
+    context = role_context(made, Role.LEARNER, config, hub="127.0.0.1:1")
     with pytest.raises(StartupError, match="not the key that run"):
         await learner_role.build(context)
     (made.directory / "learner" / "signing.key").unlink()

@@ -83,7 +83,7 @@ class Driven:
     base: Words
     versions: dict[int, Words]
     finished: dict[str, FinishedRequest] = field(default_factory=dict)
-    """What a step found and ``run_out`` has not returned."""
+    """Completions that a step found and ``run_out`` has not returned."""
 
     @classmethod
     def of(cls, engine: Engine, apply: str, model_dir: Path) -> "Driven":

@@ -20,23 +20,20 @@ from heterorl.v1 import (
     rollout_pb2,
     rollout_pb2_grpc,
 )
-from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
 from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity
-from node.process.role_context import RoleContext
 from node.rollout import EncodedGroup, RolloutGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
-from node.telemetry.metrics import NodeMetrics
-from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.members import role_to_wire
 from node.wire.rollouts import group_to_wire, sampling_from_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun
+from support.roles import role_context
 
 TIMEOUT_S = 20.0
 LAYOUT, TOKENIZER = b"l" * 16, b"t" * 16
@@ -78,7 +75,6 @@ class RunningHub:
 async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHub]:
     """Run a coordinator until the body ends; the next one of the same ``made`` finds what it left."""
     clock = ManualClock(time.time())
-    registry = CollectorRegistry()
     values = {
         "task": "addition",
         "prompts": 100,
@@ -91,23 +87,8 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
         "listen": "127.0.0.1:0",
         "enrolment_listen": "127.0.0.1:0",
     }
-    config = NodeConfig(
-        node=NodeSection(state_dir=made.directory, drain_timeout_s=2.0),
-        telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig.model_validate(values | settings),
-    )
-    context = RoleContext(
-        role=Role.COORDINATOR,
-        config=config,
-        registry=registry,
-        node_metrics=NodeMetrics(registry, roles=["coordinator"], clock=clock),
-        transfer_metrics=TransferMetrics(registry),
-        clock=clock,
-        node_id="coordinator",
-        state_dir=made.directory / "coordinator",
-        identity=made.coordinator,
-        run=made.run,
-    )
+    section = CoordinatorConfig.model_validate(values | settings)
+    context = role_context(made, Role.COORDINATOR, section, clock=clock, drain_timeout_s=2.0)
     (hub,) = await build(context)
     assert isinstance(hub, CoordinatorService)
     ready, stopping = asyncio.Event(), asyncio.Event()
@@ -115,7 +96,7 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
         running = tasks.create_task(hub.run(ready=ready.set, stopping=stopping))
         await ready.wait()
         try:
-            yield RunningHub(made, hub, registry, clock, stopping, running)
+            yield RunningHub(made, hub, context.registry, clock, stopping, running)
         finally:
             stopping.set()
 

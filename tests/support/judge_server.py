@@ -5,8 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from support.http_server import posted_to
 
 PATIENCE_S = 20.0
 
@@ -77,35 +79,23 @@ def judge_server() -> Iterator[JudgeServer]:
     """Run a judge on a free port."""
     server = JudgeServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            sent = self.rfile.read(int(self.headers["Content-Length"]))
-            if not sent:
-                return  # the other side has given up
-            request = Request(self, server, self.path, dict(self.headers), json.loads(sent))
+    def answer(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        if not sent:
+            return  # the other side has given up
+        request = Request(handler, server, handler.path, dict(handler.headers), json.loads(sent))
+        with server.lock:
+            server.requests.append(request)
+            server.at_once += 1
+            server.most_at_once = max(server.most_at_once, server.at_once)
+        try:
+            server.answer(request)
+        finally:
             with server.lock:
-                server.requests.append(request)
-                server.at_once += 1
-                server.most_at_once = max(server.most_at_once, server.at_once)
-            try:
-                server.answer(request)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the other side has given up
-            finally:
-                with server.lock:
-                    server.at_once -= 1
+                server.at_once -= 1
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.url = f"http://127.0.0.1:{http.server_port}/v1"
-    serving = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
-    serving.start()
-    try:
-        yield server
-    finally:
-        server.stopped.set()
-        http.shutdown()
-        http.server_close()
-        serving.join()
+    with posted_to(answer) as address:
+        server.url = f"{address}/v1"
+        try:
+            yield server
+        finally:
+            server.stopped.set()

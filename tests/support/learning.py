@@ -3,44 +3,23 @@
 import asyncio
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from learner import learner_role
 from learner.config import LearnerConfig
-from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
-from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.rollout import RolloutGroup
 from node.run import Role
-from node.telemetry.metrics import NodeMetrics
-from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.rollouts import delivered_group_from_wire
 from support.hub import HandDrain
 from support.identity import MadeRun
-from support.sampler import CLOCK
+from support.roles import role_context
 
 
 async def learn(made: MadeRun, hub: str, model_dir: Path, *, versions: int) -> ExitCode:
     """Run the learner's daemon for so many versions, as somebody who knows the coordinator at ``hub``."""
-    registry = CollectorRegistry()
-    context = RoleContext(
-        role=Role.LEARNER,
-        config=NodeConfig(
-            NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10),
-            TelemetrySection(),
-            learner=LearnerConfig(model_dir=model_dir, learning_rate=1e-3, threads=1, max_versions=versions),
-        ),
-        registry=registry,
-        node_metrics=NodeMetrics(registry, roles=["learner"], clock=CLOCK),
-        transfer_metrics=TransferMetrics(registry),
-        clock=CLOCK,
-        node_id=made.learner.node_id,
-        state_dir=made.directory / "learner",
-        identity=made.learner,
-        run=made.run,
-    )
+    section = LearnerConfig(model_dir=model_dir, learning_rate=1e-3, threads=1, max_versions=versions)
+    context = role_context(made, Role.LEARNER, section, hub=hub)
 
     async def build() -> list[Service]:
         return await learner_role.build(context)

@@ -43,7 +43,7 @@ def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 class Serving:
-    """What an engine was given: versions in order, with copies of their words as they were then."""
+    """Versions that an engine was given, in order, with copies of their words as they were then."""
 
     def __init__(self, weights: LiveTensors, layout: Layout) -> None:
         self.versions: list[PolicyVersion] = []

@@ -13,7 +13,7 @@ from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity
 from node.process.role_context import RoleContext
-from node.process.stop_order import StopsAfter
+from node.process.service import StopsAfter
 from node.relay.config import RelayConfig
 from node.relay.relay_role import build
 from node.rpc.channel import Purpose, dial

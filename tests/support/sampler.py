@@ -11,14 +11,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2
-from node.clock import SystemClock
-from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
-from node.process.role_context import RoleContext
 from node.run import Role
-from node.telemetry.metrics import NodeMetrics
-from node.telemetry.transfer_metrics import TransferMetrics
 from node.tokenizer import tokenizer_digest
 from node.weights.assembly.held import HeldPolicy
 from sampler import sampler_role as role
@@ -28,9 +23,8 @@ from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub
 from support.identity import MadeRun
 from support.model_words import words_of
+from support.roles import role_context
 from support.weights import Learner
-
-CLOCK = SystemClock()
 
 
 @dataclass(slots=True)
@@ -57,7 +51,6 @@ async def sampling(
     made: MadeRun, hub: str, model_dir: Path, **settings: Any
 ) -> AsyncIterator[RunningSampler]:
     """Run a whole sampler as a stage of the daemon until the body ends."""
-    registry = CollectorRegistry()
     values = {
         "model_dir": model_dir,
         "threads": 1,
@@ -66,24 +59,7 @@ async def sampling(
         "outbox_groups": 4,
         "save_policy_every_s": 0.0,
     }
-    state_dir = made.directory / "sampler"
-    state_dir.mkdir(exist_ok=True)
-    context = RoleContext(
-        role=Role.SAMPLER,
-        config=NodeConfig(
-            NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=10),
-            TelemetrySection(),
-            sampler=SamplerConfig.model_validate(values | settings),
-        ),
-        registry=registry,
-        node_metrics=NodeMetrics(registry, roles=["sampler"], clock=CLOCK),
-        transfer_metrics=TransferMetrics(registry),
-        clock=CLOCK,
-        node_id=made.sampler.node_id,
-        state_dir=state_dir,
-        identity=made.sampler,
-        run=made.run,
-    )
+    context = role_context(made, Role.SAMPLER, SamplerConfig.model_validate(values | settings), hub=hub)
     stop = asyncio.Event()
 
     class Stopper:
@@ -100,7 +76,7 @@ async def sampling(
         run_daemon([StartStage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
     )
     try:
-        yield RunningSampler(registry, stop, ending)
+        yield RunningSampler(context.registry, stop, ending)
     finally:
         stop.set()
         await asyncio.wait({ending})

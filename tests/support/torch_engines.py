@@ -58,15 +58,11 @@ def live(engine: TorchEngine) -> NDArray[np.uint16]:
     return words_of(engine.weights.live, layout=engine.layout)
 
 
-def load(engine: TorchEngine, words: NDArray[np.uint16], version: int, *, in_place: bool = False) -> None:
+def load(engine: TorchEngine, words: NDArray[np.uint16], version: int) -> None:
     """Change the live words as a verified version does."""
-    if in_place:
-        copy_words(ArrayWords(words), engine.weights.live, layout=engine.layout)
-        engine.weights.settle()
-    else:
-        spare = engine.weights.new_spare()
-        copy_words(ArrayWords(words), spare, layout=engine.layout)
-        engine.weights.swap(spare)
+    spare = engine.weights.new_spare()
+    copy_words(ArrayWords(words), spare, layout=engine.layout)
+    engine.weights.swap(spare)
     engine.serve(version)
 
 

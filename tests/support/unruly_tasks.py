@@ -1,10 +1,7 @@
 """Tasks whose graders misbehave, one way each."""
 
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 from sampler.tasks.task import CompletionText
 
@@ -25,17 +22,6 @@ class Hanging(_Unruly):
         return 1.0
 
 
-class Parenting(_Unruly):
-    """On prompt 1 starts a child that would outlive it, writes its pid to the file ``text``, and hangs."""
-
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        if index == 1:
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-            Path(completion.text).write_text(str(child.pid))
-            time.sleep(3600)
-        return 1.0
-
-
 class Spinning(_Unruly):
     """Burns CPU for ever on prompt 1."""
 
@@ -43,13 +29,6 @@ class Spinning(_Unruly):
         while index == 1:
             pass
         return 1.0
-
-
-class Hoarding(_Unruly):
-    """Takes four gigabytes on prompt 1."""
-
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        return float(len(bytearray(4 << 30)) if index == 1 else 1)
 
 
 class Raising(_Unruly):

@@ -1,15 +1,16 @@
-"""What a sampler needs of a vLLM server, behind real HTTP and with real shared memory, in the test's process.
+"""The part of a vLLM server that a sampler needs, with real HTTP and shared memory, in the test's process.
 
 Its words are the model's files; its completions are made up. Tests replace answers by their path, or by the
 method of the workers.
 """
 
+import functools
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from node.tokenizer import tokenizer_digest
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from sampler.engines.frame_memory import Rooms, open_frame_memory
+from sampler.engines.model_words import ArrayWords
+from sampler.engines.shared_words import move_frames
 from sampler.engines.torch_engine import TorchEngine
+from support.http_server import posted_to
 from support.model_words import words_of
 
 PATIENCE_S = 20.0
@@ -147,53 +151,31 @@ class VllmStub:
         if arguments[0] != self.session:
             return "the server was started again"
         if method == "move_frames":
-            self._move(arguments[1].split(","))
+            assert self.is_paused or "write" not in arguments[1]
+            move_frames(arguments[1], ArrayWords(self.words), self.layout, self.rooms, worker=0)
         return dict(self.drawn) if method == "count_tokens" else None
-
-    def _move(self, moves: Sequence[str]) -> None:
-        for move in moves:
-            call, frame, slot = move.split(" ")
-            span, room = self.layout.frames[int(frame)], self.rooms[int(slot), 0]
-            if call == "write":
-                assert self.is_paused
-                self.words[span.slice] = room[: span.words]
-            else:
-                room[: span.words] = self.words[span.slice]
 
 
 def stub_of(model_dir: Path) -> VllmStub:
     """Return a server of the model that does not listen yet."""
-
-    engine = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-    stub = VllmStub(model_dir, engine.layout, words_of(engine.weights.live, layout=engine.layout))
+    stub = VllmStub(model_dir, *_loaded(model_dir))
     stub.restart()
     return stub
 
 
+@functools.lru_cache(maxsize=2)
+def _loaded(model_dir: Path) -> tuple[Layout, Words]:
+    engine = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+    return engine.layout, words_of(engine.weights.live, layout=engine.layout)
+
+
 @contextmanager
-def listening(stub: VllmStub, *, port: int = 0) -> Iterator[VllmStub]:
-    """Let a server listen on a free port, or on the one it had."""
+def listening(stub: VllmStub) -> Iterator[VllmStub]:
+    """Let a server listen on a free port."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        stub.keys.add(handler.headers.get("Authorization"))
+        stub.answer(Call(stub, handler, handler.path, json.loads(sent or b"null")))
 
-        def do_POST(self) -> None:
-            sent = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            stub.keys.add(self.headers.get("Authorization"))
-            with suppress(BrokenPipeError, ConnectionResetError):  # the other side has given up
-                stub.answer(Call(stub, self, self.path, json.loads(sent or b"null")))
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    http.daemon_threads = True
-    stub.address = f"http://127.0.0.1:{http.server_port}"
-    serving = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
-    serving.start()
-    try:
+    with posted_to(answer, version="HTTP/1.1") as stub.address:
         yield stub
-    finally:
-        http.shutdown()
-        http.server_close()
-        serving.join()

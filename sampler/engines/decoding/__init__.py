@@ -1,1 +1,1 @@
-"""How the torch engine decodes: rows of a batch, their cache, and what is drawn for them."""
+"""Decoding in the torch engine: rows of a batch, their cache, and what is drawn for them."""

@@ -60,7 +60,7 @@ class DecodeBatch:
         self._newest = torch.zeros(0, dtype=torch.long, device=model.device)
         """[rows]: the last token of each row, not in the cache yet."""
         self._sampling: RowSampling | None = None
-        """Of each row; None: to be uploaded again."""
+        """One entry per row; None: to be uploaded again."""
         self._unread: deque[_Step] = deque()
 
     @property

@@ -8,16 +8,19 @@ The queue has no bound of its own: the sampler has no more requests than ``sampl
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import takewhile
 
-from torch import Tensor
+import torch
 
 from sampler.engines.decoding.cached_model import CachedModel, TokenReading
 from sampler.engines.decoding.decode_batch import DecodeBatch
 from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS, KeyValueCache
 from sampler.engines.decoding.rows import MemoryBudget, Row, RunningRequest, requests_of
+from sampler.engines.decoding.sampling import by_inverse, by_noise
 from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
 
 
@@ -27,43 +30,36 @@ class Decoder:
     def __init__(
         self,
         model: CachedModel,
-        *,
-        draw: Callable[[Tensor], Tensor],
         tokenizer: ModelTokenizer,
-        chunk_tokens: int,
+        generator: torch.Generator,
+        options: TorchOptions,
+        *,
         memory_bytes: int | None,
-        keeps_cache: bool,
     ) -> None:
-        """Start without requests.
-
-        Args:
-            draw: See ``DecodeBatch``.
-            chunk_tokens: Read in one forward pass, padding included.
-            memory_bytes: For caches; None: no bound.
-            keeps_cache: Go on with the keys and values of older versions.
-        """
+        """Start without requests; ``memory_bytes`` bounds all caches, None: no bound."""
         self._model = model
         self._tokenizer = tokenizer
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens = options.prefill_chunk_tokens
         self._budget = MemoryBudget(memory_bytes, model.cache_bytes(), spare_columns=GROWTH_COLUMNS)
         self._version = 0
         self._running: dict[str, RunningRequest] = {}
         self._waiting: deque[RunningRequest] = deque()
         self._being_read: list[RunningRequest] = []
         self._reading: TokenReading | None = None
+        draw = partial(by_inverse if options.draw == "inverse" else by_noise, generator=generator)
         self._batch = DecodeBatch(model, draw, is_cpu=model.device.type == "cpu")
-        self._keeps_cache = keeps_cache
-        self._stale = StaleRows(model, self._batch, chunk_tokens=chunk_tokens)
+        self._keeps_cache = options.kv_cache == "keep"
+        self._stale = StaleRows(model, self._batch, chunk_tokens=self._chunk_tokens)
         self._finished: list[FinishedRequest] = []
 
     @property
     def running(self) -> int:
-        """How many requests are neither returned nor cancelled."""
+        """Requests that are neither returned nor cancelled."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """How many of them have drawn nothing yet."""
+        """Requests that have drawn nothing yet."""
         return len(self._waiting) + sum(not running.is_cancelled for running in self._being_read)
 
     @property
@@ -189,7 +185,7 @@ class StaleRows:
         self._chunk_tokens = chunk_tokens
         self._waiting: list[Row] = []
         self._being_read: list[Row] = []
-        """Of one length each, so that a prompt is read once for all of its rows."""
+        """Rows of one length, so that a prompt is read once for all of its rows."""
         self._reading: TokenReading | None = None
         self._reads_prompts = False
 

@@ -106,14 +106,14 @@ def requests_of(rows: Iterable[Row]) -> list[RunningRequest]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """How much the caches of running requests may take."""
+    """A bound on the caches of running requests."""
 
     total_bytes: int | None
     """None: no bound."""
     token_bytes: int
-    """Of the cache of one token."""
+    """Size of the cache of one token."""
     spare_columns: int
-    """That a cache may have beyond those in use."""
+    """Columns that a cache may have beyond those in use."""
 
     def has_room(self, requests: Iterable[RunningRequest]) -> bool:
         """Return whether ``requests`` may all run at once."""

@@ -2,9 +2,9 @@
 
     python -m sampler.engines.own_process.engine_worker MEMORY_FD CALLS_FD MOVES_FD
 
-Calls are made by the main thread, one after the other. Another thread copies frames between the live words
-and the shared memory: words are read during a step, too. That they are written between two steps only is
-the sampler's business.
+Calls are made by the main thread, one after the other. Other threads copy frames between the live words and
+the shared memory: words are read during a step, too. That they are written between two steps only is the
+sampler's business.
 """
 
 import json
@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,7 +40,8 @@ def main(memory_fd: int, calls_fd: int, moves_fd: int) -> None:
     except (ConfigError, StartupError) as error:
         _send(calls, error_message(error))
         return
-    answer = partial(_moved, engine, mapped(memory_fd, workers=1))
+    rooms = mapped(memory_fd, workers=1)
+    answer = partial(_moved, engine, rooms, ThreadPoolExecutor(len(rooms)))
     threading.Thread(target=_serve, args=(Connection(moves_fd), answer), daemon=True).start()
     tensors = [(span.name, span.shape, span.dtype.name) for span in engine.layout.tensors]
     _send(calls, {"tensors": tensors, "layout_digest": engine.layout.digest.hex()})
@@ -84,8 +86,10 @@ def _called(engine: Engine, message: Message) -> Message:
     return {**reply, "running": engine.running, "waiting": engine.waiting}
 
 
-def _moved(engine: Engine, rooms: Rooms, message: Message) -> Message:
-    move_frames(message["moves"], engine.weights.live, engine.layout, rooms, worker=0)
+def _moved(engine: Engine, rooms: Rooms, threads: Executor, message: Message) -> Message:
+    words, layout = engine.weights.live, engine.layout
+    moves = message["moves"].split(",")
+    list(threads.map(lambda move: move_frames(move, words, layout, rooms, worker=0), moves))
     return {}
 
 

@@ -123,17 +123,24 @@ class _Process:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 end.setsockopt(socket.SOL_SOCKET, option, _timeval(limit_s))
         descriptors = [memory, *(end.fileno() for end in theirs)]
-        self._process = Popen(
-            [sys.executable, "-m", "sampler.engines.own_process.engine_worker", *map(str, descriptors)],
-            pass_fds=descriptors,
-            stdin=DEVNULL,
-            # It can import what this process can: an engine of one's own may live outside site-packages.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            # A process group of its own, so that what it starts ends with it.
-            start_new_session=True,
-        )
-        for end in theirs:
-            end.close()
+        try:
+            self._process = Popen(
+                [sys.executable, "-m", "sampler.engines.own_process.engine_worker", *map(str, descriptors)],
+                pass_fds=descriptors,
+                stdin=DEVNULL,
+                # It can import what this process can: an engine of one's own may live outside site-packages.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                # A process group of its own, so that what it starts ends with it.
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(memory)
+            for end in ours:
+                end.close()
+            raise
+        finally:
+            for end in theirs:
+                end.close()
         self._channels = [(Connection(end.detach()), threading.Lock()) for end in ours]
         self.process_id: int = self._process.pid
 

@@ -81,7 +81,7 @@ class ServerSession:
         self._seed = seed
         self._lost: str | None = None
         self._changes = 0
-        """Of the words; a version that was damaged is written again."""
+        """Changes of the words; a version that was damaged is written again."""
         self.is_paused = False
         self.name = secrets.token_hex(16)
         self.words: SharedWords

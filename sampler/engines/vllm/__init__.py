@@ -1,1 +1,1 @@
-"""The vLLM engine. All but its options needs the library, which ``from vllm import`` means here as well."""
+"""vLLM as an engine. What says ``from vllm import`` needs the library; the remote engine uses the rest."""

@@ -13,7 +13,7 @@ _TOKEN_BYTES: Final = 512
 """More than JSON needs for a token: its id and its logprob, each twice, and what stands around them."""
 
 _NO_LOGPROB: Final = -9999.0
-"""What the server says for a logprob that is not a number."""
+"""The server's way to say that a logprob is not a number."""
 
 
 def sampling_arguments(request: GenerationRequest, *, count: int, end_ids: Collection[int]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class ExpertWeight:
     """A parameter of experts."""
 
     names: tuple[str, str]
-    """Of the tensor in the layout, and of the first in a checkpoint that has experts apart."""
+    """Names of the tensor in the layout, and of the first in a checkpoint that has experts apart."""
     words: Tensor
     """[rows, columns], such that devices share columns."""
 

@@ -35,7 +35,7 @@ _FUSED: Final[dict[str, Sequence[str]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""What vLLM's models usually fuse; ``packed_modules_mapping`` of some leaves out a shared expert's."""
+"""Tensors that vLLM's models fuse; ``packed_modules_mapping`` of some leaves out a shared expert's."""
 _COMPUTED: Final = 2e-2
 """How far, relative to its length, a layer's output may be from the one computed with its words: bfloat16
 kernels differ by less than 1e-2, a layer that computes with other words by about 1."""
@@ -49,7 +49,7 @@ class _Part:
     """[rows, columns]"""
     owner: Any
     shared_by: Any
-    """What has ``tp_size`` and ``tp_rank``, where several devices share it."""
+    """The module with ``tp_size`` and ``tp_rank``, where several devices share it."""
     whole_rows: int | None = None
     """Rows of the whole tensor, if not its first dimension."""
 
@@ -64,12 +64,8 @@ class LiveParameters:
     ) -> None:
         """Look at parameters of ``owners``; ``elements`` says how many of each tensor are here."""
         self.elements = elements
-        self._live = live
+        self.live = live
         self._owners = list(owners)
-
-    @property
-    def live(self) -> ParameterWords:
-        return self._live
 
     def settle(self) -> None:
         for owner in self._owners:

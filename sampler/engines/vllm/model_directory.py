@@ -26,7 +26,7 @@ the last."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeclaredTensors:
-    """What a model directory publishes.
+    """The tensors that a model directory publishes.
 
     Attributes:
         names: Name in the layout -> every name that shares its storage.

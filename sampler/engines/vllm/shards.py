@@ -21,7 +21,7 @@ from sampler.engines.torch_words import halves_of, put_words, words_in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """What is here of a tensor, taken as [rows, columns]: a rectangle of it, or all of it."""
+    """The part of a tensor that is here, taken as [rows, columns]: a rectangle of it, or all of it."""
 
     values: Tensor
     first_row: int

@@ -51,7 +51,8 @@ def note_queues() -> None:
 def named_here() -> Iterator[Path]:
     """Have vLLM make its sockets, and workers find frames, in a directory that is removed at the end."""
     # A socket's path has 107 characters at most.
-    with tempfile.TemporaryDirectory(prefix="vllm-", dir=_SHARED_MEMORY) as directory:
+    place = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="vllm-", dir=place) as directory:
         before = {name: os.environ.get(name) for name in (_SOCKETS, DIRECTORY_VARIABLE)}
         os.environ.update(dict.fromkeys(before, directory))
         envs.disable_envs_cache()  # another engine in this process may have begun it

@@ -87,7 +87,7 @@ class VllmEngine:
         self._running: dict[str, GenerationRequest] = {}
         self._version = 0
         self._changes = 0
-        """Of the words; a version that was damaged is written again."""
+        """Changes of the words; a version that was damaged is written again."""
         session = secrets.token_hex(16)
         seed = secrets.randbits(31) if settings.seed is None else settings.seed % (1 << 31)
         try:

@@ -1,4 +1,4 @@
-"""What the sampler adds to vLLM's workers, whether vLLM runs in its process, in others, or is a server.
+"""The sampler's addition to vLLM's workers, whether vLLM runs in its process, in others, or is a server.
 
 vLLM imports this module in each worker, before it loads the model, and makes ``SamplerWorker`` a base of its
 worker class (``worker_extension_cls``). Importing it keeps vLLM from throwing away the words that it packs.

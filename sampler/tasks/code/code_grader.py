@@ -40,21 +40,13 @@ _OVER_TIME: Final = {-signal.SIGKILL, 128 + signal.SIGKILL, 128 + signal.SIGXCPU
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a program did."""
+    """The result of a program's tests."""
 
     passed: int
     tests: int
     timed_out: bool = False
     crashed: bool = False
     """It ended with an error or before it was asked to, or wrote too much."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    code: int | None
-    """None: ended here, for writing too much."""
-    output: bytes
-    """Of the stream that is read."""
 
 
 def completion_limit_s(options: CodeOptions) -> float:
@@ -109,15 +101,17 @@ class CodeGrader:
         passed = 0
         crashed = False
         for exchange in exchanges:
-            ended = await self._run(program, exchange.input.encode(errors="replace"), deadline_s=deadline_s)
-            if ended.code in _OVER_TIME:
+            given = exchange.input.encode(errors="replace")
+            code, output = await self._run(program, given, deadline_s=deadline_s)
+            if code in _OVER_TIME:
                 # Another run would be as slow.
                 return Verdict(passed, len(exchanges), timed_out=True, crashed=crashed)
-            crashed = crashed or ended.code != 0
-            passed += ended.code == 0 and exchange.accepts(ended.output.decode(errors="replace"))
+            crashed = crashed or code != 0
+            passed += code == 0 and exchange.accepts(output.decode(errors="replace"))
         return Verdict(passed, len(exchanges), crashed=crashed)
 
-    async def _run(self, program: bytes, given: bytes, *, deadline_s: float) -> _Ended:
+    async def _run(self, program: bytes, given: bytes, *, deadline_s: float) -> tuple[int | None, bytes]:
+        """Return exit code and output; no code: it was ended for writing too much."""
         source = memory_file(given)
         try:
             process = await self._sandbox.start(
@@ -141,7 +135,7 @@ class CodeGrader:
         finally:
             await end(process)
         await _check_begun(process)
-        return _Ended(code, output or b"")
+        return code, output or b""
 
     async def _asserted(self, tests: bytes, program: bytes) -> Verdict:
         requests_out, requests_in = os.pipe()

@@ -13,7 +13,7 @@ _BLOCK: Final = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a program reads, and is to print."""
+    """A program's input, and the output it should print."""
 
     input: str
     output: str

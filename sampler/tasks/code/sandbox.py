@@ -40,7 +40,7 @@ _FIX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """How to start programs."""
+    """Starts programs in sandboxes."""
 
     bwrap: str
     filter: bytes

@@ -26,7 +26,7 @@ def plain(messages: Any) -> list[Message]:
 
 
 class DrawnTurns(Client):
-    """What the environment takes for a model's server."""
+    """A client that the environment takes for a model's server."""
 
     def __init__(self) -> None:
         super().__init__(None)

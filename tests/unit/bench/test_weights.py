@@ -121,9 +121,6 @@ GOOD: dict[str, NDArray[Any]] = {
 }
 
 
-"""Of an array of 2 PiB."""
-
-
 def written(path: Path, **changes: NDArray[Any]) -> Path:
     arrays: dict[str, Any] = GOOD | changes
     np.savez(path, **arrays)
@@ -168,7 +165,7 @@ def test_an_unusual_file_is_read_by_what_it_means(changes: dict[str, Any], tmp_p
         ({"changed": np.ones(5000, np.bool_)}, "changed is bool"),
         ({"sizes": np.array([2**63, 2**63, 5000], np.uint64)}, "sizes add up to 18446744073709556616"),
         ({"names": np.array(["a", "b"])}, "2 different names for 1 sizes"),
-        ({"shapes": np.array(["(-50, -100)"])}, "is no shape"),
+        ({"shapes": np.array(["(-50, -100)"])}, "is not a shape"),
         ({"new_values": np.zeros(3, np.uint32)}, "new_values is uint32"),
         ({"changed": np.zeros(3)}, "changed is float64"),
         ({"changed": np.array([1, 2, 5000])}, "base has 5000 words"),
@@ -180,7 +177,7 @@ def test_an_unusual_file_is_read_by_what_it_means(changes: dict[str, Any], tmp_p
         ({"sizes": np.array([0, 5000])}, "not integers above 0"),
         ({"sizes": np.array([1, 4999]), "names": np.array(["a", "a"])}, "1 different names for 2 sizes"),
         ({"shapes": np.array(["(50, 99)"])}, "shapes do not have the sizes"),
-        ({"shapes": np.array(["(50"])}, "is no shape"),
+        ({"shapes": np.array(["(50"])}, "is not a shape"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(

@@ -90,7 +90,10 @@ def test_the_options_of_a_built_in_task_are_checked_where_they_are_written() -> 
         (None, "task_options: Value error, grader = 'judge' and the table judge go together"),
         (judge | {"template": "Rate it."}, "judge.template: must have {completion}"),
         (judge | {"score_pattern": "(1)"}, "judge: set either score_pattern or score_key"),
-        (judge | {"score_key": None, "score_pattern": "(1"}, "judge.score_pattern: is no regular expression"),
+        (
+            judge | {"score_key": None, "score_pattern": "(1"},
+            "judge.score_pattern: is not a regular expression",
+        ),
         (judge | {"score_key": None, "score_pattern": "1"}, "must have a group for the score"),
         (judge | {"lowest": 10}, "lowest = 10.0 must be below highest = 10.0"),
         (

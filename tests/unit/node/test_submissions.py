@@ -1,4 +1,4 @@
-"""What a hub lets in before it reads it."""
+"""Admission of submissions before they are read."""
 
 import pytest
 

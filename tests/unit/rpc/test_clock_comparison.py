@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from node.clock import moment
 from node.errors import Reason, RefusedError
-from node.identity.clock_skew import moment
 from node.identity.identity_store import Identity
 from node.rpc.channel import ConnectionLost, TlsFailure
 from node.rpc.clock_comparison import Finding, Wait, compare_clocks

@@ -1,4 +1,4 @@
-"""What is said of a prompt that does not fit: the key that helps."""
+"""A prompt that does not fit is refused with the key that helps."""
 
 import numpy as np
 import pytest

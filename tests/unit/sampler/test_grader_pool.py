@@ -129,23 +129,6 @@ async def test_a_prompt_that_cannot_be_had_says_why_and_the_next_one_comes(
     assert (await pool.prompt(2)).content == "2="
 
 
-@pytest.mark.parametrize(
-    ("task", "fault"),
-    [
-        ("bad_prompts:GraderRaises", Failure.GRADING_FAILED),
-        ("bad_prompts:GraderHangs", Failure.GRADING_TIMED_OUT),
-        ("unruly_tasks:NotFinite", Failure.GRADING_FAILED),
-    ],
-)
-async def test_a_group_that_cannot_be_graded_says_why(
-    make: Callable[..., GraderPool], task: str, fault: Failure
-) -> None:
-    pool = make(f"support.{task}", wall_limit_s=1.0)
-    with pytest.raises(TaskError) as error:
-        await pool.grade(await pool.prompt(1), 1, texts("x"))
-    assert error.value.fault is fault
-
-
 async def test_who_made_a_prompt_grades_it_where_the_task_remembers(make: Callable[..., GraderPool]) -> None:
     pool = make("Drawn", most=2)
     await pool.start()

@@ -16,6 +16,7 @@ from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import Finish, SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.own_process import process_engine
 from sampler.engines.own_process.messages import (
     error_from,
     error_message,
@@ -137,3 +138,17 @@ def test_what_keeps_an_engine_from_loading_is_said_here(model_dir: Path, tmp_pat
     spare = SamplerConfig(model_dir=model_dir, apply="spare")
     with pytest.raises(StartupError, match="written over the old one"):
         ProcessEngine("torch", spare, step_limit_s=LIMIT_S)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_descriptor_open(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(process_engine, "Popen", fail)
+    settings = SamplerConfig(model_dir=model_dir, threads=1)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BlockingIOError):
+        ProcessEngine("torch", settings, step_limit_s=LIMIT_S)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -23,66 +23,49 @@ def rows(*sampling: SamplingParameters) -> RowSampling:
     return RowSampling.of(sampling, device=torch.device("cpu"))
 
 
-def logprob_of(probabilities: list[float], **sampling: float) -> Tensor:
-    return distribution_of(torch.tensor(probabilities).log(), **sampling).logprob[0]
+THREE, SORTED, EQUAL = [0.2, 0.5, 0.3], [0.5, 0.3, 0.2], [0.25] * 4
 
 
-def kept_mass_of(probabilities: list[float], **sampling: float) -> float:
-    return distribution_of(torch.tensor(probabilities).log(), **sampling).kept_mass.item()
-
-
-def test_without_truncation_it_is_the_softmax() -> None:
-    assert logprob_of([0.5, 0.3, 0.2]).exp().tolist() == pytest.approx([0.5, 0.3, 0.2])
-
-
-def test_a_temperature_of_one_half_squares_the_probabilities() -> None:
-    # 0.25, 0.09, 0.04 over 0.38
-    expected = [0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38]
-    assert logprob_of([0.5, 0.3, 0.2], temperature=0.5).exp().tolist() == pytest.approx(expected)
-
-
-def test_top_k_keeps_the_k_likeliest_and_renormalises() -> None:
-    assert logprob_of([0.2, 0.5, 0.3], top_k=2).exp().tolist() == pytest.approx([0, 0.625, 0.375])
-
-
-def test_top_p_keeps_the_token_that_crosses_the_mass() -> None:
-    # 0.5 alone does not reach 0.6; 0.5 + 0.3 does.
-    assert logprob_of([0.2, 0.5, 0.3], top_p=0.6).exp().tolist() == pytest.approx([0, 0.625, 0.375])
-
-
-def test_top_p_counts_the_mass_that_top_k_left() -> None:
-    # After top-k 2: 0.625, 0.375. The first alone reaches 0.6.
-    assert logprob_of([0.2, 0.5, 0.3], top_k=2, top_p=0.6).exp().tolist() == pytest.approx([0, 1, 0])
-
-
-def test_min_p_cuts_off_what_is_less_likely_than_its_share_of_the_likeliest() -> None:
-    # Kept is what has 0.5 * 0.5 at least: 0.5 and 0.3, which hold 0.8.
-    assert logprob_of([0.2, 0.5, 0.3], min_p=0.5).exp().tolist() == pytest.approx([0, 0.625, 0.375])
-    assert kept_mass_of([0.2, 0.5, 0.3], min_p=0.5) == pytest.approx(0.8)
-
-
-def test_min_p_of_one_keeps_the_likeliest_token_and_its_equals() -> None:
-    assert logprob_of([0.25, 0.25, 0.5], min_p=1.0).tolist() == [-math.inf, -math.inf, 0.0]
-    assert logprob_of([0.25, 0.375, 0.375], min_p=1.0).exp().tolist() == pytest.approx([0, 0.5, 0.5])
-
-
-def test_min_p_is_measured_after_temperature() -> None:
-    # 0.25, 0.09, 0.04 over 0.38: the second has 0.36 of the first, where it had 0.6.
-    assert kept_mass_of([0.5, 0.3, 0.2], temperature=0.5, min_p=0.4) == pytest.approx(0.25 / 0.38)
-
-
-def test_top_p_counts_the_mass_that_min_p_left() -> None:
-    # Alone, 0.4 + 0.3 is what reaches 0.55. After min-p 0.7, which leaves 0.4 / 0.7 = 0.571, 0.4 does.
-    assert kept_mass_of([0.4, 0.3, 0.2, 0.1], top_p=0.55) == pytest.approx(0.7)
-    assert kept_mass_of([0.4, 0.3, 0.2, 0.1], min_p=0.7, top_p=0.55) == pytest.approx(0.4)
-
-
-def test_a_tiny_nucleus_keeps_the_likeliest_token() -> None:
-    assert logprob_of([0.2, 0.5, 0.3], top_p=1e-9).tolist() == [-math.inf, 0.0, -math.inf]
-
-
-def test_top_k_of_one_among_equals_keeps_the_smallest_id() -> None:
-    assert logprob_of([0.25, 0.25, 0.25, 0.25], top_k=1).exp().tolist() == [1, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("probabilities", "sampling", "expected", "mass"),
+    [
+        pytest.param(SORTED, {}, SORTED, 1, id="without truncation it is the softmax"),
+        # 0.25, 0.09, 0.04 over 0.38
+        pytest.param(SORTED, {"temperature": 0.5}, [0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38], 1, id="tempered"),
+        pytest.param(
+            SORTED, {"temperature": 0.5, "top_k": 2}, [0.25 / 0.34, 0.09 / 0.34, 0], 0.34 / 0.38,
+            id="the kept mass is measured after temperature",
+        ),
+        pytest.param(THREE, {"top_k": 2}, [0, 0.625, 0.375], 0.8, id="top-k keeps the k likeliest"),
+        pytest.param(EQUAL, {"top_k": 1}, [1, 0, 0, 0], 0.25, id="top-k of equals keeps the smallest id"),
+        # 0.5 alone does not reach 0.6; 0.5 + 0.3 does.
+        pytest.param(THREE, {"top_p": 0.6}, [0, 0.625, 0.375], 0.8, id="top-p keeps what crosses the mass"),
+        pytest.param(THREE, {"top_p": 1e-9}, [0, 1, 0], 0.5, id="a tiny nucleus keeps the likeliest"),
+        # After top-k 2: 0.625, 0.375. The first alone reaches 0.6; of the whole softmax it is 0.5.
+        pytest.param(THREE, {"top_k": 2, "top_p": 0.6}, [0, 1, 0], 0.5, id="top-p counts what top-k left"),
+        # Kept is what has 0.5 * 0.5 at least.
+        pytest.param(THREE, {"min_p": 0.5}, [0, 0.625, 0.375], 0.8, id="min-p is a share of the likeliest"),
+        pytest.param([0.25, 0.25, 0.5], {"min_p": 1.0}, [0, 0, 1], 0.5, id="min-p of one"),
+        pytest.param([0.25, 0.375, 0.375], {"min_p": 1.0}, [0, 0.5, 0.5], 0.75, id="and its equals"),
+        # 0.25, 0.09, 0.04 over 0.38: the second has 0.36 of the first, where it had 0.6.
+        pytest.param(
+            SORTED, {"temperature": 0.5, "min_p": 0.4}, [1, 0, 0], 0.25 / 0.38, id="min-p after temperature"
+        ),
+        # Alone, 0.4 + 0.3 is what reaches 0.55. After min-p 0.7, which leaves 0.4 / 0.7 = 0.571, 0.4 does.
+        pytest.param([0.4, 0.3, 0.2, 0.1], {"top_p": 0.55}, [4 / 7, 3 / 7, 0, 0], 0.7, id="top-p alone"),
+        pytest.param(
+            [0.4, 0.3, 0.2, 0.1], {"min_p": 0.7, "top_p": 0.55}, [1, 0, 0, 0], 0.4,
+            id="top-p counts what min-p left",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_kept_is_renormalised_and_its_mass_recorded(
+    probabilities: list[float], sampling: dict[str, Any], expected: list[float], mass: float
+) -> None:
+    logprob, kept_mass = distribution_of(torch.tensor(probabilities).log(), **sampling)
+    assert logprob[0].exp().tolist() == pytest.approx(expected)
+    assert [p == -math.inf for p in logprob[0].tolist()] == [p == 0 for p in expected]
+    assert kept_mass.item() == pytest.approx(mass)
 
 
 def test_rows_are_truncated_each_by_their_own_parameters() -> None:
@@ -94,22 +77,6 @@ def test_rows_are_truncated_each_by_their_own_parameters() -> None:
     assert logprob[0].exp().tolist() == pytest.approx([0.5, 0.3, 0.2])
     assert logprob[1].exp().tolist() == [1, 0, 0]
     assert logprob[2].exp().tolist() == pytest.approx([0.625, 0.375, 0])
-
-
-def test_without_truncation_the_whole_mass_is_kept() -> None:
-    assert kept_mass_of([0.2, 0.5, 0.3], temperature=0.3) == 1.0
-
-
-def test_the_kept_mass_is_the_share_of_the_softmax_that_the_tokens_left_hold() -> None:
-    assert kept_mass_of([0.2, 0.5, 0.3], top_k=2) == pytest.approx(0.8)
-    assert kept_mass_of([0.2, 0.5, 0.3], top_p=0.6) == pytest.approx(0.8)
-    # Not 0.625, which is what the nucleus holds of what top-k left.
-    assert kept_mass_of([0.2, 0.5, 0.3], top_k=2, top_p=0.6) == pytest.approx(0.5)
-
-
-def test_the_kept_mass_is_measured_after_temperature() -> None:
-    # 0.25, 0.09, 0.04 over 0.38
-    assert kept_mass_of([0.5, 0.3, 0.2], temperature=0.5, top_k=2) == pytest.approx(0.34 / 0.38)
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""How the remote engine connects to a server over real HTTP: which it waits for, and which it refuses."""
+"""The remote engine connects to a server over real HTTP: which it waits for, and which it refuses."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,11 @@ import pytest
 import torch
 
 from node.errors import Reason, RefusedError
-from node.rollout import Finish, SamplingParameters
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
-from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
 from sampler.engines.decoding.sampling import by_inverse, by_noise
-from sampler.engines.stop_strings import text_before_stop
 from sampler.engines.torch_engine import TorchEngine
-from support.torch_engines import PLAIN, assert_scored, live, load, made, other_words, request, run_out
+from support.torch_engines import assert_scored, live, load, made, other_words, request, run_out
 
 
 @pytest.mark.parametrize("prompts", [["7"], ["7", "3+4=", "abc def ghi 12345"]], ids=len)
@@ -29,115 +25,6 @@ def test_logprobs_equal_a_forward_pass_without_cache_for_prompts_of_different_le
     finished = run_out(engine)
     for prompt in prompts:
         assert_scored(engine, model_dir, finished[prompt], prompt)
-
-
-@pytest.mark.parametrize("in_place", [False, True], ids=["spare", "in place"])
-def test_after_a_swap_in_mid_generation_every_logprob_is_that_of_the_version_it_names(
-    engine: TorchEngine, model_dir: Path, tmp_path: Path, in_place: bool
-) -> None:
-    words = {0: live(engine), 5: other_words(tmp_path, 5)}
-    prompts = ["9", "12+34=", "hello"]
-    for prompt in prompts:
-        engine.add(request(engine, prompt, completions=6))
-    for _ in range(4):
-        assert not engine.step()
-    load(engine, words[5], 5, in_place=in_place)
-    finished = run_out(engine)
-    mixed = 0
-    for prompt in prompts:
-        assert_scored(engine, model_dir, finished[prompt], prompt, words=words)
-        for completion in finished[prompt].completions:
-            assert completion.policy_version[:4].tolist() == [0] * len(completion.policy_version[:4])
-            assert (completion.policy_version[4:] == 5).all()
-            mixed += len(completion.token_ids) > 4
-    assert mixed > 0
-
-
-def test_a_request_added_in_mid_generation_is_scored_exactly_and_leaves_the_others_exact(
-    engine: TorchEngine, model_dir: Path
-) -> None:
-    engine.add(request(engine, "1+1="))
-    for _ in range(3):
-        engine.step()
-    engine.add(request(engine, "a rather long prompt 1"))
-    engine.add(request(engine, "2"))
-    finished = run_out(engine)
-    assert set(finished) == {"1+1=", "a rather long prompt 1", "2"}
-    for prompt, group in finished.items():
-        assert_scored(engine, model_dir, group, prompt)
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParameters(temperature=0.7, top_p=1.0, top_k=3, max_new_tokens=8),
-        SamplingParameters(temperature=1.3, top_p=0.6, top_k=0, max_new_tokens=8),
-        SamplingParameters(temperature=1.3, top_p=1.0, top_k=0, max_new_tokens=8, min_p=0.3),
-        SamplingParameters(temperature=0.9, top_p=0.8, top_k=9, max_new_tokens=8, min_p=0.1),
-    ],
-)
-def test_truncated_sampling_records_the_renormalised_logprob_and_the_mass_kept(
-    engine: TorchEngine, model_dir: Path, sampling: SamplingParameters
-) -> None:
-    engine.add(request(engine, "5-2=", sampling=sampling, completions=4))
-    engine.add(request(engine, "5", completions=4))
-    finished = run_out(engine)
-    assert all(completion.kept_mass is None for completion in finished["5"].completions)
-    for completion in finished["5-2="].completions:
-        assert completion.kept_mass is not None
-        assert completion.kept_mass.min() < 0.99
-    assert_scored(engine, model_dir, finished["5-2="], "5-2=", sampling=sampling)
-
-
-def test_tokens_are_drawn_as_often_as_their_logprob_says(engine: TorchEngine) -> None:
-    n = 4000
-    engine.add(
-        request(engine, "6+6=", completions=n, sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=1))
-    )
-    drawn = run_out(engine)["6+6="].completions
-    counts: dict[int, int] = {}
-    probability: dict[int, float] = {}
-    for completion in drawn:
-        token = int(completion.token_ids[0])
-        counts[token] = counts.get(token, 0) + 1
-        probability[token] = float(np.exp(completion.behaviour_logprob[0]))
-    assert sum(probability.values()) > 0.98
-    for token, p in probability.items():
-        assert abs(counts[token] - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1
-
-
-def test_a_stop_string_ends_a_completion_and_its_tokens_stay_in_it(
-    engine: TorchEngine, model_dir: Path
-) -> None:
-    stop = ("a", "37", "xyz")
-    sampling = replace(PLAIN, stop=stop)
-    engine.add(request(engine, "4", completions=100, sampling=sampling))
-    engine.add(request(engine, "5", completions=3))
-    finished = run_out(engine)
-    completions = finished["4"].completions
-    assert {c.finish for c in completions} == {Finish.END, Finish.STOP, Finish.LENGTH}
-    for completion in completions:
-        text = engine.tokenizer.decode(completion.token_ids)
-        before = text_before_stop(text, stop)
-        if completion.finish is Finish.STOP:
-            assert text in {before + string for string in stop}
-        else:
-            assert before == text
-    for prompt, group in finished.items():
-        assert_scored(engine, model_dir, group, prompt)
-
-
-def test_completions_longer_than_the_room_of_a_new_cache_are_scored_exactly(
-    engine: TorchEngine, model_dir: Path
-) -> None:
-    long = replace(PLAIN, max_new_tokens=GROWTH_COLUMNS + 70)
-    engine.add(request(engine, "8*8=", completions=40, sampling=long))
-    for _ in range(30):
-        engine.step()
-    engine.add(request(engine, "2", completions=2))
-    group = run_out(engine)["8*8="]
-    assert max(len(completion.token_ids) for completion in group.completions) > GROWTH_COLUMNS
-    assert_scored(engine, model_dir, group, "8*8=", atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -243,18 +130,3 @@ def test_completions_drawn_by_the_inverse_are_scored_exactly(model_dir: Path) ->
 )
 def test_gaps_are_filled_from_the_end(kept: list[int], order: list[int]) -> None:
     assert _with_gaps_filled(kept) == order
-
-
-def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(
-    engine: TorchEngine, model_dir: Path
-) -> None:
-    for prompt in ("1+2=", "a long one to be dropped"):
-        engine.add(request(engine, prompt))
-    for _ in range(2):
-        engine.step()
-    engine.add(request(engine, "pending"))
-    engine.cancel(["a long one to be dropped", "pending", "unknown"])
-    assert engine.running == 1
-    finished = run_out(engine)
-    assert set(finished) == {"1+2="}
-    assert_scored(engine, model_dir, finished["1+2="], "1+2=")

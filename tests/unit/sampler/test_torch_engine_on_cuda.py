@@ -1,4 +1,4 @@
-"""What only a CUDA device shows: that the CPU waits for nothing, and that late reading changes no logprob."""
+"""Shown by a CUDA device only: that the CPU waits for nothing, and that late reading changes no logprob."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How a torch engine reads prompts, and completions after a swap: chunk by chunk, while others draw on."""
+"""A torch engine reads prompts, and completions after a swap: chunk by chunk, while others draw on."""
 
 from dataclasses import replace
 from pathlib import Path

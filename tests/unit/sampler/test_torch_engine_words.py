@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.torch_engine import TorchEngine
 from support.tiny_model import make_tiny_model
-from support.torch_engines import assert_scored, live, load, other_words, request, run_out
+from support.torch_engines import live
 
 
 def test_words_cover_tied_weights_once_under_the_smallest_name(engine: TorchEngine) -> None:
@@ -28,14 +28,6 @@ def test_the_words_of_the_base_model_are_its_own_whatever_it_computes_in(
     tensors = canonical_tensors(AutoModelForCausalLM.from_pretrained(model_dir).state_dict())
     expected = torch.cat([t.bfloat16().view(torch.int16).view(-1) for t in tensors.values()])
     np.testing.assert_array_equal(live(engine), expected.numpy().view(np.uint16))
-
-
-def test_read_only_words_can_be_loaded(engine: TorchEngine, model_dir: Path, tmp_path: Path) -> None:
-    words = other_words(tmp_path, 3)
-    words.flags.writeable = False
-    load(engine, words, 1)
-    engine.add(request(engine, "8-1="))
-    assert_scored(engine, model_dir, run_out(engine)["8-1="], "8-1=", words={1: words})
 
 
 def test_a_base_model_saved_in_float32_is_served_as_it_is(tmp_path: Path) -> None:

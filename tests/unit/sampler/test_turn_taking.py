@@ -19,6 +19,7 @@ from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request
 from sampler.rollouts.work_queue import Job, JobState, Prompt
 from sampler.tasks.grader_pool import GraderPool, TaskPrompt
 from sampler.tasks.grader_process import TaskError
+from support.graded_texts import grader_of
 from support.groups import SAMPLING
 
 END_ID = 1
@@ -77,7 +78,7 @@ class Table:
 
     def begin(self, lease_id: str = "0.1", *, max_new_tokens: int = 8) -> None:
         sampling = replace(SAMPLING, max_new_tokens=max_new_tokens)
-        prompt = Prompt(TaskPrompt("?", 0, 1), np.array([63], np.int32))
+        prompt = Prompt(TaskPrompt("?", grader_of("a:B"), 1), np.array([63], np.int32))
         lease = PromptLease(lease_id, "t", 0, 2, sampling, 60.0)
         self.turns.begin(Job(lease, 0.0, JobState.GENERATING, prompt))
 

@@ -1,1 +1,1 @@
-"""What runs within the sandbox. Imports nothing but the standard library and its own modules."""
+"""Code that runs within the sandbox. Imports nothing but the standard library and its own modules."""

@@ -1,0 +1,42 @@
+"""The context that a role of a test's run is built from."""
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+
+from node.clock import Clock, SystemClock
+from node.config.settings import NodeConfig, NodeSection, TelemetrySection
+from node.process.role_context import RoleContext
+from node.run import Role
+from node.telemetry.metrics import NodeMetrics
+from node.telemetry.transfer_metrics import TransferMetrics
+from support.identity import MadeRun
+
+
+def role_context(
+    made: MadeRun,
+    role: Role,
+    section: BaseModel,
+    *,
+    hub: str | None = None,
+    clock: Clock | None = None,
+    drain_timeout_s: float = 10.0,
+) -> RoleContext:
+    """Return the context of a role with the identity and state directory that ``made`` has for it."""
+    registry, clock = CollectorRegistry(), clock or SystemClock()
+    state_dir: Path = made.directory / role
+    state_dir.mkdir(exist_ok=True)
+    node = NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=drain_timeout_s)
+    return RoleContext(
+        role=role,
+        config=NodeConfig(node, TelemetrySection(), **{role.value: section}),
+        registry=registry,
+        node_metrics=NodeMetrics(registry, roles=[role], clock=clock),
+        transfer_metrics=TransferMetrics(registry),
+        clock=clock,
+        node_id=made.of(role).node_id,
+        state_dir=state_dir,
+        identity=made.of(role),
+        run=made.run,
+    )
