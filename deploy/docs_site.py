@@ -4,28 +4,37 @@ A link is written as GitHub reads it, relative to its file. ``docs/x.md`` become
 that a page links to, directly or through another, becomes ``source/<its path>``. A link to a folder goes to
 its README, or is plain text where the folder has none. A link that leads nowhere is left as it is, and MkDocs
 reports it.
+
+A line ``::keys FILE CLASS`` becomes the keys of that section, with default, bounds and docstring.
 """
 
+import ast
 import posixpath
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = "docs/"
 ELSEWHERE: Final = "source/"
 
 _LINK: Final = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+_KEYS: Final = re.compile(r"^::keys (?P<file>\S+) (?P<model>\w+)$", re.MULTILINE)
+_BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
+def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     """Add every file that a page links to and that is not below docs/."""
+    from mkdocs.structure.files import File  # tests read the rest of this module without MkDocs
+
     waiting = [DOCS + file.src_uri for file in files.documentation_pages()]
     seen = set(waiting)
     while waiting:
@@ -39,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
     """Return the page with its links turned from paths of the repository to paths of the site."""
     document = repository_path(page.file.src_uri)
 
@@ -53,7 +62,40 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         link = posixpath.relpath(site_path(target), here or ".") + (match["anchor"] or "")
         return f"[{match['text']}]({link})"
 
-    return _LINK.sub(rewritten, markdown)
+    linked = _LINK.sub(rewritten, markdown)
+    return _KEYS.sub(lambda match: "\n".join(keys_of(ROOT / match["file"], match["model"])), linked)
+
+
+def keys_of(file: Path, model: str) -> Iterator[str]:
+    """Yield a list of Markdown: each key of a section of the configuration.
+
+    Raises:
+        LookupError: the file has no such class.
+    """
+    classes = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef))
+    section = next((node for node in classes if node.name == model), None)
+    if section is None:
+        raise LookupError(f"{file} has no class {model}")
+    for field, described in pairwise(section.body):
+        match field, described:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name), value=value),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ) if not ast.unparse(field).startswith(f"{name}: ClassVar"):
+                yield f"- **`{name}`**{_default(value)}"
+                yield f"    <br>{' '.join(text.split())}"
+
+
+def _default(value: ast.expr | None) -> str:
+    """Return default and bounds of a field, as part of a line."""
+    if value is None:
+        return ""
+    if not isinstance(value, ast.Call):
+        return f" = `{ast.unparse(value)}`"
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in value.keywords}
+    default = f" = `{given['default']}`" if "default" in given else ""
+    bounds = [f"{word} `{given[key]}`" for key, word in _BOUNDS.items() if key in given]
+    return f"{default}; {', '.join(bounds)}" if bounds else default
 
 
 def resolve(document: str, target: str) -> str | None:

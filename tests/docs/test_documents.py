@@ -15,7 +15,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from deploy.docs_site import keys_of
 from learner.config import LearnerConfig
+from learner.objective.menu import MENU
 from node.commands.cli import COMMANDS, main
 from node.config.settings import NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
@@ -194,6 +196,22 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
+def test_every_objective_is_on_the_list() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "objectives.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(MENU)
+
+
+def test_the_tree_is_that_of_the_repository() -> None:
+    (tree,) = blocks((DOCS / "built.md").read_text(), "text")
+    folders: list[str] = []
+    for indent, name in re.findall(r"^( *)(\S+)  ", tree, re.MULTILINE):
+        folders = [*folders[: len(indent) // 2], name]
+        assert ROOT.joinpath(*folders).exists(), "".join(folders)
+    for package in ("node", "learner", "sampler", "node/coordinator", "node/weights"):
+        rooms = {path.parent for path in (ROOT / package).glob("*/__init__.py")}
+        assert [room.name for room in rooms if f"  {room.name}/ " not in tree] == []
+
+
 def test_every_exit_code_is_explained() -> None:
     rows = re.findall(r"^\| (\d) \|", (DOCS / "operating.md").read_text(), re.MULTILINE)
     assert [int(row) for row in rows] == [int(code) for code in ExitCode]
@@ -245,6 +263,18 @@ def test_the_site_has_every_page_in_its_menu() -> None:
 
     menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert sorted(pages(menu)) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_every_class_that_the_site_is_made_from_exists() -> None:
+    lists = re.findall(r"^::keys (\S+) (\w+)$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
+    keys = {model: "\n".join(keys_of(ROOT / file, model)) for file, model in lists}
+    assert all(keys.values())
+    for section in SECTIONS.values():
+        assert set(re.findall(r"^- \*\*`(\w+)`", keys[section.__name__], re.M)) == section.model_fields.keys()
+    for path in re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE):
+        module, _, name = path.rpartition(".") if re.search(r"\.[A-Z]", path) else (path, "", "")
+        text = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        assert re.search(rf"^class {name}\b", text, re.MULTILINE) or not name, path
 
 
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:

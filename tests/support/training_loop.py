@@ -89,7 +89,7 @@ class RunningLearner:
 
     @property
     def report(self) -> StepReport | None:
-        """What heartbeats would report of the newest step."""
+        """The newest step, as heartbeats would report it."""
         step = self.state.progress.step
         return None if step is None else self.evidence.report(step)
 
