@@ -52,7 +52,7 @@ real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.comp
 
 test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
 	$(COMPILED)
-	$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu"
+	$(BIN)/pytest -q -n 3 --dist worksteal -m "not gpu"
 
 .venv-vllm/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm

@@ -156,7 +156,8 @@ async def _serve_bare(run_directory: Path) -> None:
         "submit": grpc.unary_unary_rpc_method_handler(submit),
         "drain": grpc.unary_stream_rpc_method_handler(drain),
     }
-    sizes = [(f"grpc.max_{way}_message_length", ROLLOUT_MESSAGE_BYTES) for way in ("receive", "send")]
+    options = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
+    sizes = [(option, ROLLOUT_MESSAGE_BYTES) for option in options]
     server = grpc.aio.server(options=sizes)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
     certificates = [(identity.key_pem, identity.certificate_pem)]

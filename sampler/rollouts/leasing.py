@@ -26,6 +26,9 @@ BOUNDS: Final = frozenset({
 })  # fmt: skip
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 
+RESTARTING: Final = frozenset({"learner", "ledger"})
+"""Bounds of a coordinator that has started again: it cannot say yet what is left to evaluate."""
+
 TOO_OLD: Final = "policy version"
 """The bound a hub names, and the wait, while the version held is beyond the staleness bound."""
 
@@ -160,13 +163,14 @@ class Leasing:
         with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
             grant = await self._granted(room, served)
         self._bound = None
-        self._policy.answered(
-            served.number,
-            grant.leases,
-            from_version=grant.evaluate_from,
-            had_to_ask=has_to_ask,
-            now=self._monotonic(),
-        )
+        if grant.waits_for not in RESTARTING:
+            self._policy.answered(
+                served.number,
+                grant.leases,
+                from_version=grant.evaluate_from,
+                had_to_ask=has_to_ask,
+                now=self._monotonic(),
+            )
         if all([take(lease) for lease in grant.leases]):
             self._backoff.reset()
             if len(grant.leases) == room:

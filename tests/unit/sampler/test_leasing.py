@@ -126,6 +126,19 @@ async def test_a_stop_ends_the_wait_that_the_hub_asked_for() -> None:
         assert not desk.policy.stays(now=0.0)
 
 
+@pytest.mark.parametrize("bound", ["learner", "ledger"])
+async def test_a_coordinator_that_has_started_again_ends_no_stop_before_it_knows_its_evaluation(
+    bound: str,
+) -> None:
+    desk = Desk(Hub(LeaseGrant((), 0.0, bound), LeaseGrant((), 0.0, "staleness")))
+    desk.stop()
+    async with leasing(desk):
+        await until(lambda: len(desk.hub.asked) == 1)
+        assert desk.policy.stays(now=0.0)
+        await until(lambda: not desk.policy.stays(now=0.0))
+    assert len(desk.hub.asked) == 2
+
+
 async def test_leases_are_given_back_while_the_hub_has_none() -> None:
     desk = Desk(Hub())
     async with leasing(desk):
