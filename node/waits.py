@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 
@@ -28,3 +28,22 @@ async def wait_at_most(event: asyncio.Event, limit_s: float | None) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await event.wait()
+
+
+@contextlib.asynccontextmanager
+async def side_by_side() -> AsyncIterator[asyncio.TaskGroup]:
+    """Yield a task group; raise the first failure of its tasks, which cancels the others, as it is.
+
+    A TaskGroup with a failure cancels the task around it, and may leave that counted. Until Python 3.11.3,
+    so with Debian 12's 3.11.2, the next ``asyncio.timeout`` of that task then ends as cancelled.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        if task.cancelling() > before:
+            task.uncancel()
+        raise failures.exceptions[0] from None

@@ -18,7 +18,7 @@ from node.errors import Reason, Recovery, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.rollout_spool import RolloutSpool, SpooledGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.waits import run_until
+from node.waits import run_until, side_by_side
 
 logger = logging.getLogger(__name__)
 
@@ -72,18 +72,14 @@ class Forwarder:
                 if not waiting:
                     await self._arrived.wait()
                     continue
-                async with asyncio.TaskGroup() as tasks:
+                async with side_by_side() as tasks:
                     for group in waiting:
                         tasks.create_task(self._forward(group))
                 self._backoff.reset()
-            except* (ConnectionLost, RefusedError) as errors:
-                detail = "; ".join(sorted({str(error) for error in errors.exceptions}))
-                logger.info(
-                    "groups wait for the coordinator", extra={"groups": len(self._spool), "detail": detail}
-                )
-            else:
-                continue
-            await self._backoff.wait()
+            except (ConnectionLost, RefusedError) as error:
+                fields = {"groups": len(self._spool), "detail": str(error)}
+                logger.info("groups wait for the coordinator", extra=fields)
+                await self._backoff.wait()
 
     async def _forward(self, group: SpooledGroup) -> None:
         fields = {"group_id": group.group_id, "sampler": group.sampler_id}

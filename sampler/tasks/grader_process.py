@@ -283,6 +283,7 @@ class Grader:
             return self._process
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-B",  # an edit within a second, of the same length, would go unnoticed by cached byte code
             "-m",
             "sampler.tasks.grader_worker",
             *self._arguments,

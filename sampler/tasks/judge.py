@@ -26,6 +26,7 @@ from typing import Any, Final
 import httpx
 
 from node.task_options import JUDGE_FIELD, JudgeOptions
+from node.waits import side_by_side
 from sampler.tasks.grader_outage import GraderOutageError, Outage
 from sampler.tasks.local_graders import JudgeEndpoint
 
@@ -81,7 +82,7 @@ class Judge:
             async with (
                 httpx.AsyncClient(headers=self._headers, timeout=None) as client,
                 asyncio.timeout_at(deadline_s),
-                asyncio.TaskGroup() as tasks,
+                side_by_side() as tasks,
             ):
                 asking = [
                     tasks.create_task(self._score(client, messages, places, deadline_s=deadline_s))
@@ -92,8 +93,6 @@ class Judge:
             raise GraderOutageError(
                 Outage.JUDGE_TIMED_OUT, f"{len(completions)} completions took {self._group_limit_s:.1f} s"
             ) from None
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
         width = self._options.highest - self._options.lowest
         scores = [task.result() for task in asking]
         return [((score - self._options.lowest) / width, score) for score in scores]

@@ -21,6 +21,7 @@ from node.errors import Reason, Recovery, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.waits import side_by_side
 from node.weights.planning.cheapest_chain import plan_upload
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.sources import watch_versions
@@ -71,16 +72,13 @@ class ArtifactUploader:
         took over; ROLLBACK: another policy has the number of its newest.
         """
         loop = asyncio.get_running_loop()
-        try:
-            with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._watch()), group.create_task(self._supply())]
-                    ready()
-                    await stopping.wait()
-                    for task in tasks:
-                        task.cancel()
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):
+            async with side_by_side() as group:
+                tasks = [group.create_task(self._watch()), group.create_task(self._supply())]
+                ready()
+                await stopping.wait()
+                for task in tasks:
+                    task.cancel()
 
     async def _watch(self) -> None:
         async for announcement in watch_versions(self._control, random=self._random):
@@ -142,14 +140,11 @@ class ArtifactUploader:
         return tuple(answer.missing_frames)
 
     async def _upload(self, key: ArtifactKey, frames: Sequence[int]) -> None:
-        try:
-            with self._store.lease(key):
-                async with asyncio.TaskGroup() as group:
-                    for number, stub in enumerate(self._bulk):
-                        if share := frames[number :: len(self._bulk)]:
-                            group.create_task(self._send(stub, key, share))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        with self._store.lease(key):
+            async with side_by_side() as group:
+                for number, stub in enumerate(self._bulk):
+                    if share := frames[number :: len(self._bulk)]:
+                        group.create_task(self._send(stub, key, share))
         logger.info(
             "uploaded",
             extra={"version": key.version, "base_version": key.base_version, "frames": len(frames)},

@@ -18,6 +18,7 @@ from node.errors import Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.waits import side_by_side
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Link, Progress
 from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
@@ -122,13 +123,11 @@ class Fetcher:
         left_bytes = transfer.unasked.left_bytes
         most_ranges = len(transfer.waiting) + -(-left_bytes // self._limits.least_range_bytes)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with side_by_side() as group:
                 for _ in range(min(lanes, most_ranges)):
                     group.create_task(self._lane(transfer, lanes=lanes).run())
-        except ExceptionGroup as failures:
-            # The first to fail cancelled the others.
-            first = failures.exceptions[0]
-            raise first.refusal if isinstance(first, NotTakenError) else first from None
+        except NotTakenError as failure:
+            raise failure.refusal from None
         finally:
             transfer.pause()
             if not transfer.is_over:

@@ -98,11 +98,11 @@ def test_a_daemon_dials_no_port_zero(capsys: pytest.CaptureFixture[str], tmp_pat
 # Files
 
 
-def as_nobody(*argv: object) -> tuple[int, str]:
-    """Run a command line as a user who owns nothing; where that is who we are, as ourselves."""
+def unprivileged(*argv: object) -> tuple[int, str]:
+    """Run a command line for which the modes of files hold, also where we are root."""
     command = [sys.executable, "-m", "node", *map(str, argv)]
     if os.geteuid() == 0:
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
         command,
@@ -135,7 +135,7 @@ def test_init_below_a_file_is_answered_and_not_traced(
 def test_init_where_nothing_may_be_written_names_the_folder_and_its_owner(open_path: Path) -> None:
     closed = open_path / "closed"
     closed.mkdir(mode=0o555)
-    code, said = as_nobody("init", closed / "run")
+    code, said = unprivileged("init", closed / "run")
     assert code == 3
     assert f"{closed}/run cannot be made: Permission denied: the folder {closed} belongs to " in said
     assert "with mode 555" in said
@@ -146,10 +146,9 @@ def test_a_run_file_one_may_not_read_is_not_said_to_be_missing(open_path: Path) 
     init_run(open_path / "run", run_id="r", hosts=[], now=time.time())
     run_file = open_path / "run" / "run.json"
     argv = ("status", "--state-dir", open_path, "--run-file", run_file, "--coordinator", "localhost:1")
-    if os.geteuid() != 0:
-        run_file.chmod(0)
-        (open_path / "run").chmod(0)
-    code, said = as_nobody(*argv)
+    run_file.chmod(0)
+    (open_path / "run").chmod(0)
+    code, said = unprivileged(*argv)
     assert code == 3
     assert f"Permission denied: the folder {open_path}/run belongs to " in said
     assert "and this process runs as " in said
@@ -159,9 +158,8 @@ def test_a_run_file_one_may_not_read_is_not_said_to_be_missing(open_path: Path) 
 def test_an_identity_one_may_not_read_is_named_and_not_traced(open_path: Path) -> None:
     init_run(open_path / "run", run_id="r", hosts=[], now=time.time())
     (open_path / "run").chmod(0o755)
-    if os.geteuid() != 0:
-        (open_path / "run" / "operator" / "identity").chmod(0)
-    code, said = as_nobody("status", "--state-dir", open_path / "run", "--coordinator", "localhost:1")
+    (open_path / "run" / "operator" / "identity").chmod(0)
+    code, said = unprivileged("status", "--state-dir", open_path / "run", "--coordinator", "localhost:1")
     assert code == 3
     assert f"Permission denied: the folder {open_path}/run/operator/identity belongs to " in said
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from node.waits import run_until
+from node.waits import run_until, side_by_side
 
 
 async def test_work_that_ends_by_itself_ends_the_wait() -> None:
@@ -51,3 +51,37 @@ async def test_a_cancelled_caller_cancels_the_work() -> None:
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("fails_at_once", [True, False])
+async def test_the_first_failure_side_by_side_is_raised_as_it_is_and_leaves_no_cancellation(
+    fails_at_once: bool,
+) -> None:
+    cancelled = asyncio.Event()
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("first")
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def both() -> None:
+        async with side_by_side() as group:
+            group.create_task(wait())
+            group.create_task(fail())
+            if not fails_at_once:
+                await asyncio.sleep(0.01)
+
+    with pytest.raises(ValueError, match="first"):
+        await both()
+    assert cancelled.is_set()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    with pytest.raises(TimeoutError):  # as before Python 3.11.3, it would be CancelledError
+        async with asyncio.timeout(0.001):
+            await asyncio.Event().wait()
