@@ -79,7 +79,9 @@ def lease(
     unused = max(0, min(wanted, share.leases - running))
     held_out = None
     if share.allowance:  # samplers that are not believed are asked for training alone
-        allowed = max(0, min(wanted, share.allowance - running))
+        # One in any case: with none, a sampler whose allowance has shrunk would pass the version by.
+        least = int(not accounts.evaluations.running(sampler_id))
+        allowed = min(wanted, max(least, share.allowance - running))
         held_out = accounts.evaluations.grant(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )

@@ -278,6 +278,18 @@ def test_held_out_prompts_are_leased_where_the_run_has_no_room_for_training(desk
     assert desk.lease("s1", 8) == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
 
 
+def test_a_sampler_whose_allowance_has_shrunk_below_what_it_holds_is_asked_a_prompt_all_the_same(
+    desk: Desk,
+) -> None:
+    desk.trust("s1")
+    for lease_id in desk.lease("s1", 6)[:3]:
+        assert desk.submit(lease_id, "s1", group=desk.answer(lease_id)).verdict is Verdict.SPOOLED
+    desk.accounts.standings.apply([replace(desk.accounts.standings.of("s1"), allowance=1)])
+    assert desk.accounts.held("s1") == 3
+    assert desk.lease("s1") == ["e0-3.1"]
+    assert desk.lease("s1") == []
+
+
 def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk) -> None:
     for changes in ({"run_id": "other"}, {"prompt_index": 0}, {"sampling": SAMPLING}):
         lease_id = lease(desk)
