@@ -114,7 +114,10 @@ class LeaseGrant:
     waits_for: str
     """The bound that was reached; empty: none."""
     evaluate_from: int | None = None
-    """The version under evaluation, or the least that the next evaluation may be of; None: go on."""
+    """The version under evaluation, or the least that the next evaluation may be of, that the sampler has not
+    come to; None: go on."""
+    is_held_out_left: bool = False
+    """Whether held-out prompts of the sampler's version are left that it may be asked, though not now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,21 +17,22 @@ The words in memory are those of ``held`` when live, fetching or verified. When 
 when lost they are the base model's or half of a change. Either way they are taken from the disk again, and
 what the disk lacks is fetched. A version older than one sampled from before is held, and not sampled from.
 
-A sampler stays at a version that is evaluated: it is told ahead from which version on, stops at the first one
-from there, or where it is leased prompts of the version it holds, and goes on once it asked for leases with
-none left to generate and got none for evaluation, or after ``LONGEST_STOP_S``. Without stops no version of a
-fast run would ever be evaluated as such. While it stays, ``stay`` is due in the place of look and apply.
+A sampler stays at a version that is evaluated. It is told ahead from which version on, and stops at the first
+one from there, where it is leased prompts of the version it holds, and where it starts. It goes on once it
+asked for leases with none left to generate, got none for evaluation and heard that none are left for it, or
+after ``LONGEST_STOP_S``. Without stops no version of a fast run would ever be evaluated as such. While it
+stays, ``stay`` is due in the place of look and apply.
 """
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from node.policy import PolicyVersion
-from node.rollout import PromptLease
+from node.rollout import LeaseGrant
 
 LONGEST_STOP_S: Final = 30.0
-"""Longest stay without a prompt to generate: the hub is away, or has no room for a request."""
+"""Longest stay without a prompt to generate: the hub is away, or has none for this sampler in that time."""
 
 
 class State(enum.StrEnum):
@@ -116,6 +117,7 @@ class ServedPolicy:
         self._listeners: list[Listener] = []
         self._probed_badly: PolicyVersion | None = None
         self._stop: int | None = None
+        self._is_starting = True
         self._since_s = 0.0
         self.state = State.EMPTY
         self.held = PolicyVersion(0)
@@ -146,8 +148,9 @@ class ServedPolicy:
     def hold(self, version: PolicyVersion, *, now: float) -> None:
         """Note that the live words were changed to ``version``, from the disk or by a fetch."""
         served, self.held = self.served, version
-        if self.stop_from is not None and self.floor < self.stop_from <= version.number:
-            self._stop, self._since_s = version.number, now
+        is_stop = self.stop_from is not None and self.floor < self.stop_from <= version.number
+        if is_stop or self._is_starting:
+            self._stop, self._since_s, self._is_starting = version.number, now, False
         self.floor = max(self.floor, version.number)
         self._move(Event.HOLD, served)
 
@@ -174,20 +177,12 @@ class ServedPolicy:
         """Whether the stop ends with the next answer to a request for leases, so that one is made now."""
         return self._is_at_stop and not self._is_generating(self.held.number)
 
-    def answered(
-        self,
-        version: int,
-        leases: Iterable[PromptLease],
-        *,
-        from_version: int | None,
-        had_to_ask: bool,
-        now: float,
-    ) -> None:
+    def answered(self, version: int, grant: LeaseGrant, *, had_to_ask: bool, now: float) -> None:
         """Note the answer to a request for leases that was made at ``version``."""
-        self.stop_from = from_version
-        if any(lease.policy_version == version for lease in leases):
+        self.stop_from, self._is_starting = grant.evaluate_from, False
+        if any(lease.policy_version == version for lease in grant.leases):
             self._stop, self._since_s = version, now
-        elif had_to_ask and version == self._stop:
+        elif had_to_ask and version == self._stop and not grant.is_held_out_left:
             self._stop = None
         else:
             return

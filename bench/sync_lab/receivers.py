@@ -35,6 +35,7 @@ from node.identity.identity_store import load_identity
 from node.identity.run_description import RunDescription
 from node.policy import ArtifactKey, PolicyVersion
 from node.process.allocator import keep_freed_memory
+from node.rollout import LeaseGrant
 from node.rpc.channel import Purpose, dial
 from node.telemetry.logging import configure_logging
 from node.telemetry.metrics import NodeMetrics
@@ -119,6 +120,8 @@ class Receiver:
             count_refusal=_ignore_reason,
             clock=SystemClock(),
         )
+        policy = ServedPolicy(is_generating=lambda _: False)
+        policy.answered(0, LeaseGrant((), 0.0, ""), had_to_ask=False, now=0.0)  # it stops nowhere
         self.sync = PolicySync(
             Fetcher(
                 sources,
@@ -129,7 +132,7 @@ class Receiver:
             ),
             HeldVersion(
                 self._weights,
-                ServedPolicy(is_generating=lambda _: False),
+                policy,
                 layout=self._layout,
                 in_place=False,
                 hand_over=self._take,

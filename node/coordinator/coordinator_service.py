@@ -96,6 +96,8 @@ class CoordinatorService:
             announced = await asyncio.to_thread(self._published.unlogged)
             await self._spool.announce(announced)
             await self._spool.evaluate(self._published.head())
+            evaluated = self._spool.accounts.evaluations.under_way
+            self._store.await_readers_of(None if evaluated is None else evaluated.version)
             await self._spool.expire()
             await self._trust.turn()
         except RefusedError as refused:

@@ -108,6 +108,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 if (base := base_model_from_wire(request)).root:
                     check_base(base, learner)
             await self._spool.admit_sampler(peer.node_id, prompts=self._prompts(request))
+        before = self._peers.instance(peer)
         with _twins_logged(peer, context):
             member = self._peers.join(
                 peer,
@@ -117,6 +118,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 completes=bool(request.prompts),
                 grader_digest=self._grader_digest(request),
             )
+        if peer.role is Role.SAMPLER and before not in ("", member.instance):
+            await self._spool.end_leases(peer.node_id)
         logger.info(
             "peer joined",
             extra={

@@ -139,6 +139,10 @@ class Peers:
             self._agree_on_grader()
         return member
 
+    def instance(self, peer: Peer) -> str:
+        """Return which process of a peer's name joined last; empty: none did, or it does not say."""
+        return self._membership.instance(peer)
+
     def objection_to_grader(self, peer: Peer) -> str:
         """Return how a sampler's grader code differs from the run's; empty where it does not."""
         return self._accounts.grader.objection(self._graders.get(peer.node_id, b""))

@@ -160,6 +160,11 @@ class Spool:
         """Extend leases to a full term; return those whose work is in vain."""
         return self._accounts.renew(sampler_id, lease_ids, now=self._clock.now())
 
+    async def end_leases(self, sampler_id: str) -> None:
+        """End a sampler's leases, because the process that took them is gone."""
+        self._accounts.cut_leases_short(sampler_id, now=self._clock.now())
+        await self.expire()
+
     async def expire(self) -> None:
         """End the leases whose time is up."""
         expired = await self._settle(lambda now: decisions.expiry(self._accounts, now))

@@ -164,13 +164,7 @@ class Leasing:
             grant = await self._granted(room, served)
         self._bound = None
         if grant.waits_for not in RESTARTING:
-            self._policy.answered(
-                served.number,
-                grant.leases,
-                from_version=grant.evaluate_from,
-                had_to_ask=has_to_ask,
-                now=self._monotonic(),
-            )
+            self._policy.answered(served.number, grant, had_to_ask=has_to_ask, now=self._monotonic())
         if all([take(lease) for lease in grant.leases]):
             self._backoff.reset()
             if len(grant.leases) == room:

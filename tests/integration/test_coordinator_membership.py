@@ -159,6 +159,28 @@ async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub
         assert (await row()).state == "joined"
 
 
+async def test_a_process_that_takes_the_place_of_another_of_its_name_ends_the_leases_of_that_one(
+    hub: RunningHub,
+) -> None:
+    identity = hub.made.sampler
+    async with hub.peer() as learner, hub.peer(identity) as first, hub.peer(identity) as second:
+        await learner.join()
+        await first.join(instance="a")
+        taken = (await first.lease(3)).leases
+        await first.join(instance="a")  # after a lost connection: it still has them
+        assert hub.metric("heterorl_coordinator_lease_expiries_total") == 0
+        await first.heartbeat(instance="a")
+
+        async def is_in() -> bool:
+            try:
+                return bool(await second.join(instance="b"))
+            except grpc.aio.AioRpcError:
+                return False
+
+        await eventually(is_in)
+        assert hub.metric("heterorl_coordinator_lease_expiries_total") == len(taken)
+
+
 async def test_only_the_learner_reports_steps_and_its_newest_report_is_shown(hub: RunningHub) -> None:
     async with members(hub) as (learner, sampler):
         report = membership_pb2.StepReport(version=1 << 39)

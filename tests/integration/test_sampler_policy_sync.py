@@ -10,6 +10,7 @@ import pytest
 from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
+from node.rollout import LeaseGrant
 from sampler.versions import policy_sync
 from sampler.versions.saved_policy import BASE_FILE, HELD_FILE, LOG_DIRECTORY
 from support.identity import MadeRun
@@ -70,7 +71,7 @@ async def test_at_the_version_that_is_evaluated_a_sampler_stays_and_then_goes_on
             await until(lambda: serving.numbers.count(2) == 2)
             assert 3 not in serving.numbers
             serving.generating.clear()
-            serving.policy.answered(2, (), from_version=10, had_to_ask=True, now=0.0)
+            serving.policy.answered(2, LeaseGrant((), 0.0, "", 10), had_to_ask=True, now=0.0)
             await serving.reaches(hub.learner.versions[4])
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, policy_pb2_grpc
+from heterorl.v1 import (
+    common_pb2,
+    membership_pb2,
+    membership_pb2_grpc,
+    policy_pb2_grpc,
+    rollout_pb2,
+    rollout_pb2_grpc,
+)
 from node.clock import SystemClock
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
@@ -207,6 +214,15 @@ class SuspiciousMembership(membership_pb2_grpc.MembershipServiceServicer):
         raise NotImplementedError
 
 
+class Leaseless(rollout_pb2_grpc.RolloutServiceServicer):
+    """Grants nothing."""
+
+    async def LeasePrompts(  # noqa: N802 - named by the proto
+        self, request: Any, context: Any
+    ) -> rollout_pb2.LeasePromptsResponse:
+        return rollout_pb2.LeasePromptsResponse()
+
+
 async def test_a_policy_in_doubt_is_compared_with_what_was_verified_and_not_fetched_again(
     made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +233,7 @@ async def test_a_policy_in_doubt_is_compared_with_what_was_verified_and_not_fetc
     servicers = (
         partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policies),
         partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, members),
+        partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, Leaseless()),  # type: ignore[abstract]
     )
     async with serving(made, *servicers) as hub, sampling(made, hub.address, model_dir) as sampler:
         await until(lambda: sampler.value("repairs_total") == 1)

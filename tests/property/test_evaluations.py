@@ -139,7 +139,7 @@ class Run:
     def go_on(self) -> None:
         """Let a sampler take the newest version, or the one at which it is to stop."""
         sampler = self.draw.choice(SAMPLERS)
-        stop = self.desk.accounts.evaluations.from_version
+        stop = self.desk.accounts.evaluations.from_version(self.held[sampler])
         is_ahead = stop is not None and self.held[sampler] < stop <= self.version
         self.held[sampler] = stop if is_ahead and stop is not None else self.version
 

@@ -92,6 +92,9 @@ class Desk:
         return decision.answer
 
     def lease(self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0) -> list[str]:
+        return [lease.lease_id for lease in self.ask(sampler_id, wanted, held=held).leases]
+
+    def ask(self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0) -> LeaseGrant:
         if self.accounts.evaluations.is_due(held):
             self.settle(decisions.evaluation_begins(self.accounts, PolicyVersion(held), now=self.now))
         grant: LeaseGrant = self.settle(
@@ -100,7 +103,7 @@ class Desk:
             )
         )
         self.granted |= {lease.lease_id: lease for lease in grant.leases}
-        return [lease.lease_id for lease in grant.leases]
+        return grant
 
     def release(self, sampler_id: str, *lease_ids: str) -> int:
         released: Released = self.settle(

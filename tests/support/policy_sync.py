@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from node.clock import SystemClock
 from node.errors import Reason
 from node.policy import PolicyVersion
+from node.rollout import LeaseGrant
 from node.telemetry.metrics import NodeMetrics
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
@@ -70,6 +71,7 @@ class Serving:
         self.generating: set[int] = set()
         """Versions with held-out prompts that are not generated."""
         self.policy = ServedPolicy(is_generating=self.generating.__contains__)
+        self.policy.answered(0, LeaseGrant((), 0.0, ""), had_to_ask=False, now=0.0)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
         self.offers += 1

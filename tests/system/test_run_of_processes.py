@@ -21,7 +21,7 @@ from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import StartupError
 from support.waiting import until
 
-VERSIONS = 40
+VERSIONS = 100
 EVERY_VERSIONS = 10
 PROMPTS = 12
 
@@ -31,8 +31,10 @@ class EvaluatedSession(Session):
 
     async def start(self, name: str, *, environ: Mapping[str, str], module: str = "node") -> None:
         evaluation = json.dumps({"every_versions": EVERY_VERSIONS, "prompts": PROMPTS})
-        ours = {"HETERORL_COORDINATOR__EVALUATION": evaluation} if name == COORDINATOR else {}
-        await super().start(name, environ={**environ, **ours}, module=module)
+        # A second sampler is waited for as long as a lease lasts, and the far one takes its time.
+        ours = {"HETERORL_COORDINATOR__EVALUATION": evaluation, "HETERORL_COORDINATOR__LEASE_TTL_S": "20"}
+        environ = {**environ, **ours} if name == COORDINATOR else environ
+        await super().start(name, environ=environ, module=module)
 
 
 def has_stepped(directory: RunDirectory, version: int) -> Callable[[], bool]:

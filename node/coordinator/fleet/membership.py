@@ -97,6 +97,10 @@ class Membership:
         )
         return self._put(joined)
 
+    def instance(self, peer: Peer) -> str:
+        """Return which process of a peer's name joined last; empty: none did, or it does not say."""
+        return self._members[peer].instance if peer in self._members else ""
+
     def heartbeat(self, peer: Peer, now: float, *, instance: str = "") -> KnownPeer:
         """Note a sign of life.
 

@@ -261,6 +261,11 @@ class Accounts:
                 if not attempt.is_submitted
             )
 
+    def cut_leases_short(self, sampler_id: str, *, now: float) -> None:
+        """Let a sampler's leases end at the next expiry; deadlines are in memory only."""
+        self.slots.cut_short(sampler_id, now=now)
+        self.evaluations.cut_short(sampler_id, now=now)
+
     def renew(self, sampler_id: str, lease_ids: Collection[str], *, now: float) -> tuple[str, ...]:
         """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain.
 

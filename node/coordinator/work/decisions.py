@@ -103,15 +103,15 @@ def lease(
     transaction = Transaction(
         slots=slots, evaluation=held_out, standings=() if begun == standing else (begun,)
     )
-    evaluate_from = accounts.evaluations.from_version
-    if len(leases) == wanted:
-        return Decision(LeaseGrant(leases, 0.0, "", evaluate_from), transaction)
-    if len(leased) < granted:
-        bound = "prompts"
-    else:
+    pause_s, bound = 0.0, ""
+    if len(leases) < wanted:
+        pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
         bound = share.bound if unused < wanted and granted < free.groups else free.bound
-    pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
-    return Decision(LeaseGrant(leases, pause_s, bound, evaluate_from), transaction)
+        if len(leased) < granted:
+            bound = "prompts"
+    is_left = share.allowance > 0 and accounts.evaluations.has_left(sampler_id, held_version=held.number)
+    stop_from = accounts.evaluations.from_version(held.number)
+    return Decision(LeaseGrant(leases, pause_s, bound, stop_from, is_left), transaction)
 
 
 def _evaluation_leases(accounts: Accounts, granted: EvaluationChange | None) -> tuple[PromptLease, ...]:

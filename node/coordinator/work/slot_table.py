@@ -300,6 +300,10 @@ class SlotTable:
             self._deadlines[slot.number] = now + self._lease_ttl_s
         return False
 
+    def cut_short(self, holder: str, *, now: float) -> None:
+        """Let every lease of ``holder`` end at the next ``expire``: the process that took it is gone."""
+        self._deadlines |= dict.fromkeys(self.held_by(holder), now)
+
     def expire(self, now: float) -> tuple[Slot, ...]:
         """End every lease whose deadline has passed."""
         return tuple(

@@ -82,6 +82,7 @@ class ArtifactStore:
         self._run_id = run_id
         self._retained_keyframes = retained_keyframes
         self._arriving: set[ArtifactKey] = set()
+        self._awaited: int | None = None
         self._lock = threading.Lock()
         self.readers = Readers(monotonic=monotonic)
         self._listeners = Listeners()
@@ -113,6 +114,10 @@ class ArtifactStore:
         with self._lock:
             whole = self._directories.complete_artifacts()
             return tuple(whole[key] for key in sorted(whole))
+
+    def await_readers_of(self, version: int | None) -> None:
+        """Keep a way to a version that slow peers are still to come to; None: to the head alone."""
+        self._awaited = version
 
     def listening_to_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
         """Call ``listener`` whenever a frame arrives, from any thread: it must not block."""
@@ -287,7 +292,11 @@ class ArtifactStore:
             self._save(StoreMark(learner_epoch=self._mark.learner_epoch, head=head))
         if head is None:
             return
-        goes = surplus(complete.values(), head=head.number, retained_keyframes=self._retained_keyframes)
+        goes = surplus(
+            complete.values(),
+            wanted=(head.number, self._awaited),
+            retained_keyframes=self._retained_keyframes,
+        )
         for key in self.readers.removable(goes):
             artifact = self.readers.remove_unless_read(key, partial(self._directories.pop, key))
             if artifact is not None:

@@ -57,19 +57,23 @@ def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWate
     return frozenset(epochs_of_others)
 
 
-def surplus(complete: Iterable[Artifact], *, head: int | None, retained_keyframes: int) -> Set[ArtifactKey]:
+def surplus(
+    complete: Iterable[Artifact], *, wanted: Iterable[int | None], retained_keyframes: int
+) -> Set[ArtifactKey]:
     """Return the complete artifacts that may be removed.
 
     Kept are the newest ``retained_keyframes`` keyframes, everything that starts at or after the oldest
     of them, and as many of the newest deltas from the public base model. Until there are that many
-    keyframes, everything is kept. If none of this leads to ``head``, the cheapest chain there is kept too.
+    keyframes, everything is kept. If none of this leads to one of the ``wanted`` versions, the cheapest chain
+    there is kept too.
     """
     artifacts = tuple(complete)
     oldest = _oldest_kept((artifact.key for artifact in artifacts), retained_keyframes=retained_keyframes)
     kept = [artifact for artifact in artifacts if _start(artifact.key) >= oldest]
     kept += newest_from_public(artifacts, retained_keyframes, oldest=oldest)
-    if head is not None and plan_fresh(head, kept) is None:
-        kept += plan_fresh(head, artifacts) or ()
+    for version in wanted:
+        if version is not None and plan_fresh(version, kept) is None:
+            kept += plan_fresh(version, artifacts) or ()
     return {artifact.key for artifact in artifacts} - {artifact.key for artifact in kept}
 
 

@@ -126,6 +126,7 @@ class LeasePromptsResponse(_message.Message):
     RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     EVALUATE_FROM_FIELD_NUMBER: _builtins.int
+    IS_HELD_OUT_LEFT_FIELD_NUMBER: _builtins.int
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
@@ -135,9 +136,12 @@ class LeasePromptsResponse(_message.Message):
     (the caller's grader code is not the run's). Empty: none.
     """
     evaluate_from: _builtins.int
-    """The version under evaluation, or to be evaluated next: stop at the first one from there on, ask for leases, and
-    go on to newer ones once none for evaluation come and those leased are generated. Unset: go on.
+    """The version under evaluation, or to be evaluated next, that the caller has not come to: stop at the first one from
+    there on, ask for leases, and go on to newer ones once none for evaluation come or are left, and those leased are
+    generated. Unset: go on.
     """
+    is_held_out_left: _builtins.bool
+    """Whether held-out prompts of the caller's version are left that it may be asked, though not now: stay."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLease]:
         """The leases granted; may be empty."""
@@ -149,10 +153,11 @@ class LeasePromptsResponse(_message.Message):
         retry_after_s: _builtins.float = ...,
         waits_for: _builtins.str = ...,
         evaluate_from: _builtins.int | None = ...,
+        is_held_out_left: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluate_from", b"_evaluate_from", "evaluate_from", b"evaluate_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluate_from", b"_evaluate_from", "evaluate_from", b"evaluate_from", "leases", b"leases", "retry_after_s", b"retry_after_s", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluate_from", b"_evaluate_from", "evaluate_from", b"evaluate_from", "is_held_out_left", b"is_held_out_left", "leases", b"leases", "retry_after_s", b"retry_after_s", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluate_from: _TypeAlias = _typing.Literal["evaluate_from"]  # noqa: Y015
     _WhichOneofArgType__evaluate_from: _TypeAlias = _typing.Literal["_evaluate_from", b"_evaluate_from"]  # noqa: Y015

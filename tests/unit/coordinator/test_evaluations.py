@@ -15,7 +15,7 @@ from node.coordinator.work.evaluation import evaluations
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
 from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import SlotState
+from node.coordinator.work.slots import FIRST_RETRY_S, SlotState
 from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -152,15 +152,20 @@ def test_a_version_is_due_once_the_head_has_reached_the_next_multiple(
 def test_samplers_are_told_ahead_at_which_version_to_stop_and_then_which_one_it_is() -> None:
     desk = make_desk()
     desk.evaluate(0)
-    assert desk.accounts.evaluations.from_version == 0
+    assert desk.accounts.evaluations.from_version(0) == 0
+    begin(desk)
+    assert desk.accounts.evaluations.from_version(0) == 10  # it is under way: what comes after it
     evaluate(desk, 0, {"s1": [0, 0, 0, 0]})
     desk.evaluate(3)
-    assert desk.accounts.evaluations.from_version == 10
+    assert desk.accounts.evaluations.from_version(0) == 10
     assert desk.accounts.evaluations.awaited_version(3) is None
     assert desk.accounts.evaluations.awaited_version(10) == 10
     desk.evaluate(12)  # 10 and 11 were never published
     desk.lease("s1", held=12)
-    assert desk.accounts.evaluations.from_version == 12
+    assert desk.accounts.evaluations.from_version(11) == 12
+    assert desk.accounts.evaluations.from_version(12) == 20
+    assert desk.accounts.evaluations.from_version(13) == 20
+    assert desk.accounts.evaluations.from_version(20) is None  # 12 is under way
 
 
 def test_a_version_that_was_never_published_is_not_evaluated_whatever_a_sampler_says() -> None:
@@ -261,6 +266,29 @@ def test_a_token_of_another_version_does_not_count_and_the_prompt_is_asked_again
     submitted = desk.submit(lease_id, group=desk.answer(lease_id, completions=(mixed,)))
     assert (submitted.verdict, "drew a token, evaluated is 11" in submitted.detail) == (Verdict.STALE, True)
     assert lease(desk, held=11) == "e11-0.2"
+
+
+def test_a_sampler_that_may_be_asked_more_later_is_told_so() -> None:
+    """Seen as 11 of 12 prompts dropped: the sampler went on before the hub had its last answer."""
+    desk = make_desk(replace(SETTINGS, prompts=2, answers=2))
+    begin(desk)
+    first = desk.ask("s1")
+    while_it_is_away = desk.ask("s1", held=0)
+    assert not any(one.purpose is LeasePurpose.EVALUATION for one in while_it_is_away.leases)
+    assert while_it_is_away.is_held_out_left
+    desk.submit(first.leases[0].lease_id, group=desk.answer(first.leases[0].lease_id))
+    lease(desk)
+    assert not desk.ask("s1").is_held_out_left  # the rest are others' to answer
+    assert desk.ask("s2").is_held_out_left
+    assert not desk.ask("s3", held=1).is_held_out_left
+
+
+def test_a_sampler_that_was_restarted_may_be_asked_again_what_its_last_process_took(desk: Desk) -> None:
+    taken = desk.granted[lease(desk, "s1")].prompt_index
+    desk.accounts.cut_leases_short("s1", now=desk.now)
+    desk.expire(FIRST_RETRY_S)
+    desk.now += FIRST_RETRY_S
+    assert taken in {one.prompt_index for one in desk.ask("s1", 8).leases}
 
 
 def test_evaluation_takes_at_most_half_of_a_samplers_leases(desk: Desk) -> None:

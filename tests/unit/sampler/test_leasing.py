@@ -60,6 +60,7 @@ class Desk:
         self.node_metrics = NodeMetrics(CollectorRegistry(), roles=["sampler"], clock=SystemClock())
         self.policy = ServedPolicy(is_generating=self.work_queue.is_generating_by)
         if is_serving:
+            self.policy.answered(HELD.number, LeaseGrant((), 0.0, ""), had_to_ask=False, now=0.0)
             self.policy.hold(HELD, now=0.0)
         self.leasing = Leasing(
             cast(SamplerRolloutClient, hub),
@@ -74,7 +75,7 @@ class Desk:
     def stop(self) -> None:
         """Stop at the version held, with nothing left to generate for it."""
         held_out = PromptLease("e3-0.1", "addition", 0, 1, SAMPLING, 60.0, policy_version=HELD.number)
-        self.policy.answered(HELD.number, [held_out], from_version=None, had_to_ask=False, now=0.0)
+        self.policy.answered(HELD.number, LeaseGrant((held_out,), 0.0, ""), had_to_ask=False, now=0.0)
 
     def take(self, lease: PromptLease) -> bool:
         if lease.lease_id in self.unwanted:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from node.policy import PolicyVersion
-from node.rollout import LeasePurpose, PromptLease
+from node.rollout import LeaseGrant, LeasePurpose, PromptLease
 from sampler import served_policy
 from sampler.served_policy import LONGEST_STOP_S, Command, Event, ServedPolicy, State
 from support.groups import SAMPLING
@@ -30,6 +30,7 @@ def version(number: int) -> PolicyVersion:
 def in_state(state: State, number: int = 5) -> ServedPolicy:
     """Reach a state by events alone."""
     policy = ServedPolicy(is_generating=lambda _: False)
+    policy.answered(0, LeaseGrant((), 0.0, ""), had_to_ask=False, now=0.0)
     policy.load(version(number))
     events = {
         State.EMPTY: (),
@@ -125,16 +126,18 @@ class Sampler:
             self.policy.note(event)
         self.policy.hold(version(number), now=self.now)
 
-    def ask(self, *leases: PromptLease, at: int | None = None, from_version: int | None = None) -> None:
+    def ask(
+        self,
+        *leases: PromptLease,
+        at: int | None = None,
+        from_version: int | None = None,
+        is_left: bool = False,
+    ) -> None:
         had_to_ask = self.policy.has_to_ask
         self.generating |= {one.policy_version for one in leases if one.policy_version is not None}
-        self.policy.answered(
-            self.policy.held.number if at is None else at,
-            leases,
-            from_version=from_version,
-            had_to_ask=had_to_ask,
-            now=self.now,
-        )
+        grant = LeaseGrant(leases, 0.0, "", from_version, is_left)
+        asked_at = self.policy.held.number if at is None else at
+        self.policy.answered(asked_at, grant, had_to_ask=had_to_ask, now=self.now)
 
     @property
     def stays(self) -> bool:
@@ -150,8 +153,28 @@ def stopped(*, before: int = 9, at: int = 10) -> Sampler:
     return sampler
 
 
-def test_a_sampler_that_was_told_of_nothing_passes_every_version_by() -> None:
+def test_a_sampler_stays_where_it_starts_until_it_is_told_where_to_stop() -> None:
+    """Seen where one was killed at a version under evaluation and had gone on before its first answer."""
+    sampler = Sampler(10)
+    assert sampler.stays
+    assert sampler.policy.has_to_ask
+    sampler.ask(from_version=10)
+    assert not sampler.stays
+    sampler = Sampler(10)
+    sampler.ask(lease(10), from_version=10)
+    assert sampler.stays
+
+
+def test_a_hub_that_grants_nothing_delays_a_sampler_once() -> None:
     sampler = Sampler(0)
+    sampler.now += LONGEST_STOP_S
+    sampler.arrive(1)
+    assert not sampler.stays
+
+
+def test_a_sampler_that_is_told_of_nothing_passes_every_version_by() -> None:
+    sampler = Sampler(0)
+    sampler.ask()
     sampler.arrive(1)
     assert not sampler.stays
     assert not sampler.policy.has_to_ask
@@ -209,6 +232,18 @@ def test_it_stays_until_its_prompts_are_generated_and_it_asked_again_and_got_non
     sampler.ask(lease(10), from_version=10)
     sampler.generating.clear()
     sampler.ask(from_version=20)
+    assert not sampler.stays
+
+
+def test_it_stays_while_prompts_are_left_for_it_but_not_without_end() -> None:
+    """Seen where the hub had not yet heard of its last answer, and so gave it no more."""
+    sampler = stopped()
+    sampler.ask(lease(10), from_version=10)
+    sampler.generating.clear()
+    sampler.ask(from_version=10, is_left=True)
+    assert sampler.stays
+    assert sampler.policy.has_to_ask
+    sampler.now += LONGEST_STOP_S
     assert not sampler.stays
 
 

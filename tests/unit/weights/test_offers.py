@@ -99,7 +99,9 @@ PUBLIC = {version: artifact(version, 0) for version in (2, 3, 4, 6, 7, 8, 9)}
 def test_what_late_joiners_and_peers_a_little_behind_need_is_kept(
     kept: Sequence[Artifact], gone: Sequence[Artifact], head: int | None, keyframes: int
 ) -> None:
-    assert surplus([*kept, *gone], head=head, retained_keyframes=keyframes) == {each.key for each in gone}
+    assert surplus([*kept, *gone], wanted=(head,), retained_keyframes=keyframes) == {
+        each.key for each in gone
+    }
 
 
 SEEN = HighWater().admit(learner_epoch=3, version=PolicyVersion(7, b"a" * 16))
@@ -122,3 +124,11 @@ def test_a_replay_a_rollback_a_second_learner_and_a_fork_are_refused(
     with pytest.raises(RefusedError) as refused:
         SEEN.admit(learner_epoch=epoch, version=PolicyVersion(number, b"c" * 16))
     assert refused.value.reason is reason
+
+
+def test_the_way_to_a_version_under_evaluation_is_kept_for_those_that_are_slow() -> None:
+    """Seen where a slow sampler came to version 14, of which there was a keyframe, and 13 was asked of it."""
+    made = [artifact(0), *STEPS, artifact(4), artifact(6)]
+    gone = surplus(made, wanted=(9, 3), retained_keyframes=2)
+    assert gone == surplus(made, wanted=(9,), retained_keyframes=2) - {each.key for each in STEPS[:3]}
+    assert gone == {artifact(0).key, STEPS[3].key}

@@ -185,7 +185,7 @@ class World:
         if public:
             deltas.append(Artifact(ArtifactKey(public, 0), self.keyframe_bytes // 2))
         made = [*deltas, *keyframes]
-        gone = surplus(made, head=head, retained_keyframes=2)
+        gone = surplus(made, wanted=(head,), retained_keyframes=2)
         kept = tuple(artifact for artifact in made if artifact.key not in gone)
         return Announcement(PolicyVersion(head, b"r"), 1, 1.0 + head * self.version_s, kept)
 

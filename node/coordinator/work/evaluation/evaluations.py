@@ -170,10 +170,16 @@ class Evaluations:
     def under_way(self) -> Evaluation | None:
         return self._under_way
 
-    @property
-    def from_version(self) -> int | None:
-        """The version to be evaluated, or the first published one after it; None: not known yet."""
-        return self._planned if self._under_way is None else self._under_way.version
+    def from_version(self, held_version: int) -> int | None:
+        """Return from which version on a sampler is to stop: the one under evaluation, or the next where it
+        has come to that or passed it; None: none is known."""
+        if not self.is_configured:
+            return None
+        if self._under_way is None:
+            return self._next_version(0) if self._planned is None else self._planned
+        following = self._next_version(0)
+        stops = (version for version in (self._under_way.version, following) if version > held_version)
+        return next(stops, None)
 
     def awaited_version(self, head: int) -> int | None:
         """Return the version under evaluation or due; None: neither."""
@@ -248,6 +254,11 @@ class Evaluations:
         )
         return EvaluationChange(current, slots) if slots else None
 
+    def has_left(self, holder: str, *, held_version: int) -> bool:
+        """Whether prompts of the version it holds are free that a sampler may be asked, now or later."""
+        current = self._under_way
+        return current is not None and held_version == current.version and self._may_ask(holder)
+
     def claim(self, lease_id: str, holder: str) -> Claim:
         """Return what a submission by ``holder`` would be."""
         version, number, attempt = _parse(lease_id)
@@ -299,6 +310,10 @@ class Evaluations:
         """Extend a lease to a full term, not beyond its maximal age; return whether its work is in vain."""
         own = self._own([lease_id])
         return not own or self._table.renew(holder, own[0], now=now, max_age_s=max_age_s)
+
+    def cut_short(self, holder: str, *, now: float) -> None:
+        """Let a sampler's leases end at the next ``expire``."""
+        self._table.cut_short(holder, now=now)
 
     def expire(self, now: float) -> EvaluationChange | None:
         """End every lease whose deadline has passed."""
@@ -475,19 +490,21 @@ class Evaluations:
             return False
         if not self._askers:
             return True
-        current = self._under_way
-        assert current is not None
-        free = {
-            slot.number: slot.number % current.prompts
+        version = 0 if self._under_way is None else self._under_way.version
+        return any(
+            asker.held_version <= version and self._is_active(asker, now) and self._may_ask(name)
+            for name, asker in self._askers.items()
+        )
+
+    def _may_ask(self, holder: str) -> bool:
+        """Whether a sampler has not had all the prompts that are free."""
+        assert self._under_way is not None
+        own = self._prompts_of(holder)
+        return any(
+            slot.state is SlotState.AVAILABLE
+            and own.get(slot.number % self._under_way.prompts, slot.number) == slot.number
             for slot in self._open()
-            if slot.state is SlotState.AVAILABLE
-        }
-        for name, asker in self._askers.items():
-            if asker.held_version <= current.version and self._is_active(asker, now):
-                own = self._prompts_of(name)
-                if any(own.get(prompt, number) == number for number, prompt in free.items()):
-                    return True
-        return False
+        )
 
     def _prompts_of(self, holder: str) -> dict[int, int]:
         """Return prompt -> the one slot of it that a sampler may have; -1: it answers, or has answered."""
@@ -529,7 +546,7 @@ class Evaluations:
         self._slots, self._scores = {}, {}
 
     def _next_version(self, head: int) -> int:
-        every, newest = max(1, self._settings.every_versions), self._status.newest
+        every, newest = max(1, self._settings.every_versions), self._under_way or self._status.newest
         return max(head, 0 if newest is None else (newest.version // every + 1) * every)
 
     def _made_status(self) -> EvaluationStatus:
