@@ -30,6 +30,9 @@ from node.wire.rollouts import lease_grant_from_wire
 
 CALL_TIMEOUT_S: Final = 15.0
 
+HEAD_AGE_S: Final = 1.0
+"""How often attackers ask which version is the newest: a status storm is an attack of its own."""
+
 _CLAIMED: Final = ("layout_digest", "tokenizer_digest", "chat_template_digest", "base_root", "base_parts")
 """Fields of the learner's Join, which every member of a run knows."""
 
@@ -59,6 +62,7 @@ class Enemy:
         self.stage = stage
         self.did: Counter[str] = Counter()
         """Calls that got through and refusals, by name."""
+        self._head: tuple[float, Any] = (-HEAD_AGE_S, None)
         self._authority = stage.authority
         self._closing = contextlib.AsyncExitStack()
 
@@ -126,9 +130,10 @@ class Enemy:
 
     async def lease(self, foe: Foe, wanted: int = 256) -> tuple[PromptLease, ...]:
         """Lease as much as there is, claiming the newest version."""
-        status = await self.head(foe)
+        if time.monotonic() - self._head[0] >= HEAD_AGE_S:
+            self._head = (time.monotonic(), await self.head(foe))
         request = rollout_pb2.LeasePromptsRequest(max_leases=wanted)
-        request.held.CopyFrom(status)
+        request.held.CopyFrom(self._head[1])
         answer = await self.tried("lease calls", foe.rollouts.LeasePrompts(request, timeout=CALL_TIMEOUT_S))
         leases = () if answer is None else lease_grant_from_wire(answer).leases
         self.did["leased"] += len(leases)
