@@ -18,10 +18,11 @@ when lost they are the base model's or half of a change. Either way they are tak
 what the disk lacks is fetched. A version older than one sampled from before is held, and not sampled from.
 
 A sampler stays at a version that is evaluated. It is told ahead from which version on, and stops at the first
-one from there, where it is leased prompts of the version it holds, and where it starts. It goes on once it
-asked for leases with none left to generate, got none for evaluation and heard that none are left for it, or
-after ``LONGEST_STOP_S``. Without stops no version of a fast run would ever be evaluated as such. While it
-stays, ``stay`` is due in the place of look and apply.
+newer one from there (at each, where it has passed that: the evaluation is overdue), where it is leased
+prompts of the version it holds, and where it starts. It goes on once it asked for leases with none left to
+generate, got none for evaluation and heard that none are left for it, or after ``LONGEST_STOP_S``. Without
+stops no version of a fast run would ever be evaluated as such. While it stays, ``stay`` is due in the place
+of look and apply.
 """
 
 import enum
@@ -108,7 +109,7 @@ class ServedPolicy:
         state: See the table.
         held: What the live words are, or were before they became suspect or lost.
         floor: The oldest version that may be sampled from.
-        stop_from: Stop at the first version from here on; None: pass all by.
+        stop_from: Stop at the next version, if it is from here on; None: pass all by.
     """
 
     def __init__(self, *, is_generating: Callable[[int], bool]) -> None:
@@ -148,7 +149,8 @@ class ServedPolicy:
     def hold(self, version: PolicyVersion, *, now: float) -> None:
         """Note that the live words were changed to ``version``, from the disk or by a fetch."""
         served, self.held = self.served, version
-        is_stop = self.stop_from is not None and self.floor < self.stop_from <= version.number
+        is_newer = version.number > self.floor
+        is_stop = is_newer and self.stop_from is not None and self.stop_from <= version.number
         if is_stop or self._is_starting:
             self._stop, self._since_s, self._is_starting = version.number, now, False
         self.floor = max(self.floor, version.number)

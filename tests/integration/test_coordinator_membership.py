@@ -8,8 +8,15 @@ from prometheus_client import generate_latest
 from heterorl.v1 import common_pb2, membership_pb2
 from node.coordinator import membership_servicer
 from node.coordinator.work.standing import NEWCOMER_LEASES
-from support.hub import LEASE_TTL_S, RunningHub, first_answer, members, reason
+from support.hub import LEASE_TTL_S, HandPeer, RunningHub, first_answer, members, reason
 from support.waiting import eventually
+
+
+async def is_let_in(peer: HandPeer, instance: str) -> bool:
+    try:
+        return bool(await peer.join(instance=instance))
+    except grpc.aio.AioRpcError:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -149,14 +156,7 @@ async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub
         heartbeats.cancel()
         assert await reason(second.join(instance="b")) == "name_in_use"
         newer.cancel()
-
-        async def is_in() -> bool:
-            try:
-                return bool(await second.join(instance="b"))
-            except grpc.aio.AioRpcError:
-                return False
-
-        await eventually(is_in)
+        await eventually(lambda: is_let_in(second, "b"))
         assert (await row()).state == "joined"
 
 
@@ -171,14 +171,7 @@ async def test_a_process_that_takes_the_place_of_another_of_its_name_ends_the_le
         await first.join(instance="a")  # after a lost connection: it still has them
         assert hub.metric("heterorl_coordinator_lease_expiries_total") == 0
         await first.heartbeat(instance="a")
-
-        async def is_in() -> bool:
-            try:
-                return bool(await second.join(instance="b"))
-            except grpc.aio.AioRpcError:
-                return False
-
-        await eventually(is_in)
+        await eventually(lambda: is_let_in(second, "b"))
         assert hub.metric("heterorl_coordinator_lease_expiries_total") == len(taken)
 
 

@@ -136,9 +136,9 @@ class LeasePromptsResponse(_message.Message):
     (the caller's grader code is not the run's). Empty: none.
     """
     evaluate_from: _builtins.int
-    """The version under evaluation, or to be evaluated next, that the caller has not come to: stop at the first one from
-    there on, ask for leases, and go on to newer ones once none for evaluation come or are left, and those leased are
-    generated. Unset: go on.
+    """The version under evaluation, if the caller has not come to it, or the one to be evaluated next: stop at the first
+    newer one from there on (each one, where the caller has passed it: it is overdue), ask for leases, and go on once
+    none for evaluation come or are left, and those leased are generated. Unset: go on.
     """
     is_held_out_left: _builtins.bool
     """Whether held-out prompts of the caller's version are left that it may be asked, though not now: stay."""

@@ -165,6 +165,18 @@ def test_a_sampler_stays_where_it_starts_until_it_is_told_where_to_stop() -> Non
     assert sampler.stays
 
 
+def test_while_an_evaluation_is_overdue_it_stops_at_each_new_version() -> None:
+    """Seen where a sampler's request began the evaluation of a version that it had left by the answer."""
+    sampler = stopped(at=12)
+    sampler.ask(from_version=10)
+    sampler.arrive(13)
+    assert sampler.stays
+    sampler.ask(from_version=20)
+    assert not sampler.stays
+    sampler.arrive(14)
+    assert not sampler.stays
+
+
 def test_a_hub_that_grants_nothing_delays_a_sampler_once() -> None:
     sampler = Sampler(0)
     sampler.now += LONGEST_STOP_S
@@ -181,7 +193,7 @@ def test_a_sampler_that_is_told_of_nothing_passes_every_version_by() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "number", "stops"), [(8, 9, False), (9, 10, True), (8, 12, True), (10, 11, False)]
+    ("before", "number", "stops"), [(8, 9, False), (9, 10, True), (8, 12, True), (10, 10, False)]
 )
 def test_it_stops_at_the_first_version_from_the_one_it_was_told(
     before: int, number: int, stops: bool
@@ -192,7 +204,7 @@ def test_it_stops_at_the_first_version_from_the_one_it_was_told(
 def test_it_does_not_stop_where_the_way_to_the_head_leads_back_through_such_a_version() -> None:
     """Seen as a run of 17 s without a step: nothing is served there, so that no answer would end the stop."""
     sampler = stopped()
-    sampler.ask(from_version=10)
+    sampler.ask(from_version=20)
     for on_the_way in (14, 8, 10, 16):
         sampler.arrive(on_the_way)
         assert not sampler.stays

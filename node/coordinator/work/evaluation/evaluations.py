@@ -172,14 +172,12 @@ class Evaluations:
 
     def from_version(self, held_version: int) -> int | None:
         """Return from which version on a sampler is to stop: the one under evaluation, or the next where it
-        has come to that or passed it; None: none is known."""
+        has come to that. One that it has passed is overdue, and begins at any version. None: nowhere."""
         if not self.is_configured:
             return None
-        if self._under_way is None:
-            return self._next_version(0) if self._planned is None else self._planned
-        following = self._next_version(0)
-        stops = (version for version in (self._under_way.version, following) if version > held_version)
-        return next(stops, None)
+        if self._under_way is not None and held_version < self._under_way.version:
+            return self._under_way.version
+        return self._next_version(0) if self._planned is None else self._planned
 
     def awaited_version(self, head: int) -> int | None:
         """Return the version under evaluation or due; None: neither."""
@@ -366,12 +364,12 @@ class Evaluations:
                     for name, asker in self._askers.items()
                     if self._is_active(asker, now)
                 }
-            self._under_way, self._last_change_s = evaluation, now
+            self._under_way, self._planned, self._last_change_s = evaluation, None, now
             if evaluation.finished_at_s:
                 counting = (s for n, s in self._scores.items() if n not in change.uncounted)
                 self._kept[evaluation.version] = tuple(counting)
                 self._finished[evaluation.version] = evaluation
-                self._under_way = self._planned = None
+                self._under_way = None
                 self._clear()
         has_record_changed = bool(change.recomputed) or (evaluation is not None and evaluation.finished_at_s)
         self._status = (
