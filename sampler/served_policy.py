@@ -18,11 +18,11 @@ when lost they are the base model's or half of a change. Either way they are tak
 what the disk lacks is fetched. A version older than one sampled from before is held, and not sampled from.
 
 A sampler stays at a version that is evaluated. It is told ahead from which version on, and stops at the first
-newer one from there (at each, where it has passed that: the evaluation is overdue), where it is leased
-prompts of the version it holds, and where it starts. It goes on once it asked for leases with none left to
-generate, got none for evaluation and heard that none are left for it, or after ``LONGEST_STOP_S``. Without
-stops no version of a fast run would ever be evaluated as such. While it stays, ``stay`` is due in the place
-of look and apply.
+newer one from there (at each, where it has passed that: the evaluation is overdue), where it hears that
+prompts of the version it holds are left, and where it starts. It says so with each request for leases, and
+goes on once it asked with none left to generate, got none for evaluation and heard that none are left for it,
+or after ``LONGEST_STOP_S``. Without stops no version of a fast run would ever be evaluated as such. While it
+stays, ``stay`` is due in the place of look and apply.
 """
 
 import enum
@@ -182,7 +182,10 @@ class ServedPolicy:
     def answered(self, version: int, grant: LeaseGrant, *, had_to_ask: bool, now: float) -> None:
         """Note the answer to a request for leases that was made at ``version``."""
         self.stop_from, self._is_starting = grant.evaluate_from, False
-        if any(lease.policy_version == version for lease in grant.leases):
+        if version != self.held.number:
+            return
+        is_leased = any(lease.policy_version == version for lease in grant.leases)
+        if is_leased or (grant.is_held_out_left and version != self._stop):
             self._stop, self._since_s = version, now
         elif had_to_ask and version == self._stop and not grant.is_held_out_left:
             self._stop = None

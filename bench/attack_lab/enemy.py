@@ -132,7 +132,7 @@ class Enemy:
         """Lease as much as there is, claiming the newest version."""
         if time.monotonic() - self._head[0] >= HEAD_AGE_S:
             self._head = (time.monotonic(), await self.head(foe))
-        request = rollout_pb2.LeasePromptsRequest(max_leases=wanted)
+        request = rollout_pb2.LeasePromptsRequest(max_leases=wanted, stays=True)
         request.held.CopyFrom(self._head[1])
         answer = await self.tried("lease calls", foe.rollouts.LeasePrompts(request, timeout=CALL_TIMEOUT_S))
         leases = () if answer is None else lease_grant_from_wire(answer).leases

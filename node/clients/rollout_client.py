@@ -30,9 +30,14 @@ class SamplerRolloutClient:
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._signer = signer
 
-    async def lease(self, max_leases: int, held: PolicyVersion) -> LeaseGrant:
-        """Lease up to ``max_leases`` prompts, to be sampled with ``held`` or newer."""
-        request = rollout_pb2.LeasePromptsRequest(max_leases=max_leases, held=policy_version_to_wire(held))
+    async def lease(self, max_leases: int, held: PolicyVersion, *, stays: bool = False) -> LeaseGrant:
+        """Lease up to ``max_leases`` prompts, to be sampled with ``held`` or newer.
+
+        Whoever ``stays`` at that version until the answer is here may be leased held-out prompts.
+        """
+        request = rollout_pb2.LeasePromptsRequest(
+            max_leases=max_leases, held=policy_version_to_wire(held), stays=stays
+        )
         response = await call(self._stub.LeasePrompts, request, timeout_s=CONTROL_TIMEOUT_S)
         return lease_grant_from_wire(response)
 

@@ -82,7 +82,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if self._peers.objection_to_grader(peer):
             return lease_grant_to_wire(LeaseGrant((), EMPTY_PAUSE_S, "grader"))
         held = optional_version_from_wire(request, "held")
-        return lease_grant_to_wire(await self._spool.lease(peer.node_id, request.max_leases, held))
+        grant = await self._spool.lease(peer.node_id, request.max_leases, held, stays=request.stays)
+        return lease_grant_to_wire(grant)
 
     async def ReleaseLeases(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.ReleaseLeasesRequest, context: Context

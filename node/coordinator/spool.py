@@ -101,7 +101,9 @@ class Spool:
         if self.rows is not None:
             self.rows.close()
 
-    async def lease(self, sampler_id: str, wanted: int, held: PolicyVersion | None) -> LeaseGrant:
+    async def lease(
+        self, sampler_id: str, wanted: int, held: PolicyVersion | None, *, stays: bool = False
+    ) -> LeaseGrant:
         """Lease prompts to a sampler that will sample them with ``held`` or newer.
 
         Raises:
@@ -109,13 +111,13 @@ class Spool:
         """
         if self.rows is not None:
             wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self.rows.longest_bytes))
-        if held is not None and self._accounts.evaluations.is_due(held.number):
+        if stays and held is not None and self._accounts.evaluations.is_due(held.number):
             await self._settle(
                 lambda now: decisions.evaluation_begins(self._accounts, held, now=now), caller=sampler_id
             )
         grant = await self._settle(
             lambda now: decisions.lease(
-                self._accounts, sampler_id=sampler_id, wanted=wanted, held=held, now=now
+                self._accounts, sampler_id=sampler_id, wanted=wanted, held=held, stays=stays, now=now
             ),
             caller=sampler_id,
         )

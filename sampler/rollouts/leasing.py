@@ -147,6 +147,7 @@ class Leasing:
 
     async def _fill(self, take: Callable[[PromptLease], bool]) -> None:
         served, has_to_ask = self._policy.served, self._policy.has_to_ask
+        stays = self._policy.stays(now=self._monotonic())
         if served is None:
             with self._node_metrics.waiting(TOO_OLD):
                 await self._pause(LOOK_AGAIN_S, until=lambda: self._policy.served is not None)
@@ -161,7 +162,7 @@ class Leasing:
             room = 1
         # Over a long round trip, most of a wait for leases is spent asking again.
         with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
-            grant = await self._granted(room, served)
+            grant = await self._granted(room, served, stays=stays)
         self._bound = None
         if grant.waits_for not in RESTARTING:
             self._policy.answered(served.number, grant, had_to_ask=has_to_ask, now=self._monotonic())
@@ -192,9 +193,9 @@ class Leasing:
                     await self.give_back_now()
                     await self._changed.wait()
 
-    async def _granted(self, room: int, served: PolicyVersion) -> LeaseGrant:
+    async def _granted(self, room: int, served: PolicyVersion, *, stays: bool) -> LeaseGrant:
         """Ask for leases. Cancelled meanwhile, give back what is granted all the same."""
-        asking = asyncio.create_task(self._client.lease(room, served))
+        asking = asyncio.create_task(self._client.lease(room, served, stays=stays))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:

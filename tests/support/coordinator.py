@@ -94,12 +94,19 @@ class Desk:
     def lease(self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0) -> list[str]:
         return [lease.lease_id for lease in self.ask(sampler_id, wanted, held=held).leases]
 
-    def ask(self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0) -> LeaseGrant:
-        if self.accounts.evaluations.is_due(held):
+    def ask(
+        self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0, stays: bool = True
+    ) -> LeaseGrant:
+        if stays and self.accounts.evaluations.is_due(held):
             self.settle(decisions.evaluation_begins(self.accounts, PolicyVersion(held), now=self.now))
         grant: LeaseGrant = self.settle(
             decisions.lease(
-                self.accounts, sampler_id=sampler_id, wanted=wanted, held=PolicyVersion(held), now=self.now
+                self.accounts,
+                sampler_id=sampler_id,
+                wanted=wanted,
+                held=PolicyVersion(held),
+                stays=stays,
+                now=self.now,
             )
         )
         self.granted |= {lease.lease_id: lease for lease in grant.leases}

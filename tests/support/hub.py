@@ -161,7 +161,7 @@ class HandPeer:
         return response
 
     async def lease(self, wanted: int = 1) -> rollout_pb2.LeasePromptsResponse:
-        request = rollout_pb2.LeasePromptsRequest(max_leases=wanted, held=self.held)
+        request = rollout_pb2.LeasePromptsRequest(max_leases=wanted, held=self.held, stays=True)
         return await self.rollout.LeasePrompts(request, timeout=TIMEOUT_S)
 
     async def submit(

@@ -47,7 +47,13 @@ class Decision(Generic[Answer]):
 
 
 def lease(
-    accounts: Accounts, *, sampler_id: str, wanted: int, held: PolicyVersion | None, now: float
+    accounts: Accounts,
+    *,
+    sampler_id: str,
+    wanted: int,
+    held: PolicyVersion | None,
+    stays: bool = False,
+    now: float,
 ) -> Decision[LeaseGrant]:
     """Grant as many of ``wanted`` leases as every bound allows.
 
@@ -57,8 +63,8 @@ def lease(
     staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
     much less as it is behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first
     and on top of bounds and share, up to their part of what the sampler may hold by its deliveries.
-    They go to samplers at the version under evaluation, however old it is by now; which slots are leased does
-    not depend on them.
+    They go to samplers that stay at the version under evaluation, however old it is by now; which slots are
+    leased does not depend on them.
 
     Raises:
         RefusedError: BASE_MISMATCH.
@@ -81,7 +87,7 @@ def lease(
     if share.allowance:  # samplers that are not believed are asked for training alone
         # One in any case: with none, a sampler whose allowance has shrunk would pass the version by.
         least = int(not accounts.evaluations.running(sampler_id))
-        allowed = min(wanted, max(least, share.allowance - running))
+        allowed = min(wanted, max(least, share.allowance - running)) if stays else 0
         held_out = accounts.evaluations.grant(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
@@ -109,7 +115,9 @@ def lease(
         bound = share.bound if unused < wanted and granted < free.groups else free.bound
         if len(leased) < granted:
             bound = "prompts"
-    is_left = share.allowance > 0 and accounts.evaluations.has_left(sampler_id, held_version=held.number)
+    is_left = share.allowance > 0 and accounts.evaluations.has_left(
+        sampler_id, held_version=held.number, stays=stays
+    )
     stop_from = accounts.evaluations.from_version(held.number)
     return Decision(LeaseGrant(leases, pause_s, bound, stop_from, is_left), transaction)
 

@@ -96,8 +96,11 @@ class LeasePromptsRequest(_message.Message):
 
     MAX_LEASES_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    STAYS_FIELD_NUMBER: _builtins.int
     max_leases: _builtins.int
     """How many the caller can start now, 1 to 256."""
+    stays: _builtins.bool
+    """Whether it stays at that version until it is answered. Held-out prompts are leased to no other."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the caller will sample with. Unset: it has no policy yet and gets nothing."""
@@ -107,10 +110,11 @@ class LeasePromptsRequest(_message.Message):
         *,
         max_leases: _builtins.int = ...,
         held: _common_pb2.PolicyVersion | None = ...,
+        stays: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "max_leases", b"max_leases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "max_leases", b"max_leases", "stays", b"stays"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

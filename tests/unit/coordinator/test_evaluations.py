@@ -283,6 +283,18 @@ def test_a_sampler_that_may_be_asked_more_later_is_told_so() -> None:
     assert not desk.ask("s3", held=1).is_held_out_left
 
 
+def test_held_out_prompts_go_only_to_samplers_that_stay_and_others_are_told_to() -> None:
+    """Seen as 12 of 12 dropped: the request of a sampler that moved on meanwhile began the evaluation."""
+    desk = make_desk(replace(SETTINGS, prompts=2, answers=2))
+    desk.evaluate(0)
+    for other in ("s2", "s3"):  # before the evaluation begins, and while it is under way
+        on_its_way = desk.ask("s1", stays=False)
+        assert [one.purpose for one in on_its_way.leases] == [LeasePurpose.TRAINING]
+        assert on_its_way.is_held_out_left
+        assert desk.ask(other).leases[0].purpose is LeasePurpose.EVALUATION
+    assert desk.ask("s1").leases[0].purpose is LeasePurpose.EVALUATION
+
+
 def test_a_sampler_that_was_restarted_may_be_asked_again_what_its_last_process_took(desk: Desk) -> None:
     taken = desk.granted[lease(desk, "s1")].prompt_index
     desk.accounts.cut_leases_short("s1", now=desk.now)

@@ -29,13 +29,15 @@ class Hub:
     def __init__(self, *grants: LeaseGrant | Exception) -> None:
         self.grants = list(grants)
         self.asked: list[int] = []
+        self.stays: list[bool] = []
         self.released: list[str] = []
         self.failed: list[FailedLease] = []
         self.release_failures: list[Exception] = []
 
-    async def lease(self, max_leases: int, held: PolicyVersion) -> LeaseGrant:
+    async def lease(self, max_leases: int, held: PolicyVersion, *, stays: bool) -> LeaseGrant:
         assert held == HELD
         self.asked.append(max_leases)
+        self.stays.append(stays)
         grant = self.grants.pop(0) if self.grants else LeaseGrant((), 3600.0, "staleness")
         if isinstance(grant, Exception):
             raise grant
@@ -115,6 +117,7 @@ async def test_at_a_stop_leases_are_asked_for_without_room_until_none_for_evalua
         desk.leasing.notice_change()
         await until(lambda: desk.hub.asked == [2, 1, 1])
         await until(lambda: not desk.policy.stays(now=0.0))
+    assert desk.hub.stays == [False, True, True]
 
 
 async def test_a_stop_ends_the_wait_that_the_hub_asked_for() -> None:

@@ -177,6 +177,22 @@ def test_while_an_evaluation_is_overdue_it_stops_at_each_new_version() -> None:
     assert not sampler.stays
 
 
+def test_it_stops_where_it_hears_that_prompts_of_the_version_it_holds_are_left() -> None:
+    sampler = Sampler(9)
+    sampler.ask()
+    sampler.ask(is_left=True)
+    assert sampler.stays
+    sampler.now += LONGEST_STOP_S
+    sampler.ask(is_left=True)
+    assert not sampler.stays
+
+
+def test_an_answer_about_a_version_it_has_left_does_not_end_the_stop_at_the_next() -> None:
+    sampler = stopped(at=10)
+    sampler.ask(lease(9), at=9, from_version=10)
+    assert sampler.stays
+
+
 def test_a_hub_that_grants_nothing_delays_a_sampler_once() -> None:
     sampler = Sampler(0)
     sampler.now += LONGEST_STOP_S

@@ -252,10 +252,12 @@ class Evaluations:
         )
         return EvaluationChange(current, slots) if slots else None
 
-    def has_left(self, holder: str, *, held_version: int) -> bool:
-        """Whether prompts of the version it holds are free that a sampler may be asked, now or later."""
+    def has_left(self, holder: str, *, held_version: int, stays: bool) -> bool:
+        """Whether prompts of the version that a sampler holds are left for it, now or once it stays."""
         current = self._under_way
-        return current is not None and held_version == current.version and self._may_ask(holder)
+        if current is None:
+            return not stays and self.is_due(held_version)
+        return held_version == current.version and self._may_ask(holder)
 
     def claim(self, lease_id: str, holder: str) -> Claim:
         """Return what a submission by ``holder`` would be."""
