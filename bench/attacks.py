@@ -2,15 +2,17 @@
 
 Each attack meets a run of its own: a coordinator, a learner and two honest samplers, real processes over
 mutual TLS. The attackers have real certificates of the run, or none. Steps per second and the coordinator's
-memory are measured before the attack, during it and after it; /healthz is asked all the while. Prints a line
-for each attack and a JSON summary. Exits with 1 if a run kept less than ``PROMISED`` of its speed, its
-coordinator grew by more than ``GROWTH``, or an honest process ended.
+memory are measured before the attack, during it and after it; /healthz is asked all the while. The attackers
+have one core, the run has the others: what is lost is what the attack costs the run, not what it costs those
+who make it. Prints a line for each attack and a JSON summary. Exits with 1 if a run kept less than
+``PROMISED`` of its speed, its coordinator grew by more than ``GROWTH``, or an honest process ended.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -39,6 +41,7 @@ HEALTH_TIMEOUT_S: Final = 1.0
 DESCRIPTORS: Final = 1024
 """The usual soft limit, set as the coordinator's hard limit too."""
 
+_CORES: Final = sorted(os.sched_getaffinity(0))
 _LOOK_S: Final = 0.25
 _WARM_STEPS: Final = 10
 _WARM_TIMEOUT_S: Final = 120.0
@@ -94,10 +97,20 @@ async def measure(attack: str, root: Path, model: Path, *, seconds: float) -> Me
     Raises:
         ChildError: an honest process ended, or the run did not begin.
     """
+    *ours, theirs = _CORES if len(_CORES) > 1 else 2 * _CORES
     async with children_below(root) as children:
         stage = Stage(root, children=children)
+        _move_to(ours)
         await stage.begin(model)
+        _move_to([theirs])
         return await children.guard(_attacked(attack, stage, seconds=seconds))
+
+
+def _move_to(cores: Sequence[int]) -> None:
+    """Let this process, and what it starts from now on, run on these cores alone."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 async def _attacked(attack: str, stage: Stage, *, seconds: float) -> Measured:
