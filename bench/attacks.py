@@ -189,7 +189,7 @@ def main() -> int:
     """Measure, print, and return the exit code."""
     arguments = _arguments()
     root = Path(arguments.directory or tempfile.mkdtemp(prefix="heterorl-attacks-"))
-    results = asyncio.run(_measure_all(arguments.attacks, root, seconds=arguments.seconds))
+    results = asyncio.run(_measure_all(arguments.attacks or list(ATTACKS), root, seconds=arguments.seconds))
     survived = [one for one in results if isinstance(one, Measured) and one.is_survived]
     summary = [asdict(one) if isinstance(one, Measured) else one for one in results]
     print(json.dumps({"promised": PROMISED, "growth": GROWTH, "attacks": summary}))
@@ -231,9 +231,7 @@ def _say(text: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "attacks", nargs="*", choices=[*ATTACKS, []], default=list(ATTACKS), help="default: all of them"
-    )
+    parser.add_argument("attacks", nargs="*", choices=[*ATTACKS, []], default=[], help="default: all of them")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each phase; default: %(default)s")
     parser.add_argument("--directory", help="where the runs are kept; default: a temporary one")
     return parser.parse_args()

@@ -46,7 +46,8 @@ def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
     logger.info(
         "configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}}
     )
-    keep_freed_memory()
+    # Where tensors are computed, threads would wait for each other's allocations.
+    keep_freed_memory(has_one_heap=not {Role.LEARNER, Role.SAMPLER} & set(names))
     logger.info("open files", extra={"limit": descriptors.raise_limit()})
     scarcity = too_few_descriptors(config, map(Role, names))
     if scarcity is not None:

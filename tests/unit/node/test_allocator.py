@@ -1,4 +1,4 @@
-"""Memory that was freed is used again."""
+"""Memory that was freed is used again, also by other threads."""
 
 import subprocess
 import sys
@@ -26,3 +26,31 @@ def _faults(*, tuned: bool) -> int:
 def test_a_message_after_the_first_costs_no_new_pages() -> None:
     assert _faults(tuned=False) > 50_000
     assert _faults(tuned=True) < 15_000
+
+
+_MEMORY_OF_THREADS = """
+import threading
+from pathlib import Path
+from node.process.allocator import keep_freed_memory
+assert keep_freed_memory(has_one_heap={has_one_heap})
+turn, everybody = threading.Semaphore(), threading.Barrier(8)
+def receive():
+    everybody.wait()  # all threads live at once, as gRPC's do
+    with turn:
+        under_way = [bytearray(1 << 20) for _ in range(20)]
+        del under_way
+    everybody.wait()
+threads = [threading.Thread(target=receive) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+"""
+
+
+def test_threads_that_receive_in_turn_need_the_memory_of_one() -> None:
+    resident_bytes = [
+        int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+        for has_one_heap in (False, True)
+        for code in [_MEMORY_OF_THREADS.format(has_one_heap=has_one_heap)]
+    ]
+    assert resident_bytes[0] - resident_bytes[1] > 100 << 20
