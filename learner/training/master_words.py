@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node import durable
 from node.policy import BaseModel
-from node.weights.format.digests import Words, words_digest
+from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 
 _SERIAL_ELEMENTS: Final = 32_000
@@ -53,6 +53,15 @@ class MasterWords:
                 part[-1] = 0  # Its upper half belongs to no element.
             to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
             _copy(to[: source.numel()], source)
+
+    def root(self) -> bytes:
+        """Return the root of the version that the masters round to."""
+        room = np.empty(max(frame.words for frame in self.layout.frames), np.uint16)
+        digests = []
+        for number, frame in enumerate(self.layout.frames):
+            self.read(number, room[: frame.words])
+            digests.append(words_digest(room[: frame.words]))
+        return version_root(self.layout.digest, digests)
 
 
 def keep_public_base(path: Path, masters: MasterWords) -> tuple[Words, BaseModel]:
