@@ -54,7 +54,7 @@ def plan_restart(
     place: JournalPlace,
     segments: Sequence[Segment],
     *,
-    origin: Origin,
+    origin: Origin | None,
     published: PolicyVersion | None,
 ) -> RestartPlan:
     """Return what to do to get from a checkpoint to where the learner stopped.
@@ -63,6 +63,7 @@ def plan_restart(
         start: the checkpoint's; version 0 where there is none.
         place: where the journal was when the checkpoint's copy was made.
         segments: from ``place`` on, ascending.
+        origin: the run and the model they must be of; None: any.
         published: the newest version in the learner's own store.
     Raises:
         RestartError: a segment is missing or of another run; a step is missing; the journal ends before
@@ -71,7 +72,7 @@ def plan_restart(
     version, records = start.version, list[JournalRecord]()
     for segment in segments:
         header = segment.header
-        if difference := origin.difference(header.origin):
+        if origin is not None and (difference := origin.difference(header.origin)):
             raise RestartError(header.number, f"it is of another run or model: {difference}")
         if header.number != place.next_segment:
             raise RestartError(place.next_segment, "it is missing: it comes before segments that are there")

@@ -126,9 +126,16 @@ class StepJournal:
 
 
 def read_journal(
-    directory: Path, start: Progress, place: JournalPlace, *, origin: Origin, published: PolicyVersion | None
+    directory: Path,
+    start: Progress,
+    place: JournalPlace,
+    *,
+    origin: Origin | None,
+    published: PolicyVersion | None,
 ) -> RestartPlan:
     """Return the way from a checkpoint to where the learner stopped; its records are views of the files.
+
+    The arguments are those of ``plan_restart``.
 
     Raises:
         StartupError: the journal is damaged, of another run, or incomplete; names segment, entry and fix.

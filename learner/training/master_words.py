@@ -54,13 +54,15 @@ class MasterWords:
             to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
             _copy(to[: source.numel()], source)
 
+    def frame(self, number: int) -> Words:
+        """Return the words of one frame."""
+        words: Words = np.empty(self.layout.frames[number].words, np.uint16)
+        self.read(number, words)
+        return words
+
     def root(self) -> bytes:
         """Return the root of the version that the masters round to."""
-        room = np.empty(max(frame.words for frame in self.layout.frames), np.uint16)
-        digests = []
-        for number, frame in enumerate(self.layout.frames):
-            self.read(number, room[: frame.words])
-            digests.append(words_digest(room[: frame.words]))
+        digests = [words_digest(self.frame(number)) for number in range(len(self.layout.frames))]
         return version_root(self.layout.digest, digests)
 
 

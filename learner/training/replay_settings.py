@@ -1,6 +1,6 @@
-"""The settings that a step was computed with, as the journal keeps them, and what a replay makes of them; pure."""
+"""The settings of a step as the journal keeps them, and what a replay makes of them; pure."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Final
 
@@ -58,7 +58,6 @@ class ReplaySettings:
             step = StepSettings.of(config)
         except StartupError as error:  # code of the run's own that is gone
             changed.append(f"objective was {config.objective}, is {now.objective}: {error}")
-            step = replace(
-                StepSettings.of(config.model_copy(update={key: getattr(now, key) for key in _OBJECTIVE}))
-            )
+            of_now = {key: getattr(now, key) for key in _OBJECTIVE}
+            step = StepSettings.of(config.model_copy(update=of_now))
         return cls(config, step, tuple(changed))

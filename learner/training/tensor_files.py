@@ -5,6 +5,7 @@ a file says which part of a tensor it holds. Nothing is pickled: torch's storage
 metadata file of its own.
 """
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import Final
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
+logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)  # two lines a tensor at DEBUG
 # One process needs no process group.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
@@ -45,7 +48,7 @@ def save_tensors(
         size_bytes += tensor.numel() * tensor.element_size()
     writer = HuggingFaceStorageWriter(str(directory), fqn_to_index_mapping=files, save_distributed=True)
     with _cause_raised():
-        dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+        save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
 
 
 def load_tensors(directory: Path, into: Mapping[str, Tensor], *, group: ProcessGroup | None = None) -> None:
@@ -57,7 +60,7 @@ def load_tensors(directory: Path, into: Mapping[str, Tensor], *, group: ProcessG
     """
     with _cause_raised(), torch.no_grad():
         reader = HuggingFaceStorageReader(str(directory))
-        dcp.load(dict(into), storage_reader=reader, process_group=group, no_dist=group is None)
+        load(dict(into), storage_reader=reader, process_group=group, no_dist=group is None)
 
 
 def shapes_in(directory: Path) -> dict[str, torch.Size]:

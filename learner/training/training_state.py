@@ -22,11 +22,11 @@ from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
 from learner.journal.records import JournalRecord, Origin
-from learner.journal.restart import CheckpointRules, Due, RestartPlan
+from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.objective.slow_fast import EntropySwitch
 from learner.step_log import BatchFigures, StepLine, TrainedGroup
-from learner.training.checkpoint import CheckpointCopy, CheckpointStore
+from learner.training.checkpoint import CheckpointCopy, CheckpointStore, newest_index
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, ScoringModel
 from learner.training.replay_settings import ReplaySettings, settings_of
@@ -48,6 +48,21 @@ Evaluations = Callable[[], EvaluationNotice]
 
 CHECKPOINTS, JOURNAL = "checkpoints", "journal"
 """Directories of a learner's state."""
+
+
+def progress_in(state: Path) -> Progress:
+    """Return the progress of a learner, which may be running, from its state directory.
+
+    Raises:
+        StartupError: checkpoint or journal are damaged.
+        OSError: a file was removed meanwhile: try again.
+    """
+    index = newest_index(state / CHECKPOINTS)
+    progress, place = (Progress(0), JournalPlace()) if index is None else (index.progress, index.place)
+    origin = None if index is None else index.origin
+    for record in read_journal(state / JOURNAL, progress, place, origin=origin, published=None).records:
+        progress = progress.after(record.entry, window=1)
+    return progress
 
 
 class TrainingError(HeteroRLError):
@@ -157,6 +172,8 @@ class TrainingState:
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self._masters_wait_s = 0.0
+        self._is_saved = True
+        """Whether the parameters are those of ``version``."""
         self._optimizer.register_step_pre_hook(self._before_writing)
 
     @property
@@ -217,6 +234,7 @@ class TrainingState:
                 f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
                 "Lower learner.learning_rate, then start again"
             )
+        self._is_saved = not outcome.is_applied
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
         self._best = self._best_of(line.report.reward_mean, evaluations())
         observed = tuple(
@@ -252,6 +270,7 @@ class TrainingState:
         """
         started_s = self._clock.monotonic()
         self._write(replace(taken.entry, best=self._best), taken.blobs)  # heard of since, maybe
+        self._is_saved = True
         return self._clock.monotonic() - started_s
 
     def keep_best(self, evaluated: EvaluationNotice) -> None:
@@ -266,7 +285,7 @@ class TrainingState:
 
     def checkpoint_due(self) -> Due:
         """Return whether a checkpoint is due, of the newest step in the journal."""
-        if not self._is_as_published:
+        if not self._is_fit_for_a_checkpoint:
             return Due.NOT
         return self._rules.due(
             version=self.version,
@@ -278,13 +297,8 @@ class TrainingState:
 
     @property
     def has_new_steps(self) -> bool:
-        """Whether steps were taken since the newest checkpoint that was begun."""
-        return self.version > self._copied_version and self._is_as_published
-
-    @property
-    def checkpoint_age_versions(self) -> int:
-        """Steps that a restart would have to take again if the checkpoint begun last is written."""
-        return self.version - self._copied_version
+        """Whether a checkpoint of the newest step can be made, and none was begun."""
+        return self.version > self._copied_version and self._is_fit_for_a_checkpoint
 
     @property
     def journal_bytes(self) -> int:
@@ -310,10 +324,11 @@ class TrainingState:
         self._journal.cut(self._checkpoints.places())
 
     @property
-    def _is_as_published(self) -> bool:
-        """Whether the masters round to what is published under their number, if anything is."""
+    def _is_fit_for_a_checkpoint(self) -> bool:
+        """Whether the masters are of ``version``, and round to what is published under it, if anything is."""
         again = self.restart
-        return again.is_exact is not False or self.version != again.published_version
+        is_unlike = again.is_exact is False and self.version == again.published_version
+        return self._is_saved and not is_unlike
 
     def _write(self, entry: Entry, blobs: Sequence[bytes] = ()) -> None:
         progress = self.progress.after(entry, window=self._config.stop_window_versions)
@@ -372,9 +387,9 @@ class TrainingState:
             torch.set_rng_state(state_now)
         if not outcome.is_applied or not self.policy.is_finite():
             raise StartupError(
-                f"step {entry.version} of the journal cannot be taken again: loss or parameters are not finite, "
-                f"or nothing teaches; settings that differ: {'; '.join(settings.changed) or 'none'}",
-                fix="Start the learner on the device and with the versions that the journal was written with.",
+                f"step {entry.version} of the journal cannot be taken again: it is not finite or teaches "
+                f"nothing now. Settings that differ: {'; '.join(settings.changed) or 'none'}",
+                fix="Start the learner with the device and the versions that the journal was written with.",
             )
         return settings.changed
 
