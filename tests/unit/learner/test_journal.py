@@ -117,9 +117,7 @@ def test_an_entry_is_read_as_it_was_written() -> None:
     [segment] = writer.read()
     first, second = segment.records
     assert isinstance(first.entry, StepEntry)
-    assert repr(first.entry) == repr(
-        replace(step(1), settings=json.loads(json.dumps(asdict(step(1))["settings"])))
-    )
+    assert repr(first.entry) == repr(replace(step(1), settings=json.loads(json.dumps(step(1).settings))))
     assert (first.random_state, first.groups) == (b"random", GROUPS)
     assert (second.entry, segment.torn_bytes, segment.version) == (NEWS, 0, 1)
 
