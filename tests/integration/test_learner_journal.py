@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.kill_lab.noise import disturb_moments
 from learner.training.checkpoint import versions_in
 from learner.training.model import Policy
 from node.errors import StartupError
 from node.policy import PolicyVersion
-from support.checkpoint_noise import disturb_moments
 from support.scripted_hub import ScriptedHub, scripted_hub
 from support.training_loop import BATCH, RunningLearner, learner
 from support.waiting import until

@@ -1,4 +1,4 @@
-"""Moments that are not what was written, in a checkpoint that looks whole: a replay of other arithmetic."""
+"""Makes a replay inexact on purpose: other moments, in a checkpoint that looks whole."""
 
 import json
 from pathlib import Path
