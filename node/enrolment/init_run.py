@@ -38,8 +38,7 @@ def init_run(directory: Path, *, run_id: str, hosts: Sequence[str], now: float) 
     Args:
         run_id: a DNS label.
         hosts: names and addresses of the coordinator, for its certificate.
-    Raises:
-        StartupError: there is a run in ``directory``.
+    Raises StartupError: there is a run in ``directory``.
     """
     taken = [name for name in (FILE_NAME, *(role.value for role in Role)) if (directory / name).exists()]
     if taken:

@@ -1,5 +1,7 @@
 """Keys and certificates as PEM, and the peer that a certificate names. Bad input is a ValueError."""
 
+from typing import TypeVar
+
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -7,6 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from node.identity.peer import Peer
+
+Key = TypeVar("Key", bound=PrivateKeyTypes)
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -21,24 +25,22 @@ def key_to_pem(key: PrivateKeyTypes) -> bytes:
     )
 
 
-def read_private_key(pem: bytes) -> PrivateKeyTypes:
+def read_private_key(pem: bytes, kind: type[Key]) -> Key:
     """Return the private key in ``pem``.
 
-    Raises:
-        ValueError: there is none, it is encrypted, or it is of a kind we do not read.
+    Raises ValueError: there is none, it is encrypted, or it is of another kind.
     """
     try:
-        return serialization.load_pem_private_key(pem, password=None)
+        key = serialization.load_pem_private_key(pem, password=None)
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
+    if not isinstance(key, kind):
+        raise ValueError(f"the key is not an {kind.__name__}")
+    return key
 
 
 def read_certificate(pem: bytes) -> x509.Certificate:
-    """Return the certificate in ``pem``.
-
-    Raises:
-        ValueError: there is none, or it is of a kind we do not read.
-    """
+    """Return the certificate in ``pem``. Raises ValueError: there is none that we can read."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         certificate.public_key()  # Parsed only when asked for: it must fail here, not later.
@@ -64,8 +66,7 @@ def is_issued_by(certificate_pem: bytes, ca_pem: bytes) -> bool:
 def peer_in(certificate: x509.Certificate) -> Peer:
     """Return the peer that a certificate names; who signed it is not looked at.
 
-    Raises:
-        RefusedError: UNAUTHENTICATED; it does not name exactly one.
+    Raises RefusedError: UNAUTHENTICATED; it does not name exactly one.
     """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -33,7 +33,7 @@ _HOLDERS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class GroupProof:
-    """Proof of whose a group is, which travels with it."""
+    """Proof of whose a group is; travels with it."""
 
     certificate: bytes
     """PEM, the sampler's."""
@@ -52,8 +52,7 @@ class GroupSigner:
     @classmethod
     def of(cls, identity: Identity) -> Self:
         """Return the signer of an identity."""
-        key = read_private_key(identity.key_pem)
-        assert isinstance(key, ec.EllipticCurvePrivateKey), "identities are made with such keys only"
+        key = read_private_key(identity.key_pem, ec.EllipticCurvePrivateKey)
         return cls(key, certificate_pem=identity.certificate_pem, run_id=identity.run_id)
 
     def prove(self, group_id: str, group: EncodedGroup) -> GroupProof:
@@ -81,8 +80,7 @@ class GroupVerifier:
     ) -> None:
         """Check that ``sampler_id`` made the group; revocation is not looked at.
 
-        Raises:
-            RefusedError: BAD_SIGNATURE, with what is wrong.
+        Raises RefusedError: BAD_SIGNATURE, with what is wrong.
         """
         if len(proof.certificate) > CERTIFICATE_BYTES:
             raise _unproved(f"its certificate has {len(proof.certificate)} bytes")

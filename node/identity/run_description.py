@@ -31,8 +31,7 @@ class RunDescription:
     def load(cls, path: Path) -> Self:
         """Read ``run.json``.
 
-        Raises:
-            StartupError: it is missing or is not a run description.
+        Raises StartupError: it is missing or is not a run description.
         """
         fix = (
             "Copy run.json from the directory that `heterorl-node init` made, and name it with --run-file "

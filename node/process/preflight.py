@@ -21,8 +21,8 @@ from node.clock import moment
 from node.config.settings import NodeConfig, NodeSection
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
-from node.enrolment.tokens import check_fits, how_to_get_a_token, read_token_file
-from node.errors import ConfigError, HeteroRLError, StartupError
+from node.enrolment.tokens import how_to_get_a_token, usable_token
+from node.errors import ConfigError, NotReadyError, StartupError
 from node.identity.files import cannot_make, cannot_read
 from node.identity.identity_store import identity_on_disk
 from node.identity.run_description import RunDescription
@@ -39,14 +39,6 @@ Check = Callable[[], object]
 """Raises a fault, or returns."""
 
 
-class NotReadyError(HeteroRLError):
-    """The daemon could not start; ``faults`` has every fault that was found."""
-
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
-        super().__init__("\n".join(map(str, faults)))
-        self.faults = faults
-
-
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
     """Return each role once, in the order in which they start."""
     wanted = set(names)
@@ -56,8 +48,7 @@ def in_order(names: Iterable[str]) -> tuple[Role, ...]:
 def check_before_torch(config: NodeConfig, roles: Iterable[Role]) -> None:
     """Check the model directories and packages of roles as far as possible without torch.
 
-    Raises:
-        NotReadyError: with every fault.
+    Raises NotReadyError: with every fault.
     """
     _raise_all(_installed_checks(config, roles))
 
@@ -69,8 +60,7 @@ def check_everything(
 
     Args:
         warn: called with a sentence about anything that works and should be changed all the same.
-    Raises:
-        NotReadyError: with every fault.
+    Raises NotReadyError: with every fault.
     """
     roles = tuple(roles)
     node = config.node
@@ -111,14 +101,6 @@ def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> str | None
         f"this process may have {most} files open, which is room for {room} peers with "
         f"{descriptors.CONNECTIONS_PER_PEER} connections each, and {why} {expected}. Raise the hard limit: "
         "LimitNOFILE of the systemd unit, `ulimit -Hn` of a shell, `--ulimit nofile` of a container"
-    )
-
-
-def no_certificate(role: Role, directory: Path) -> StartupError:
-    """Return the error of a peer that has neither certificate nor token."""
-    return StartupError(
-        f"This {role} has no certificate in {directory} and no token to get one",
-        fix=f"{how_to_get_a_token(role)}, and set node.token_file to a file that holds it.",
     )
 
 
@@ -227,16 +209,12 @@ def _check_identity(
     directory = node.state_dir / role / IDENTITY_DIRECTORY
     if identity_on_disk(directory, role=role, run=run, node_id=node.node_id, now=now) is not None:
         return
-    if node.token_file is None:
-        raise no_certificate(role, directory)
-    fix = how_to_get_a_token(role)
-    found = read_token_file(node.token_file, how_to_get_one=f"{fix}.")
-    check_fits(found.token, run=run, role=role)
+    found = usable_token(node.token_file, directory, run=run, role=role)
     if now >= found.token.expires_at_s:
         raise StartupError(
             f"The token in {node.token_file} expired at {moment(found.token.expires_at_s)}, "
             f"and this machine's clock says {moment(now)}",
-            fix=f"{fix}.",
+            fix=f"{how_to_get_a_token(role)}.",
         )
     if node.node_id is not None and found.token.node_id not in (None, node.node_id):
         raise ConfigError(

@@ -106,8 +106,7 @@ class TelemetryServer:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``.
 
-        Raises:
-            StartupError: the address cannot be bound.
+        Raises StartupError: the address cannot be bound.
         """
         listener = self._bind()
         self._address = listener.getsockname()[:2]

@@ -106,7 +106,7 @@ class RpcServer:
     @property
     def live_rpcs(self) -> int:
         """Rpcs being served now."""
-        return len(self._interceptor.live)
+        return self._interceptor.live_rpcs
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``, then drain.

@@ -13,7 +13,7 @@ import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.enrolment.authority import signing_request
-from node.enrolment.enrolment_client import enrol_with_token
+from node.enrolment.enrolment_client import obtain_identity
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.tokens import issue_token, write_token_file
@@ -55,17 +55,24 @@ def token_for(made: MadeRun, hub: Serving, role: Role = Role.SAMPLER, node_id: s
 
 
 async def enrol_sampler(
-    made: MadeRun, token: str, directory: Path, node_id: str = "new", *, patience_s: float = 0.0
+    made: MadeRun,
+    token: str | None,
+    directory: Path,
+    node_id: str | None = "new",
+    *,
+    patience_s: float = 0.0,
 ) -> Identity:
     directory.parent.mkdir(parents=True, exist_ok=True)
-    token_file = directory.with_suffix(".token")
-    write_token_file(token_file, token)
-    return await enrol_with_token(
-        token_file,
+    token_file = None
+    if token is not None:
+        token_file = directory.with_suffix(".token")
+        write_token_file(token_file, token)
+    return await obtain_identity(
+        directory,
         run=made.run,
         role=Role.SAMPLER,
         node_id=node_id,
-        directory=directory,
+        token_file=token_file,
         now=made.made_at_s,
         warn=pytest.fail,
         patience_s=patience_s,
@@ -96,12 +103,26 @@ async def test_a_token_makes_a_member_whose_identity_is_kept_and_lets_it_in(
     async with enrolment_port(made) as port:
         identity = await enrol_sampler(made, token_for(made, port), directory)
     assert (identity.run_id, identity.role, identity.node_id) == (made.run_id, Role.SAMPLER, "new")
-    assert load_identity(directory) == identity
+    # Later starts need neither token nor coordinator.
+    assert await enrol_sampler(made, None, directory) == load_identity(directory) == identity
     async with (
         serving(made, every_service) as hub,
         dial(hub.address, identity, purpose=Purpose.CONTROL, now=time.time()) as channel,
     ):
         assert await invoke(channel, "/heterorl.v1.MembershipService/Join") == [b""]
+
+
+@pytest.mark.parametrize(
+    ("configured", "in_token", "expected"),
+    [("here", None, "here"), (None, "there", "there"), (None, None, "sampler-")],
+)
+async def test_a_new_peer_is_called_as_configured_else_as_its_token_says_else_at_random(
+    made: MadeRun, tmp_path: Path, configured: str | None, in_token: str | None, expected: str
+) -> None:
+    async with enrolment_port(made) as port:
+        token = token_for(made, port, node_id=in_token)
+        identity = await enrol_sampler(made, token, tmp_path / "identity", configured)
+    assert identity.node_id.startswith(expected)
 
 
 async def test_a_token_works_once_also_after_the_coordinator_has_restarted(

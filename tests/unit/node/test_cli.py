@@ -218,7 +218,8 @@ def test_each_shorthand_sets_its_key_and_is_named_as_its_source(capsys: pytest.C
 def test_a_command_has_its_own_arguments_and_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["init", str(tmp_path / "run"), "--run-id", "Not A Name"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["init", str(tmp_path / "run"), "--run-id", "Not A Name"])
     assert "Not A Name" in capsys.readouterr().err
     assert main(["init", str(tmp_path / "run")]) == 0
     assert main(["init", str(tmp_path / "run")]) == 3

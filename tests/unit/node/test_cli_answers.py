@@ -41,7 +41,7 @@ def test_status_never_guesses_a_port(capsys: pytest.CaptureFixture[str], run_dir
     code, said = answer(capsys, "status", "--state-dir", run_dir, "--coordinator", "localhost")
     assert code == 2
     assert "'localhost' is not host:port: the port is missing" in said
-    assert "For example: --coordinator localhost:7700" in said
+    assert "For example: localhost:7700" in said
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,13 @@ def test_a_token_is_made_only_for_an_address_that_can_be_dialled(
     assert ":7701" in said
 
 
-@pytest.mark.parametrize(
-    ("host", "fix"),
-    [
-        ("h:7700", "Write --host h. The port belongs to coordinator.listen."),
-        ("[::1]", "Write --host ::1."),
-        ("a b", "For example: --host hub.example.org"),
-    ],
-)
+@pytest.mark.parametrize("host", ["h:7700", "[::1]", "a b"])
 def test_init_takes_hosts_without_ports(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str, fix: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str
 ) -> None:
     code, said = answer(capsys, "init", tmp_path / "run", "--host", host)
     assert code == 2
-    assert fix in said
+    assert f"argument --host: {host!r} is not a name or address alone" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -240,7 +233,7 @@ def test_a_token_that_others_may_read_is_remarked_on_and_taken(run_dir: Path, mo
     file = run_dir / "s.token"
     assert main(["token", str(run_dir), "--role", "sampler", "--address", "h:1", "--out", str(file)]) == 0
     file.chmod(mode)
-    found = read_token_file(file, how_to_get_one="")
+    found = read_token_file(file, role=Role.SAMPLER)
     assert found.token.role is Role.SAMPLER
     assert f"{file} has mode {mode:o}: others on this machine may read the token" in found.exposure
 
@@ -273,7 +266,7 @@ def test_a_node_is_shut_out_listed_and_let_in_again_and_what_people_wrote_stays(
     ("argv", "code", "said"),
     [
         (("sampler-2",), 2, "no node of this name has ever been let in\n  Did you mean sampler-1?"),
-        (("Not A Name",), 2, "a node id is 1-63 of a-z, 0-9 and -"),
+        (("Not A Name",), 2, "'Not A Name' is not an id: 1-63 of a-z, 0-9 and -"),
         (("coordinator",), 2, "the coordinator keeps this list"),
         (("--undo", "sampler-1"), 2, "it is not shut out"),
         ((), 2, "Name one or more, or use --list."),

@@ -276,7 +276,9 @@ def test_a_directory_without_an_operators_identity_is_named(tmp_path: Path) -> N
     parsed = arguments(
         "--state-dir", str(tmp_path), "--run-file", str(tmp_path / "run" / "run.json"), "--coordinator", "h:1"
     )
-    with pytest.raises(StartupError, match="no operator's certificate"):
+    with pytest.raises(
+        StartupError, match=r"no operator's certificate in .* --state-dir to the directory that it made"
+    ):
         status_command.run(parsed)
 
 
