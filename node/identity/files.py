@@ -63,8 +63,8 @@ def cannot_read(path: Path, error: OSError, *, fix: str) -> StartupError:
 
 def _cannot(done: str, path: Path, error: OSError, fix: str) -> StartupError:
     what = error.strerror or str(error)
-    closed = _closed(path) if isinstance(error, PermissionError) else None
-    if closed is not None:
+    if isinstance(error, PermissionError):
+        closed = _closed(path)
         status = closed.stat()
         owner, own = _name(status.st_uid), _name(os.geteuid())
         kind, mode = "folder" if closed.is_dir() else "file", stat.S_IMODE(status.st_mode)
@@ -76,20 +76,14 @@ def _cannot(done: str, path: Path, error: OSError, fix: str) -> StartupError:
     return StartupError(f"{path} cannot be {done}: {what}", fix=fix)
 
 
-def _closed(path: Path) -> Path | None:
-    """Return the first part of a path that this process cannot pass; None where that is not known."""
+def _closed(path: Path) -> Path:
+    """Return the first part of a path that this process cannot pass, else the folder it cannot write into."""
     asked = path.absolute()
-    for part in (*reversed(asked.parents), asked):
-        try:
-            part.lstat()
-        except OSError:
-            # Not there: the folder above it is the one that may not be written into.
-            return None if part == part.parent else part.parent
-        if part != asked and not os.access(part, os.X_OK, effective_ids=True):
+    there = [part for part in (*reversed(asked.parents), asked) if os.path.lexists(part)]
+    for part in there:
+        if not os.access(part, os.X_OK if os.path.isdir(part) else os.R_OK, effective_ids=True):
             return part
-    if asked.is_dir():
-        return asked
-    return asked if not os.access(asked, os.R_OK, effective_ids=True) else asked.parent
+    return there[-1] if os.path.isdir(there[-1]) else there[-1].parent
 
 
 def _name(uid: int) -> str:

@@ -73,12 +73,8 @@ class TelemetryServer:
         self._count_refusal = count_refusal
         self._phase = Phase.STARTING
         self._heartbeat_at = clock.monotonic()
-        self._address: tuple[str, int] | None = None
-
-    @property
-    def address(self) -> tuple[str, int] | None:
+        self.address: tuple[str, int] | None = None
         """Host and port; None until it is bound."""
-        return self._address
 
     def announce(self, phase: Phase) -> None:
         """Set the daemon's phase, for /readyz."""
@@ -109,7 +105,7 @@ class TelemetryServer:
         Raises StartupError: the address cannot be bound.
         """
         listener = self._bind()
-        self._address = listener.getsockname()[:2]
+        self.address = listener.getsockname()[:2]
         loop, is_over = asyncio.new_event_loop(), asyncio.Event()
         answering = threading.Thread(
             target=_run_to_end,
@@ -119,7 +115,7 @@ class TelemetryServer:
         )
         answering.start()
         try:
-            logger.info("telemetry listens", extra={"host": self._address[0], "port": self._address[1]})
+            logger.info("telemetry listens", extra={"host": self.address[0], "port": self.address[1]})
             ready()
             while not stopping.is_set():
                 self._heartbeat_at = self._clock.monotonic()

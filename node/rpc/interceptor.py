@@ -102,19 +102,13 @@ class LiveRpc:
         return "" if self.peer is None else self.peer.node_id, self.method
 
 
-class _TooMuchError(RefusedError):
-    """A peer has too many calls open, or calls too often."""
-
-
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """By what the ports of a hub admit rpcs."""
+    """What the ports of a hub admit rpcs by."""
 
     run_id: str
-    """Callers of other runs are refused."""
     revocations: RevocationList
     clock: Clock
-    """For expiry and rates."""
     count_refusal: CountRefusal
 
 
@@ -288,16 +282,15 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     raise
                 rpc.task.uncancel()
                 refusal = rpc.ended_by
-            except _TooMuchError as error:
-                self._tell(peer_of(context), method, error)
-                await self._hold_back()
-                refusal = error
             except RefusedError as error:
                 refusal = error
             except grpc.aio.BaseError:
                 raise
             except Exception as error:
                 refusal = _only_refusal(error) or _internal_error(error, method)
+            if rpc is None and refusal.reason in (Reason.BUSY, Reason.TOO_OFTEN):
+                self._tell(peer_of(context), method, refusal)
+                await self._hold_back()
             if rpc is not None and refusal.reason.recovery is not Recovery.WAIT:
                 self._charge_refusal(rpc)
             await self._refuse(context, method, refusal)
@@ -334,12 +327,12 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
     def _check_not_too_much(self, peer: Peer, method: str, rate: Rate) -> None:
         most = self._limits.rpcs_per_peer
         if self._live_of[peer.node_id] >= most:
-            raise _TooMuchError(
+            raise RefusedError(
                 Reason.BUSY, f"{peer.node_id} has {most} calls open already", fix="end some first"
             )
         wait_s = self._rates.take((peer.node_id, method), rate, now=self._clock.monotonic())
         if wait_s:
-            raise _TooMuchError(
+            raise RefusedError(
                 Reason.TOO_OFTEN,
                 f"{peer.node_id} calls {method} too often: {rate.per_s:g} times a second are allowed, "
                 f"a refused call counts as {1 + rate.refused:g}",
