@@ -176,10 +176,8 @@ def _evaluations(status: EvaluationStatus, exportable_best: int | None) -> Itera
             f"{newest.cut_ratio:.0%} cut, {newest.counted_prompts} of {newest.prompts} prompts, "
             f"{_answers(newest)}"
         )
-        if newest.left_out:
-            yield (
-                f"without {newest.left_out}: differs from all other samplers one way; see whether to revoke it"
-            )
+        if left_out := newest.left_out:
+            yield f"without {left_out}: differs from all other samplers one way; see whether to revoke it"
         if newest.disputed_by:
             yield (
                 f"{newest.disputed_by} differ one way and no third can say which is right: "

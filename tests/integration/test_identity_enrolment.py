@@ -222,6 +222,14 @@ async def test_a_stranger_cannot_make_the_port_read_a_large_message(made: MadeRu
         assert port.refusals["EnrolmentService", Reason.MALFORMED] == 1
 
 
+async def test_an_enrolment_at_the_members_port_is_told_which_port_to_take(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with serving(made, every_service) as members:
+        with pytest.raises(StartupError, match=r"enrolment port \(coordinator.enrolment_listen, 7701 unless"):
+            await enrol_sampler(made, token_for(made, members), tmp_path / "identity")
+
+
 async def test_a_token_is_not_shown_to_a_hub_of_another_run(made: MadeRun, tmp_path: Path) -> None:
     twin = make_run(tmp_path / "twin", now=time.time())
     async with enrolment_port(twin) as impostor:

@@ -135,26 +135,18 @@ def test_init_where_nothing_may_be_written_names_the_folder_and_its_owner(open_p
     assert "Traceback" not in said
 
 
-def test_a_run_file_one_may_not_read_is_not_said_to_be_missing(open_path: Path) -> None:
-    init_run(open_path / "run", run_id="r", hosts=[], now=time.time())
-    run_file = open_path / "run" / "run.json"
-    argv = ("status", "--state-dir", open_path, "--run-file", run_file, "--coordinator", "localhost:1")
-    run_file.chmod(0)
-    (open_path / "run").chmod(0)
-    code, said = unprivileged(*argv)
-    assert code == 3
-    assert f"Permission denied: the folder {open_path}/run belongs to " in said
-    assert "and this process runs as " in said
-    assert "Copy run.json" not in said
-
-
-def test_an_identity_one_may_not_read_is_named_and_not_traced(open_path: Path) -> None:
+@pytest.mark.parametrize("closed", ["run", "run/operator/identity"])
+def test_files_one_may_not_read_are_named_with_their_owner_and_not_said_to_be_missing(
+    open_path: Path, closed: str
+) -> None:
     init_run(open_path / "run", run_id="r", hosts=[], now=time.time())
     (open_path / "run").chmod(0o755)
-    (open_path / "run" / "operator" / "identity").chmod(0)
+    (open_path / closed).chmod(0)
     code, said = unprivileged("status", "--state-dir", open_path / "run", "--coordinator", "localhost:1")
     assert code == 3
-    assert f"Permission denied: the folder {open_path}/run/operator/identity belongs to " in said
+    assert f"Permission denied: the folder {open_path}/{closed} belongs to " in said
+    assert "and this process runs as " in said
+    assert "Copy run.json" not in said
 
 
 # Commands

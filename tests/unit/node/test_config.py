@@ -182,13 +182,6 @@ def test_a_wrong_key_within_a_table_is_answered_as_any_other(
     assert (fault.source, fault.value) == ("flag --set", value)
 
 
-def test_a_missing_key_is_told_with_all_three_ways_to_set_it() -> None:
-    fix = faults(flags={})["node.state_dir"].fix
-    assert "[node]" in fix
-    assert "--set node.state_dir=" in fix
-    assert "HETERORL_NODE__STATE_DIR" in fix
-
-
 @pytest.mark.parametrize(
     ("key", "value", "meant"),
     [
@@ -257,8 +250,8 @@ def test_two_peers_in_one_process_cannot_share_a_name() -> None:
     assert "node.node_id" in faults(roles=["learner", "sampler"], flags=STATE | both)
 
 
-@pytest.mark.parametrize("address", ["hub", "hub:", ":1", "hub:99999", "::1:7400", "hub:7400/x", "a b:1"])
-def test_an_address_that_is_not_host_and_port_is_refused(address: str) -> None:
+@pytest.mark.parametrize("address", ["hub", "hub:0"])
+def test_an_address_that_cannot_be_dialled_is_refused(address: str) -> None:
     assert faults(flags=STATE | {"node.coordinator": address}).keys() == {"node.coordinator"}
 
 
