@@ -9,7 +9,7 @@ started. None of them imports torch or grpc, so a wrong value is reported before
 """
 
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -36,21 +36,18 @@ RUN_FILE: Final = "run.json"
 Section = TypeVar("Section", bound=BaseModel)
 
 
-def _check_address(address: str) -> str:
-    split_address(address)
-    return address
+def _passing(split: Callable[[str], object]) -> AfterValidator:
+    def check(address: str) -> str:
+        split(address)
+        return address
+
+    return AfterValidator(check)
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
+Address = Annotated[str, _passing(split_address)]
 """``host:port`` to listen on; port 0 takes any free one."""
 
-
-def _check_target(address: str) -> str:
-    split_target(address)
-    return address
-
-
-Target = Annotated[str, AfterValidator(_check_target)]
+Target = Annotated[str, _passing(split_target)]
 """``host:port`` to dial."""
 
 

@@ -60,13 +60,11 @@ async def obtain_identity(
     """Return the identity in ``directory``; at the first start, fetch it with a token and keep it there.
 
     Args:
-        directory: may hold the key of an earlier try.
         node_id: the wanted name; None: what the token says, else a random one, kept.
         warn: called with a sentence if others may read the token.
         patience_s: how long to try while the coordinator does not answer.
     Raises:
-        StartupError: the run would not accept the identity or refused the token, there is neither, or the
-            coordinator cannot be reached.
+        StartupError: identity or token would not be or was not accepted, there is neither, or nobody answers.
         ConfigError: ``node_id`` is not the name in the identity.
     """
     identity = identity_on_disk(directory, role=role, run=run, node_id=node_id, now=now)
@@ -107,10 +105,7 @@ async def obtain_identity(
 
 
 def kept_name(state_dir: Path, *, role: Role) -> str:
-    """Return the random name of this peer, which it takes at its first start and keeps.
-
-    Raises StartupError: the file that holds it holds something else.
-    """
+    """Return the random name of this peer, which it takes at its first start and keeps."""
     path = state_dir / NAME_FILE
     try:
         name = path.read_text(encoding="ascii", errors="replace").strip()

@@ -141,10 +141,7 @@ def issue_token(
 
 
 def redeem(text: str, *, authority: Authority, node_id: str, now: float) -> Token:
-    """Return what a token admits, if it is this authority's, not expired, and fits the peer.
-
-    Raises RefusedError: TOKEN_REFUSED, with the reason in words.
-    """
+    """Return a token of this authority that is not expired and fits the peer. Raises RefusedError: else."""
     token = Token.parse(text)
     ask = "ask the operator for a new token"
     if not is_same_certificate(token.ca_certificate_pem.encode(), authority.certificate_pem):
@@ -171,10 +168,7 @@ class TokenFile:
 
 
 def usable_token(token_file: Path | None, directory: Path, *, run: RunDescription, role: Role) -> TokenFile:
-    """Return the token of a peer that has no certificate in ``directory``; it may have expired.
-
-    Raises StartupError: there is no file, or the token in it is not good for this run and role.
-    """
+    """Return the token, perhaps expired, of a peer without a certificate. Raises StartupError: none fits."""
     if token_file is None:
         raise StartupError(
             f"There is no {role}'s certificate in {directory}, and no token to get one",

@@ -56,12 +56,7 @@ class Identity:
 
 
 def make_identity(key_pem: bytes, certificate_pem: bytes, ca_pem: bytes) -> Identity:
-    """Put an identity together from its parts.
-
-    Raises:
-        ValueError: a part does not parse, or key and certificate do not belong together.
-        RefusedError: the certificate names no peer.
-    """
+    """Put an identity together. Raises ValueError, RefusedError: a part is damaged or does not belong."""
     certificate = read_certificate(certificate_pem)
     read_certificate(ca_pem)
     if read_private_key(key_pem, ec.EllipticCurvePrivateKey).public_key() != certificate.public_key():
@@ -80,10 +75,7 @@ def make_identity(key_pem: bytes, certificate_pem: bytes, ca_pem: bytes) -> Iden
 
 
 def load_identity(directory: Path) -> Identity | None:
-    """Read the identity in ``directory``; None where the peer has not enrolled yet.
-
-    Raises StartupError: it is damaged, or others may read its key.
-    """
+    """Read an identity; None where the peer has not enrolled yet. Raises StartupError: it is damaged."""
     try:
         certificate_pem = (directory / CERTIFICATE_FILE).read_bytes()
     except FileNotFoundError:
@@ -109,10 +101,7 @@ def save_identity(identity: Identity, directory: Path) -> None:
 
 
 def load_or_make_key(directory: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key of an identity to be; kept from the first call on, so that enrolling can be repeated.
-
-    Raises StartupError: a key is there and is damaged, or others may read it.
-    """
+    """Return the key of an identity to be; kept from the first call on, so that enrolling can be repeated."""
     path = directory / KEY_FILE
     if not path.exists():
         key = new_key()
@@ -167,10 +156,7 @@ def identity_on_disk(
 
 
 def check_own(identity: Identity, run: RunDescription, role: Role, now: float) -> None:
-    """Check that an identity will be let in, before the hub is asked; also before every dial.
-
-    Raises StartupError: it is of another run or role, expired, or not yet valid.
-    """
+    """Check that an identity will be let in, before the hub is asked. Raises StartupError: it will not."""
     enrol_again = ENROL_AGAIN.format(role=role)
     if identity.run_id != run.run_id:
         raise StartupError(

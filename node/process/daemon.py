@@ -58,10 +58,8 @@ async def run_daemon(
 ) -> ExitCode:
     """Run stages until something stops them; return the exit code.
 
-    Args:
-        stages: in the order in which they start.
-        drain_timeout_s: for all stages together, from the first request to stop.
-        announce: called at every change of phase; must not raise.
+    ``drain_timeout_s`` is for all stages together; ``announce`` hears of each phase and must not raise.
+
     Returns:
         DRAINED: every service returned in time, whatever the cause of the stop.
         COULD_NOT_START (or CONFIGURATION, for a ConfigError): a service failed before all were ready.

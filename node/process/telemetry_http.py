@@ -100,10 +100,7 @@ class TelemetryServer:
                 return HTTPStatus.NOT_FOUND, _TEXT, f"{there}\n".encode()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Serve until ``stopping``.
-
-        Raises StartupError: the address cannot be bound.
-        """
+        """Serve until ``stopping``. Raises StartupError: the address cannot be bound."""
         listener = self._bind()
         self.address = listener.getsockname()[:2]
         loop, is_over = asyncio.new_event_loop(), asyncio.Event()

@@ -18,10 +18,7 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host (without brackets) and port.
-
-    Raises ValueError: it has another form; the message says what is wrong.
-    """
+    """Return host (without brackets) and port. Raises ValueError: it has another form; says which rule."""
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         is_host = _is_v6(host[1:-1])

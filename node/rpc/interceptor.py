@@ -47,18 +47,6 @@ _WARNINGS: Final = Rate(per_s=1 / 60, burst=1)
 """How often the log names one peer that asks too much."""
 
 
-_MEMBERS_PORT: Final = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
-
-_WHERE: Final = {
-    "EnrolmentService": "the coordinator's enrolment port "
-    f"(coordinator.enrolment_listen, {ENROLMENT_PORT} by default)",
-    "MembershipService": _MEMBERS_PORT,
-    "PolicyService": f"{_MEMBERS_PORT} and at relays",
-    "RolloutService": f"{_MEMBERS_PORT} and at relays",
-}
-"""Service -> the port that serves it."""
-
-
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
     """Bounds on the rpcs of one caller."""
@@ -98,7 +86,7 @@ class LiveRpc:
 
     @property
     def account(self) -> tuple[str, str]:
-        """The bucket that pays for it: of its caller, or of all strangers, and its method."""
+        """The account that pays for it: its caller, or all strangers, and its method."""
         return "" if self.peer is None else self.peer.node_id, self.method
 
 
@@ -179,7 +167,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         refusal = RefusedError(
             Reason.WRONG_PORT,
             f"this is the {self._name} port of run {self._admission.run_id}",
-            fix=f"{service} is at {_WHERE[service]}",
+            fix=f"{service} is at {_port_of(service)}",
         )
 
         async def refuse(_: AsyncIterator[Any], context: Context) -> None:
@@ -384,6 +372,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         except TimeoutError:
             # The caller does not read: end as cancelled, which drops the call without an answer.
             raise asyncio.CancelledError from None
+
+
+def _port_of(service: str) -> str:
+    if service == "EnrolmentService":
+        return f"the coordinator's enrolment port (coordinator.enrolment_listen, {ENROLMENT_PORT} by default)"
+    members = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
+    return members if service == "MembershipService" else f"{members} and at relays"
 
 
 def _draining() -> RefusedError:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from node.enrolment.authority import Authority
 from node.enrolment.enrolment_client import kept_name, obtain_identity
 from node.enrolment.init_run import init_run
+from node.enrolment.tokens import issue_token, write_token_file
 from node.errors import ConfigError, StartupError
 from node.identity.identity_store import Identity
 from node.identity.run_description import RunDescription
@@ -96,3 +98,23 @@ def test_a_name_file_that_holds_no_name_is_a_startup_error(tmp_path: Path, conte
     (tmp_path / "node_id").write_text(content)
     with pytest.raises(StartupError, match="not a valid node id"):
         kept_name(tmp_path, role=Role.SAMPLER)
+
+
+@pytest.mark.parametrize(
+    ("role", "address", "is_twin", "said"),
+    [
+        (Role.RELAY, "hub:1", False, "for a relay, this node is a sampler"),
+        (Role.SAMPLER, "hub", False, "'hub' is not host:port"),
+        (Role.SAMPLER, "hub:1", True, "for run r of another authority"),
+    ],
+)
+async def test_a_token_for_another_role_or_run_is_not_shown_to_anyone(
+    run: RunDescription, tmp_path: Path, role: Role, address: str, is_twin: bool, said: str
+) -> None:
+    if is_twin:
+        init_run(tmp_path / "twin", run_id="r", hosts=[], now=NOW)
+    authority = Authority.load(tmp_path / ("twin" if is_twin else ".") / "coordinator" / "authority")
+    text = issue_token(authority, role=role, node_id=None, address=address, now=NOW)
+    write_token_file(tmp_path / "token", text)
+    with pytest.raises(StartupError, match=said):
+        await obtained(run, tmp_path, Role.SAMPLER, token_file=tmp_path / "token")

@@ -201,7 +201,9 @@ def test_a_token_written_to_a_file_is_its_owners_only_whatever_the_umask(
         os.umask(before)
     assert code == 0
     assert file.stat().st_mode & 0o777 == 0o600
-    assert Token.parse(file.read_text()).role is Role.SAMPLER
+    token = Token.parse(file.read_text())
+    assert token.role is Role.SAMPLER
+    assert token.expires_at_s > time.time() + 47 * 3600  # made today, it lets a peer in tomorrow
     assert f"{file} has mode 600" in said
 
 

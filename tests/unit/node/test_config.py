@@ -220,11 +220,6 @@ def test_variables_that_kubernetes_makes_of_service_names_are_not_ours() -> None
     )
 
 
-def test_a_section_is_checked_even_where_its_role_does_not_run() -> None:
-    flags = STATE | {"learner.model_dir": "/m", "learner.learning_rate": "1e-3", "learner.weight_decay": "7"}
-    assert faults(roles=["coordinator"], flags=flags).keys() >= {"learner.weight_decay"}
-
-
 def test_a_role_has_its_section_even_where_nothing_of_it_is_set() -> None:
     assert faults(roles=["learner"]).keys() == {
         "learner.model_dir",
