@@ -33,6 +33,9 @@ _REFUSALS: Final = tuple(verdict for verdict in Verdict if verdict not in _USED)
 _BAD_PROMPTS_SHOWN: Final = 5
 """Enough to see the cause; --json has more."""
 
+WAITS_AT_BOUND: Final = "prompt lease: staleness"
+"""Name of the wait of a sampler that the staleness bound holds back."""
+
 _STATE_STYLES: Final = {
     "live": "green",
     "joined": "cyan",
@@ -62,7 +65,7 @@ def _header(status: RunStatus) -> Text:
         "head": [f"version {_number(status.head)}"],
         "step": [_step(status.step)],
         "teaching": _teaching(status.teaching),
-        "staleness": _staleness(status),
+        "staleness": [*_staleness(status), *_idle_samplers(status)],
         "slots": [slots],
         "groups": [_counts(status.verdicts, Verdict) or "none yet"],
         "ledger": [f"behind: {status.ledger_gap}"] if status.ledger_gap else [],
@@ -147,6 +150,25 @@ def _staleness(status: RunStatus) -> Iterator[str]:
             f"beyond lag {recommended.versions} the effective sample size of {recommended.sample} "
             f"may halve {bound}"
         )
+
+
+def _idle_samplers(status: RunStatus) -> Iterator[str]:
+    """Yield what a lower bound would cost where samplers wait at it.
+
+    At the bound there are as many groups on their way as it allows. All but one batch of those that wait for
+    the learner only grow stale: the bound could be lower by so many batches, and no step would come later.
+    """
+    idle = sum(peer.role is Role.SAMPLER and peer.waits_for == WAITS_AT_BOUND for peer in status.peers)
+    if not idle or not status.batch_groups:
+        return
+    bound = status.max_staleness_versions
+    waiting = status.slots.get("spooled", 0) + status.slots.get("accepted", 0)
+    spare = min(waiting // status.batch_groups - 1, bound)
+    who = f"{idle} sampler{' idles' if idle == 1 else 's idle'} at the bound, {waiting} finished groups wait"
+    if spare < 1:
+        yield f"{who}: a lower bound would make steps wait"
+    else:
+        yield f"{who}: a bound of {bound - spare} would cost no step and make groups {spare} versions fresher"
 
 
 def _teaching(teaching: Teaching | None) -> Iterator[str]:

@@ -92,7 +92,7 @@ class LiveRpc:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the ports of a hub admit rpcs by."""
+    """Run, revocations, clock and counter by which the ports of a hub admit rpcs."""
 
     run_id: str
     revocations: RevocationList

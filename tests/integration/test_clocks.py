@@ -182,17 +182,6 @@ async def test_a_hub_whose_certificate_is_not_valid_here_is_named_and_waited_for
         assert "the coordinator's certificate is not valid by it" in disagreements(caplog)[0][1]
 
 
-async def test_a_hub_that_is_away_says_nothing_of_clocks(
-    made: MadeRun, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serving(made, every_service) as hub:
-        address = hub.address
-    async with membership(made.sampler, address, SystemClock()):
-        await until(lambda: bool(losses(caplog)))
-    assert disagreements(caplog) == []
-    assert "clock" not in losses(caplog)[0]
-
-
 async def status_says(
     made: MadeRun, address: str, operator: Identity, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> str:

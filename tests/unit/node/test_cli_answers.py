@@ -44,25 +44,6 @@ def test_status_never_guesses_a_port(capsys: pytest.CaptureFixture[str], run_dir
     assert "For example: localhost:7700" in said
 
 
-@pytest.mark.parametrize(
-    ("address", "rule"),
-    [
-        ("h", "the port is missing"),
-        ("h:99999", "a port is a number from 0 to 65535"),
-        ("h:0", "port 0 stands for any free port"),
-        ("::1:7701", "write an IPv6 address in brackets"),
-        ("https://h:1", "neither a name nor an address"),
-    ],
-)
-def test_a_token_is_made_only_for_an_address_that_can_be_dialled(
-    capsys: pytest.CaptureFixture[str], run_dir: Path, address: str, rule: str
-) -> None:
-    code, said = answer(capsys, "token", run_dir, "--role", "sampler", "--address", address)
-    assert code == 2
-    assert rule in said
-    assert ":7701" in said
-
-
 @pytest.mark.parametrize("host", ["h:7700", "[::1]", "a b"])
 def test_init_takes_hosts_without_ports(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str

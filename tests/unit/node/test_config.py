@@ -26,7 +26,7 @@ def resolve(
 def faults(**arguments: Any) -> dict[str, ConfigError]:
     with pytest.raises(NotReadyError) as caught:
         resolve(**arguments)
-    return {fault.key: fault for fault in caught.value.faults}
+    return {fault.key: fault for fault in caught.value.faults if isinstance(fault, ConfigError)}
 
 
 def write(path: Path, text: str) -> Path:

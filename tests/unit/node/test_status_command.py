@@ -118,6 +118,29 @@ def test_the_lag_at_which_groups_are_worth_half_is_said_in_a_line(
     assert "staleness no recommendation yet: no step was taken" in rendered(replace(RUN, step=None))
 
 
+@pytest.mark.parametrize(
+    ("slots", "said"),
+    [
+        (
+            {"spooled": 10, "accepted": 15},
+            "1 sampler idles at the bound, 25 finished groups wait: a bound of 3 would cost no step and make "
+            "groups 5 versions fresher",
+        ),
+        (
+            {"accepted": 7},
+            "1 sampler idles at the bound, 7 finished groups wait: a lower bound would make steps wait",
+        ),
+    ],
+)
+def test_what_a_lower_bound_would_cost_is_said_where_samplers_idle_at_it(
+    slots: dict[str, int], said: str
+) -> None:
+    """Six batches of four wait for the learner, of which it needs one."""
+    idle = replace(PEER, waits_for="prompt lease: staleness")
+    assert said in rendered(replace(RUN, peers=(idle,), slots=slots, batch_groups=4), width=200)
+    assert "idle" not in rendered(replace(RUN, slots=slots, batch_groups=4))
+
+
 def test_a_run_in_which_nothing_teaches_does_not_look_healthy() -> None:
     some = replace(RUN, teaching=Teaching(512, 192, 0.4, 0.0))
     assert "teaching  38% of the newest 512 groups teach nothing\n" in rendered(some).replace(" \n", "\n")
