@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from node.errors import Reason, RefusedError, StartupError
-from node.identity.certificates import key_to_pem, new_key, read_certificate, read_private_key
+from node.identity.certificates import key_to_pem, new_key, read_certificate, read_curve_key
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import HUB_ROLES, Peer, hub_name
 from node.limits import SIGNING_REQUEST_BYTES
@@ -65,7 +65,7 @@ class Authority:
         """Read an authority. Raises StartupError: there is none in ``directory``, or it is damaged."""
         key_pem = read_secret(directory / KEY_FILE)
         try:
-            key = read_private_key(key_pem, ec.EllipticCurvePrivateKey)
+            key = read_curve_key(key_pem)
             certificate = read_certificate((directory / CERTIFICATE_FILE).read_bytes())
             run_id = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         except (OSError, ValueError, IndexError) as error:

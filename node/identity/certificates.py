@@ -1,7 +1,5 @@
 """Keys and certificates as PEM, and the peer that a certificate names. Bad input is a ValueError."""
 
-from typing import TypeVar
-
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -9,8 +7,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from node.identity.peer import Peer
-
-Key = TypeVar("Key", bound=PrivateKeyTypes)
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -25,17 +21,19 @@ def key_to_pem(key: PrivateKeyTypes) -> bytes:
     )
 
 
-def read_private_key(pem: bytes, kind: type[Key]) -> Key:
-    """Return the private key in ``pem``.
-
-    Raises ValueError: there is none, it is encrypted, or it is of another kind.
-    """
+def read_private_key(pem: bytes) -> PrivateKeyTypes:
+    """Return the private key in ``pem``. Raises ValueError: there is none that we can read."""
     try:
-        key = serialization.load_pem_private_key(pem, password=None)
-    except (TypeError, UnsupportedAlgorithm) as error:
+        return serialization.load_pem_private_key(pem, password=None)
+    except (TypeError, UnsupportedAlgorithm) as error:  # the first: it is encrypted
         raise ValueError(str(error)) from error
-    if not isinstance(key, kind):
-        raise ValueError(f"the key is not an {kind.__name__}")
+
+
+def read_curve_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """Return the key in ``pem``, as ``new_key`` makes them. Raises ValueError: there is none of this kind."""
+    key = read_private_key(pem)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("the key is not on an elliptic curve")
     return key
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from node.clock import moment
 from node.errors import Reason, RefusedError
-from node.identity.certificates import is_issued_by, peer_in, read_certificate, read_private_key
+from node.identity.certificates import is_issued_by, peer_in, read_certificate, read_curve_key
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.rollout import EncodedGroup
@@ -46,7 +46,7 @@ class GroupSigner:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._key = read_private_key(identity.key_pem, ec.EllipticCurvePrivateKey)
+        self._key = read_curve_key(identity.key_pem)
 
     def prove(self, group_id: str, group: EncodedGroup) -> GroupProof:
         """Return the proof for an encoded group."""

@@ -18,7 +18,7 @@ from node.identity.certificates import (
     new_key,
     peer_in,
     read_certificate,
-    read_private_key,
+    read_curve_key,
 )
 from node.identity.files import cannot_read, make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import Peer
@@ -59,7 +59,7 @@ def make_identity(key_pem: bytes, certificate_pem: bytes, ca_pem: bytes) -> Iden
     """Put an identity together. Raises ValueError, RefusedError: a part is damaged or does not belong."""
     certificate = read_certificate(certificate_pem)
     read_certificate(ca_pem)
-    if read_private_key(key_pem, ec.EllipticCurvePrivateKey).public_key() != certificate.public_key():
+    if read_curve_key(key_pem).public_key() != certificate.public_key():
         raise ValueError("key and certificate do not belong together")
     peer = peer_in(certificate)
     return Identity(
@@ -109,7 +109,7 @@ def load_or_make_key(directory: Path) -> ec.EllipticCurvePrivateKey:
         write_secret(path, key_to_pem(key))
         return key
     try:
-        return read_private_key(read_secret(path), ec.EllipticCurvePrivateKey)
+        return read_curve_key(read_secret(path))
     except ValueError as error:
         raise StartupError(f"{path} is damaged: {error}", fix="Move it away and start again.") from error
 

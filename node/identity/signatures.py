@@ -32,9 +32,12 @@ class SigningKey:
     def load(cls, path: Path) -> Self:
         """Read a key. Raises StartupError: it is missing or damaged, or others may read it."""
         try:
-            return cls(read_private_key(read_secret(path), ed25519.Ed25519PrivateKey))
+            key = read_private_key(read_secret(path))
+            if not isinstance(key, ed25519.Ed25519PrivateKey):
+                raise ValueError("not an Ed25519 key")
         except ValueError as error:
             raise StartupError(f"{path} is damaged: {error}", fix="Restore it from a copy.") from error
+        return cls(key)
 
     def save(self, path: Path) -> None:
         """Write the key, readable by its owner only."""

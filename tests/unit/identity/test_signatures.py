@@ -74,7 +74,7 @@ def test_a_missing_open_damaged_or_wrong_key_file_is_named(tmp_path: Path) -> No
     with pytest.raises(StartupError, match="damaged"):
         SigningKey.load(path)
     write_secret(path, key_to_pem(new_key()))
-    with pytest.raises(StartupError, match="not an Ed25519PrivateKey"):
+    with pytest.raises(StartupError, match="not an Ed25519 key"):
         SigningKey.load(path)
     SigningKey.generate().save(path)
     path.chmod(0o604)
