@@ -23,6 +23,7 @@ from node.identity.run_description import RunDescription
 from node.process.abandoned_threads import exit_without_them
 from node.process.allocator import keep_freed_memory
 from node.process.daemon import Phase, StartStage, run_daemon
+from node.process.last_start import note_settings
 from node.process.preflight import too_few_descriptors
 from node.process.role_context import RoleContext, load_build
 from node.process.service import Service
@@ -118,7 +119,10 @@ async def _build(role: Role, node: NodeSection, context_of: Callable[..., RoleCo
         context.node_metrics.watch_certificate(name, not_after_s=not_after_s)
     # In a thread: importing torch takes seconds, and the watchdog does not wait.
     build_role = await asyncio.to_thread(load_build, role)
-    return await build_role(context)
+    services = await build_role(context)
+    if (section := getattr(context.config, role)) is not None:
+        note_settings(state_dir, role=role, settings=section.model_dump(mode="json"))
+    return services
 
 
 def _hold_state(state_dir: Path) -> None:
