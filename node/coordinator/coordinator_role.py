@@ -210,29 +210,19 @@ def _check_prompts_left(accounts: Accounts) -> None:
 
 async def _checked_rows(config: CoordinatorConfig, ledger: Ledger, state_dir: Path) -> Rows | None:
     """Open the run's rows and note them in the ledger; refuse others once something was leased."""
-    slots = ledger.balance().slots
     rows = None
     if config.data is not None:
-        known = slots.data if slots.next_slot else NO_DATA
-        rows = await asyncio.to_thread(
-            open_rows, config.data, scratch=state_dir, columns=config.columns, known=known
-        )
+        rows = await asyncio.to_thread(open_rows, config.data, scratch=state_dir, columns=config.columns)
     try:
-        noted = agreed_data(
-            slots.data,
-            NO_DATA if rows is None else rows.seen,
-            known_part=b"" if rows is None else rows.known_part,
-            next_slot=slots.next_slot,
-        )
+        balance = ledger.balance()
+        found = NO_DATA if rows is None else rows.seen
+        noted = agreed_data(balance.data, found, next_slot=balance.slots.next_slot)
     except BaseException:
         if rows is not None:
             rows.close()
         raise
     if noted is not None:
         ledger.record(Transaction(data=noted))
-        if noted.first_slot:
-            grown = {"rows": noted.rows, "rows_before": slots.data.rows, "first_slot": noted.first_slot}
-            logger.info("rows were added to the data", extra=grown)
     return rows
 
 

@@ -24,7 +24,7 @@ from node.coordinator.work.prompt_agreement import PromptAgreement, PromptSaid
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState, group_id
 from node.coordinator.work.standing import Share, Standing, Standings
-from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
+from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
 from node.rollout import EncodedGroup, Verdict
@@ -99,6 +99,8 @@ class Balance:
     """The oldest first."""
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
+    data: DataSeen = NO_DATA
+    """The rows that prompts are made from."""
     task_digest: bytes = b""
     """Of the task's name and options at the last start; empty: this is the first."""
 
@@ -145,7 +147,6 @@ class Accounts:
             lease_ttl_s=terms.lease_ttl_s,
             now=now,
         )
-        self.data = balance.slots.data
         self._accepts_loss = balance.accepts_loss
         self._generations = {generation.number: generation for generation in balance.slots.generations}
         self.versions = VersionLog(balance.announced)
@@ -179,11 +180,6 @@ class Accounts:
     def work(self) -> Work:
         """What every lease of the run asks for."""
         return replace(self.terms.work, grader=self.grader)
-
-    @property
-    def first_held_out(self) -> int | None:
-        """Number of the first held-out prompt; None while the prompts are not known."""
-        return self.data.held_out_at if self.data.rows else self.slots.prompts
 
     @property
     def last_step(self) -> int:

@@ -46,7 +46,6 @@ from node.coordinator.work.slots import (
     retry_after_s,
     slot_and_attempt,
 )
-from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.failure import FAULTS, Failure
 
 SUSPECTS_PER_GRANT: Final = 4
@@ -105,8 +104,6 @@ class SlotBalance:
     """Between two generations, and named by a step record since."""
     generations: tuple[Generation, ...] = ()
     """Oldest first."""
-    data: DataSeen = NO_DATA
-    """The rows that prompts are made from."""
 
 
 class SlotTable:
@@ -124,7 +121,6 @@ class SlotTable:
         """Restore; ``prompts`` is None while nobody has counted them, and nothing new is leased."""
         self.prompts = prompts
         self._seed = seed
-        self._data = balance.data
         self._lease_ttl_s = lease_ttl_s
         self._open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(balance.settled)
@@ -447,16 +443,9 @@ class SlotTable:
 
     def _unused(self, number: int) -> Slot:
         # Nothing is leased before the prompts are counted; the prompt of a lost slot is for people only.
-        held_out = range(self._data.held_out_at, self._data.held_out_at + self._data.evaluation_rows)
         prompt_index = 0
         if self.prompts is not None:
-            prompt_index = prompt_of_slot(
-                number,
-                prompts=self.prompts,
-                seed=self._seed,
-                first_slot=self._data.first_slot,
-                held_out=held_out,
-            )
+            prompt_index = prompt_of_slot(number, prompts=self.prompts, seed=self._seed)
         return Slot(number, prompt_index, SlotState.AVAILABLE, attempts=(), granted=0)
 
     def _in_play(self, slot: int, attempt: int) -> Slot | None:
