@@ -43,22 +43,30 @@ _CONTRADICTIONS: Final = (
         "WHERE coalesce(state, '') NOT IN ('spooled', 'accepted')",
         "the spool has a group of slot {}, which waits for none",
     ),
-    (  # Answers of finished evaluations may have gone, all of a version at once.
-        "SELECT version, answers, scores FROM (SELECT *, (SELECT count(*) FROM evaluation_scores AS s "
-        "WHERE s.version = e.version) AS scores FROM evaluations AS e) "
+    (  # Answers of finished ones may have gone, all of a version at once.
+        "SELECT version, answers, scores FROM evaluations_and_scores "
         "WHERE scores != answers AND (scores OR NOT finished_at_s)",
         "the evaluation of version {} counts {} answers, and {} are there",
     ),
     (
-        "SELECT version, prompts, answers, asked, answered FROM (SELECT *, "
-        "(SELECT count(DISTINCT number % prompts) FROM evaluation_slots) AS asked, "
-        "(SELECT count(*) FROM evaluation_slots WHERE state = 'evaluated') AS answered FROM evaluations) "
-        "WHERE NOT finished_at_s AND (asked, answered) != (prompts, answers)",
+        "SELECT version, prompts, answers, asked, answered FROM evaluations_and_scores "
+        "WHERE NOT finished_at_s AND scores = answers AND (asked, answered) != (prompts, answers)",
         "the evaluation of version {} has {} prompts and {} answers; "
         "there are slots of {} prompts, {} of them answered",
     ),
 )
 """Queries that find rows which contradict each other, and what is said of them."""
+
+_WITH: Final = """
+WITH evaluations_and_scores AS (
+    SELECT *,
+        (SELECT count(*) FROM evaluation_scores AS s WHERE s.version = e.version) AS scores,
+        (SELECT count(DISTINCT number % prompts) FROM evaluation_slots) AS asked,
+        (SELECT count(*) FROM evaluation_slots JOIN evaluation_scores AS s ON s.slot = number
+         WHERE s.version = e.version AND state = 'evaluated') AS answered
+    FROM evaluations AS e
+)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +215,7 @@ def _gaps(connection: sqlite3.Connection, lost: list[range]) -> Iterator[str]:
 def _mismatches(connection: sqlite3.Connection) -> Iterator[str]:
     """Find rows that contradict each other."""
     for query, problem in _CONTRADICTIONS:
-        for row in connection.execute(f"{query} LIMIT ?", [_SHOWN]):
+        for row in connection.execute(f"{_WITH} {query} LIMIT ?", [_SHOWN]):
             yield problem.format(*row)
     trained, named = connection.execute(
         "SELECT (SELECT count(*) FROM slots WHERE state = 'trained'), "

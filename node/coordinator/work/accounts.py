@@ -16,7 +16,7 @@ from node.coordinator.work.evaluation.evaluations import (
     Evaluations,
     is_evaluation_lease,
 )
-from node.coordinator.work.generations import Generation, lost_steps, newest_lost_version
+from node.coordinator.work.generations import Generation
 from node.coordinator.work.grader_agreement import NOT_AGREED
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
@@ -170,7 +170,7 @@ class Accounts:
         delivered = {name: counts[Verdict.SPOOLED] for name, counts in self._verdicts.items()}
         self.standings = Standings.restored(balance.standings, delivered)
         for sampler_id in filter(delivered.get, delivered):
-            self.slots.prove(sampler_id)
+            self.slots.open.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
         self.leased_before_change: frozenset[str] = frozenset()
         """Leases that were out when the task's options changed. In memory only, as after a later restart few
@@ -185,7 +185,7 @@ class Accounts:
     def last_step(self) -> int:
         """Version of the newest step that is recorded, or lost as accepted; 0 before the first."""
         recorded = 0 if self.newest_record is None else self.newest_record.version
-        return max(recorded, newest_lost_version(self._generations.values()))
+        return max([recorded, *(versions[-1] for versions in self._lost_versions if versions)])
 
     @property
     def open_loss(self) -> Generation | None:
@@ -197,7 +197,11 @@ class Accounts:
     @property
     def lost_steps(self) -> int:
         """Steps whose records were lost with older ledgers."""
-        return lost_steps(self._generations.values())
+        return sum(map(len, self._lost_versions))
+
+    @property
+    def _lost_versions(self) -> list[range]:
+        return [g.lost_versions for g in self._generations.values() if g.lost_versions is not None]
 
     def confirm(self) -> None:
         """Note that the learner finds nothing missing in the ledger."""
@@ -214,7 +218,7 @@ class Accounts:
             won = (slot for slot in transaction.slots if slot.number == transaction.stored.slot)
             took_s = next((self.slots.took_s(slot, now=now) for slot in won), None)
             self.standings.note_delivery(transaction.stored.sampler_id, took_s)
-            self.slots.prove(transaction.stored.sampler_id)
+            self.slots.open.prove(transaction.stored.sampler_id)
         self.slots.apply(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
@@ -294,15 +298,15 @@ class Accounts:
         """Return how many leases a sampler may hold, where ``free`` groups may be leased."""
         evaluating = self.evaluations.running(sampler_id)  # on top of every bound
         fleet = self.slots.counts()[SlotState.LEASED] + evaluating
-        held = self.slots.running(sampler_id) + evaluating
-        newcomers = self.slots.newcomers_leases
+        held = self.slots.open.running(sampler_id) + evaluating
+        newcomers = self.slots.open.newcomers_leases
         return self.standings.share(
             sampler_id, held=held, free=free, fleet=fleet, newcomers=newcomers, now=now
         )
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
-        return self.slots.running(sampler_id) + self.evaluations.running(sampler_id)
+        return self.slots.open.running(sampler_id) + self.evaluations.running(sampler_id)
 
     def load(self) -> Load:
         """Count what is in flight."""

@@ -18,7 +18,6 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.generations import missing_versions
 from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
@@ -148,7 +147,9 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
     _check_not_behind(accounts, hello.version)
     _check_contiguous(hello)
     _check_same_history(accounts, hello.records)
-    missing = missing_versions(accounts.last_step, hello.version, hello.records)
+    first_missing = accounts.last_step + 1
+    first_repeated = hello.records[0].version if hello.records else hello.version + 1
+    missing = range(first_missing, max(first_missing, first_repeated))
     loss = accounts.open_loss
     fresh = tuple(record for record in hello.records if record.version > accounts.last_step)
     outcome, transaction = _settled(accounts, fresh)

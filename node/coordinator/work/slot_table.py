@@ -122,7 +122,7 @@ class SlotTable:
         self.prompts = prompts
         self._seed = seed
         self._lease_ttl_s = lease_ttl_s
-        self._open = OpenSlots()
+        self.open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(balance.settled)
         self._deadlines: dict[int, float] = {}
         self._retry_at_s: dict[int, float] = {}
@@ -143,35 +143,13 @@ class SlotTable:
     @property
     def open_slots(self) -> Mapping[int, Slot]:
         """Slots that are not settled, by number."""
-        return self._open.by_number
-
-    @property
-    def running_by_holder(self) -> Mapping[str, int]:
-        """Count the leases of each sampler that has any."""
-        return self._open.running_by_holder
-
-    def running(self, holder: str) -> int:
-        """Count the leases of a sampler."""
-        return self._open.running(holder)
-
-    @property
-    def newcomers_leases(self) -> int:
-        """Count the leases of all samplers that have never delivered a group."""
-        return self._open.newcomers_leases
-
-    def prove(self, holder: str) -> None:
-        """Note that a sampler has delivered a group."""
-        self._open.prove(holder)
-
-    def held_by(self, holder: str) -> frozenset[int]:
-        """Return the slots that a sampler holds leases on."""
-        return self._open.held_by(holder)
+        return self.open.by_number
 
     def oldest_leases(self) -> dict[str, float]:
         """Return when each sampler's oldest lease was granted. Looks at every lease."""
         return {
-            holder: min(self._granted_at_s[number] for number in self.held_by(holder))
-            for holder in self.running_by_holder
+            holder: min(self._granted_at_s[number] for number in held)
+            for holder, held in self.open.by_holder.items()
         }
 
     def took_s(self, slot: Slot, *, now: float) -> float | None:
@@ -185,20 +163,20 @@ class SlotTable:
 
     def untrained(self) -> list[Slot]:
         """Return the slots whose group waits for training, oldest first."""
-        return [self.open_slots[number] for number in sorted(self._open.untrained)]
+        return [self.open_slots[number] for number in sorted(self.open.untrained)]
 
     def deliver_anew(self, held: Collection[str]) -> None:
         """Count every group that waits for training as undelivered, except those that the learner holds."""
         for slot in self.untrained():
             is_held = group_id(slot.number, slot.winner) in held
-            (self._open.undelivered.discard if is_held else self._open.undelivered.add)(slot.number)
+            (self.open.undelivered.discard if is_held else self.open.undelivered.add)(slot.number)
 
     def next_undelivered(self) -> Slot | None:
         """Return the oldest slot whose group was not delivered, and count it as delivered; None: none."""
-        number = next(iter(self._open.undelivered), None)
+        number = next(iter(self.open.undelivered), None)
         if number is None:
             return None
-        self._open.undelivered.discard(number)
+        self.open.undelivered.discard(number)
         return self.open_slots[number]
 
     def is_known(self, slot: int) -> bool:
@@ -281,7 +259,7 @@ class SlotTable:
 
     def freed(self, holder: str) -> tuple[Slot, ...]:
         """Return, as if unbegun, every slot that ``holder`` holds."""
-        held = (self.open_slots[number] for number in sorted(self.held_by(holder)))
+        held = (self.open_slots[number] for number in sorted(self.open.held_by(holder)))
         return self.release(holder, (group_id(slot.number, slot.granted) for slot in held))
 
     def renew(self, holder: str, lease_id: str, *, now: float, max_age_s: float = math.inf) -> bool:
@@ -298,7 +276,7 @@ class SlotTable:
 
     def cut_short(self, holder: str, *, now: float) -> None:
         """Let every lease of ``holder`` end at the next ``expire``: the process that took it is gone."""
-        self._deadlines |= dict.fromkeys(self.held_by(holder), now)
+        self._deadlines |= dict.fromkeys(self.open.held_by(holder), now)
 
     def expire(self, now: float) -> tuple[Slot, ...]:
         """End every lease whose deadline has passed."""
@@ -384,7 +362,7 @@ class SlotTable:
         """Make decided slots the truth; a lease that is new gets its full term."""
         for slot in slots:
             is_settled = slot.state in SETTLED
-            before = self._open.pop(slot.number) if is_settled else self._open.put(slot)
+            before = self.open.pop(slot.number) if is_settled else self.open.put(slot)
             self._next_slot = max(self._next_slot, slot.number + 1)
             self._counts[slot.state] += 1
             if before is not None:
@@ -411,10 +389,10 @@ class SlotTable:
     def _up_again(
         self, holder: str, wanted: int, may_have: Callable[[int], bool], *, now: float, looks_at: int
     ) -> Iterator[Slot]:
-        candidates = islice(self._open.suspect, looks_at)
+        candidates = islice(self.open.suspect, looks_at)
         due = (n for n in candidates if may_have(n) and self._may_retry(n, holder, now=now))
         suspects = islice(due, max(1, wanted // SUSPECTS_PER_GRANT))
-        sound = filter(may_have, islice(self._open.sound, max(0, wanted) + looks_at))
+        sound = filter(may_have, islice(self.open.sound, max(0, wanted) + looks_at))
         numbers = islice(heapq.merge(sound, suspects), max(0, wanted))
         return map(self.open_slots.__getitem__, numbers)
 

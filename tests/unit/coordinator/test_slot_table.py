@@ -372,12 +372,12 @@ def test_leases_of_a_sampler_are_counted_wherever_they_end(desk: Desk) -> None:
     granted = desk.lease("s1", 4)
     desk.lease("s2", 1)
     slots = desk.accounts.slots
-    assert (slots.running("s1"), slots.running("s2"), slots.running("s3")) == (4, 1, 0)
+    assert (slots.open.running("s1"), slots.open.running("s2"), slots.open.running("s3")) == (4, 1, 0)
     desk.submit(granted[0])
     desk.release("s1", granted[1])
-    assert slots.held_by("s1") == {2, 3}
+    assert slots.open.held_by("s1") == {2, 3}
     desk.expire(TTL_S)
-    assert slots.running_by_holder == {}
+    assert slots.open.by_holder == {}
 
 
 def steps(call: Callable[[], object]) -> int:

@@ -197,7 +197,7 @@ class Evaluations:
 
     def running(self, holder: str) -> int:
         """Count the leases of a sampler."""
-        return self._table.running(holder)
+        return self._table.open.running(holder)
 
     def work(self, work: Work) -> Work:
         """Return what a lease for evaluation asks for, where one for training asks for ``work``."""
