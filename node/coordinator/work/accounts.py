@@ -40,7 +40,6 @@ class StoredGroup:
     sampler_id: str
     spooled_at_s: float
     group: EncodedGroup
-    """As it was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,9 @@ class Transaction:
     generation: Generation | None = None
     """A known one, with the versions that were lost before it."""
     bad_prompts: tuple[BadPrompt, ...] = ()
-    """Prompts that failed."""
     lifted_prompts: tuple[int, ...] = ()
     """Bad prompts that are like any other again."""
     standings: tuple[Standing, ...] = ()
-    """Of samplers, each once."""
     size_words: tuple[SizeWord, ...] = ()
     task: TaskSize | None = None
     evaluation: EvaluationChange | None = None
@@ -82,14 +79,11 @@ class Balance:
     spooled_at_s: Mapping[int, float] = field(default_factory=dict)
     """By slot, of the groups in the spool."""
     spooled_bytes: Mapping[int, int] = field(default_factory=dict)
-    """Likewise."""
     verdicts: Iterable[tuple[str, Verdict, int]] = ()
     staleness: Iterable[tuple[str, int]] = ()
     last_step: StepRecord | None = None
-    """The newest record; None before the first."""
     learner: Learner | None = None
     announced: tuple[Announced, ...] = ()
-    """The newest ones."""
     accepts_loss: bool = False
     """Whether an operator has accepted the loss before the newest generation, and the learner has not
     reported yet which steps were lost."""
@@ -131,9 +125,8 @@ class Accounts:
         task = balance.task
         is_same_task = task is not None and task.name == terms.work.task and task.prompts > 0
         self.task = task if is_same_task else None
-        """The size of the task as samplers have reported it; None before."""
+        """As samplers have reported it; None before."""
         self.size_words = {w.sampler_id: w.prompts for w in balance.size_words if w.task == terms.work.task}
-        """What each found."""
         self.evaluations = Evaluations(
             terms.evaluation, balance.evaluations, lease_ttl_s=terms.lease_ttl_s, now=now
         )
@@ -155,12 +148,11 @@ class Accounts:
         """The code that the run's groups are graded by, as ``Peers`` finds it."""
         self.learner = balance.learner
         self.newest_record = balance.last_step
-        """The newest step record; None before the first."""
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
         self.gap = ""
-        """What the learner has done and the ledger lacks, for people; empty: nothing known."""
+        """What the learner has done and the ledger lacks, for people."""
         self.spooled_at_s = dict(balance.spooled_at_s)
         self._spooled_bytes = dict(balance.spooled_bytes)
         self._spooled_bytes_total = sum(self._spooled_bytes.values())
@@ -203,28 +195,24 @@ class Accounts:
     def _lost_versions(self) -> list[range]:
         return [g.lost_versions for g in self._generations.values() if g.lost_versions is not None]
 
-    def confirm(self) -> None:
-        """Note that the learner finds nothing missing in the ledger."""
-        self.is_confirmed, self.gap = True, ""
-
-    def doubt(self, gap: str) -> None:
-        """Note that the learner has done what the ledger does not know of."""
-        self.is_confirmed, self.gap = False, gap
+    def confirm(self, *, gap: str = "") -> None:
+        """Note what the learner finds missing in the ledger; empty: nothing."""
+        self.is_confirmed, self.gap = not gap, gap
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
         """Add a transaction that is on disk."""
         self.standings.apply(transaction.standings)
-        if transaction.stored is not None:
-            won = (slot for slot in transaction.slots if slot.number == transaction.stored.slot)
+        if (stored := transaction.stored) is not None:
+            won = (slot for slot in transaction.slots if slot.number == stored.slot)
             took_s = next((self.slots.took_s(slot, now=now) for slot in won), None)
-            self.standings.note_delivery(transaction.stored.sampler_id, took_s)
-            self.slots.open.prove(transaction.stored.sampler_id)
+            self.standings.note_delivery(stored.sampler_id, took_s)
+            self.slots.open.prove(stored.sampler_id)
         self.slots.apply(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
                 self._spooled_bytes_total -= self._spooled_bytes.pop(slot.number, 0)
-        if (stored := transaction.stored) is not None:
+        if stored is not None:
             self.spooled_at_s[stored.slot] = stored.spooled_at_s
             self._spooled_bytes[stored.slot] = stored.group.size_bytes
             self._spooled_bytes_total += stored.group.size_bytes
@@ -275,16 +263,14 @@ class Accounts:
         max_age_s = self.max_age_s(sampler_id)
         standing = self.standings.of(sampler_id)
         is_believed = not (standing.quarantine or standing.is_struck_out)
-        lost = []
-        for lease_id in lease_ids:
+
+        def is_in_vain(lease_id: str) -> bool:
             if is_evaluation_lease(lease_id):
                 age_s = max_age_s if is_believed else 0.0
-                is_lost = self.evaluations.renew(sampler_id, lease_id, now=now, max_age_s=age_s)
-            else:
-                is_lost = self.slots.renew(sampler_id, lease_id, now=now, max_age_s=max_age_s)
-            if is_lost:
-                lost.append(lease_id)
-        return tuple(lost)
+                return self.evaluations.renew(sampler_id, lease_id, now=now, max_age_s=age_s)
+            return self.slots.renew(sampler_id, lease_id, now=now, max_age_s=max_age_s)
+
+        return tuple(filter(is_in_vain, lease_ids))
 
     def max_age_s(self, sampler_id: str) -> float:
         """Return the age at which a lease of the sampler ends whatever its heartbeats say."""

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import Report
 from node.coordinator.work.capacity import Capacity, capacity
-from node.coordinator.work.evaluation.evaluations import EvaluationChange, lease_id_of
+from node.coordinator.work.evaluation.evaluations import lease_id_of
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import check_base
 from node.coordinator.work.slots import Slot, SlotState, group_id
@@ -91,7 +91,17 @@ def lease(
         held_out = accounts.evaluations.grant(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
-    evaluating = _evaluation_leases(accounts, held_out)
+    evaluating: tuple[PromptLease, ...] = ()
+    if held_out is not None and held_out.evaluation is not None:
+        version, asked = held_out.evaluation.version, accounts.evaluations.work(accounts.work)
+        evaluating = tuple(
+            replace(
+                _lease(accounts, lease_id_of(version, slot), slot, asked),
+                purpose=LeasePurpose.EVALUATION,
+                policy_version=version,
+            )
+            for slot in held_out.slots
+        )
     granted = max(0, min(unused - len(evaluating), free.groups))
     slots = accounts.slots.grant(
         sampler_id,
@@ -120,14 +130,6 @@ def lease(
     )
     stop_from = accounts.evaluations.from_version(held.number)
     return Decision(LeaseGrant(leases, pause_s, bound, stop_from, is_left), transaction)
-
-
-def _evaluation_leases(accounts: Accounts, granted: EvaluationChange | None) -> tuple[PromptLease, ...]:
-    if granted is None or granted.evaluation is None:
-        return ()
-    version, asked = granted.evaluation.version, accounts.evaluations.work(accounts.work)
-    leases = (_lease(accounts, lease_id_of(version, slot), slot, asked) for slot in granted.slots)
-    return tuple(replace(lease, purpose=LeasePurpose.EVALUATION, policy_version=version) for lease in leases)
 
 
 def _lease(accounts: Accounts, lease_id: str, slot: Slot, work: Work) -> PromptLease:
@@ -160,12 +162,10 @@ def _unconfirmed(accounts: Accounts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The answer to leases that are given back."""
+    """How many of the leases given back the sampler held, and the faults of those that failed."""
 
     leases: int
-    """How many of them the sampler held."""
     faults: tuple[Failure, ...] = ()
-    """Of those that failed."""
 
 
 def release(

@@ -14,7 +14,7 @@ from node.coordinator.work.decisions import Decision, held_against_odd
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.prompt_agreement import Dissent, PromptSaid
+from node.coordinator.work.prompt_agreement import PromptSaid
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id
 from node.errors import Reason, RefusedError
@@ -98,7 +98,13 @@ def submission(
         said = PromptSaid(header.prompt_index, sampler_id, header.prompt_digest)
         dissent = accounts.prompt_agreement.dissent(said)
         has_dissent = bool(dissent.others)
-        problem = _outvoted(said, dissent) if dissent.is_outvoted else None
+        if dissent.is_outvoted:
+            detail = (
+                f"prompt {said.prompt_index} has other tokens at {len(dissent.others)} samplers, "
+                f"{' and '.join(dissent.others[:2])} among them: compare the task's code, the chat template "
+                "and the version of transformers"
+            )
+            problem = (Verdict.FOREIGN, detail)
     if problem is not None:
         refused = Submitted(*problem, has_dissent)
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
@@ -151,14 +157,6 @@ def _joined_learner(accounts: Accounts) -> Learner:
     if accounts.learner is None:
         raise RefusedError(Reason.BUSY, "no learner has joined yet", fix="send it again later")
     return accounts.learner
-
-
-def _outvoted(said: PromptSaid, dissent: Dissent) -> tuple[Verdict, str]:
-    return Verdict.FOREIGN, (
-        f"prompt {said.prompt_index} has other tokens at {len(dissent.others)} samplers, "
-        f"{' and '.join(dissent.others[:2])} among them: compare the task's code, the chat template and the "
-        "version of transformers"
-    )
 
 
 def _answered(
