@@ -41,6 +41,7 @@ from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
+from node.wire.members import settings_to_wire
 from node.wire.rollouts import largest_group_bytes
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def _members_server(
         peers,
         spool,
         run_id=context.run.run_id,
-        settings=_settings(config, spool.rows, group_bytes=group_bytes),
+        settings=settings_to_wire(_settings(config, spool.rows, group_bytes=group_bytes)),
         revocations=revocations,
         clock=context.clock,
     )
@@ -243,7 +244,6 @@ def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int)
 
 
 def _group_bytes(config: CoordinatorConfig) -> int:
-    """Return the size of the largest encoded group, of training or evaluation."""
     evaluation = config.evaluation_settings
     return max(
         largest_group_bytes(
@@ -259,7 +259,6 @@ def _group_bytes(config: CoordinatorConfig) -> int:
 def _enrolment_servers(
     context: RoleContext, config: CoordinatorConfig, revocations: RevocationList
 ) -> list[RpcServer]:
-    """Return the server that lets new peers in; none where TLS is off."""
     if context.identity is None:
         return []
     servicer = EnrolmentServicer(

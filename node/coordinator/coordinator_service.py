@@ -50,7 +50,6 @@ class CoordinatorService:
         return self.servers[1].address if len(self.servers) > 1 else None
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Serve until ``stopping``; see ``node.process.service``."""
         loop = asyncio.get_running_loop()
         try:
             await self._take_stock()

@@ -33,8 +33,6 @@ _PEER_GAUGES: Final[tuple[tuple[str, str, Callable[[PeerStatus], float]], ...]] 
 
 
 class CoordinatorMetrics:
-    """The coordinator's instruments."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"heterorl_coordinator_{name}", text, labels, registry=registry)
@@ -157,7 +155,6 @@ class CoordinatorMetrics:
         learner_version: int,
         spooled_bytes: int,
     ) -> None:
-        """Show what is in flight; capacities by bound, groups."""
         for state, n in slots.items():
             self._slots.labels(state).set(n)
         for bound, n in capacities.items():
@@ -166,12 +163,10 @@ class CoordinatorMetrics:
         self._spooled_bytes.set(spooled_bytes)
 
     def show_ledger(self, *, is_confirmed: bool, is_behind: bool) -> None:
-        """Show whether the ledger is known to be whole."""
         self._ledger_confirmed.set(is_confirmed)
         self._ledger_behind.set(is_behind)
 
     def show_evaluations(self, status: EvaluationStatus) -> None:
-        """Show how versions do on held-out prompts."""
         self._evaluations.status = status
 
     def show_peers(self, rows: tuple[PeerStatus, ...], *, head: int) -> None:

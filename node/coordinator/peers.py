@@ -38,8 +38,6 @@ _WAITS_FOR_CHARACTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReport:
-    """What a peer reports of itself."""
-
     held: PolicyVersion | None
     clock_offset_s: float = 0.0
     waits_for: str = ""
@@ -50,15 +48,12 @@ class HeartbeatReport:
     has_heard: bool = False
     """Whether the answer before arrived: a peer writes the next heartbeat of a stream only then."""
     instance: str = ""
-    """Which process of the peer's name this is."""
     best_version: int | None = None
     """Learners: as written down for ``export --best``."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What the peer is told."""
-
     head: PolicyVersion | None
     verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
@@ -68,7 +63,6 @@ class HeartbeatAnswer:
     """On held-out prompts; None: no version was evaluated."""
     evaluating_version: int | None = None
     is_evaluated: bool = False
-    """Whether versions are evaluated."""
 
 
 class Peers:
@@ -106,9 +100,7 @@ class Peers:
         accounts.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest)
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
-        """The newest gradient step."""
         self.teaching: Teaching | None = None
-        """What the learner's newest batches taught."""
 
     @property
     def head(self) -> PolicyVersion | None:
@@ -140,7 +132,6 @@ class Peers:
         return member
 
     def instance(self, peer: Peer) -> str:
-        """Return which process of a peer's name joined last; empty: none did, or it does not say."""
         return self._membership.instance(peer)
 
     def objection_to_grader(self, peer: Peer) -> str:
@@ -193,7 +184,6 @@ class Peers:
         return next((one.best_version for one in learners if one.best_version is not None), None)
 
     def leave(self, peer: Peer) -> None:
-        """Note that a peer has gone in good order."""
         self._membership.leave(peer)
         self._fleet.drop(peer)
 
@@ -300,7 +290,6 @@ class Peers:
         self._metrics.grader_digests.set(len(set(present.values())))
 
     def _graders_present(self) -> dict[str, bytes]:
-        """Return the grader code of each sampler that is heard of."""
         return {
             member.peer.node_id: self._graders[member.peer.node_id]
             for member in self._membership.members

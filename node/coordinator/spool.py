@@ -52,8 +52,6 @@ Notify: TypeAlias = Callable[[str, GroupVerdict], None]
 
 @dataclass(frozen=True, slots=True)
 class Quarantines:
-    """Every sampler that is quarantined."""
-
     samplers: tuple[Standing, ...]
     releases_others: bool
     """Whether an operator has pardoned others."""
@@ -92,11 +90,9 @@ class Spool:
 
     @property
     def capacity(self) -> Capacity:
-        """How many groups could be leased now."""
         return decisions.room(self._accounts)
 
     async def close(self) -> None:
-        """Finish what was begun and close the ledger and the data."""
         await self._transactions.close()
         if self.rows is not None:
             self.rows.close()
@@ -168,7 +164,6 @@ class Spool:
         await self.expire()
 
     async def expire(self) -> None:
-        """End the leases whose time is up."""
         expired = await self._settle(lambda now: decisions.expiry(self._accounts, now))
         if expired:
             self._metrics.lease_expiries.inc(expired)
@@ -355,7 +350,6 @@ class Spool:
         drain.wake()
 
     def show_load(self) -> None:
-        """Show in the metrics what is in flight."""
         load = self._accounts.load()
         self._metrics.show_load(
             self._accounts.slots.counts(),

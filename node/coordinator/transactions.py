@@ -64,7 +64,6 @@ class Turns(Generic[Waiting]):
         return self._requests
 
     def of(self, caller: str) -> int:
-        """Count the requests of a caller."""
         return len(self._waiting.get(caller, ()))
 
     def add(self, caller: str, request: Waiting) -> None:
@@ -72,7 +71,6 @@ class Turns(Generic[Waiting]):
         self._requests += 1
 
     def remove(self, caller: str, request: Waiting) -> bool:
-        """Remove a request that waits; return whether it did."""
         own = self._waiting.get(caller)
         if own is None or request not in own:
             return False
@@ -96,8 +94,6 @@ class Turns(Generic[Waiting]):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A decision that waits for its turn."""
-
     decide: Callable[[float], Decision[Any]]
     answer: "asyncio.Future[Any]"
 

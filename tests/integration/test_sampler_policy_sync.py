@@ -67,7 +67,7 @@ async def test_at_the_version_that_is_evaluated_a_sampler_stays_and_then_goes_on
             await serving.reaches(hub.learner.versions[2])
             await asyncio.to_thread(hub.learner.put, hub.store, (4, 3))
             serving.spoil(1)
-            serving.sync.confirm(gap=)  # taking it from the disk again does not wait
+            serving.sync.doubt()  # taking it from the disk again does not wait
             await until(lambda: serving.numbers.count(2) == 2)
             assert 3 not in serving.numbers
             serving.generating.clear()
@@ -220,7 +220,7 @@ async def test_doubt_about_words_that_are_right_fetches_no_frame(
             await serving.reaches(hub.learner.versions[2])
             serving.versions.clear()
             hub.servicer.fetches.clear()
-            serving.sync.confirm(gap=)
+            serving.sync.doubt()
             await serving.reaches(hub.learner.versions[2])
             assert serving.numbers == [2]
             assert hub.servicer.fetches == []
@@ -248,7 +248,7 @@ async def test_a_frame_that_went_bad_in_memory_is_taken_from_the_disk_again(
             hub.servicer.fetches.clear()
             serving.spoil(3)
             if noticed_by == "a doubt":
-                serving.sync.confirm(gap=)
+                serving.sync.doubt()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
             assert hub.servicer.fetches == []
@@ -282,7 +282,7 @@ async def test_a_damaged_version_that_the_disk_lacks_is_fetched_and_nothing_olde
             await until(lambda: not any((state_dir / LOG_DIRECTORY).iterdir()))
             flip_bit(state_dir / HELD_FILE, 3000)
             serving.spoil(*range(len(LAYOUT.frames)))
-            serving.sync.confirm(gap=)
+            serving.sync.doubt()
             await until(lambda: len(serving.versions) > len(set(serving.numbers)))
             assert serving.numbers[-2:] == [2, 2]
             np.testing.assert_array_equal(serving.words[2], hub.learner.words(2))
@@ -296,7 +296,7 @@ async def test_a_damaged_version_whose_base_rotted_on_the_disk_too_ends_the_samp
             await serving.reaches(hub.learner.versions[0])
             flip_bit(state_dir / BASE_FILE, 3000)
             serving.spoil(1)
-            serving.sync.confirm(gap=)
+            serving.sync.doubt()
             await asyncio.sleep(30)
 
     with pytest.raises(ExceptionGroup) as failed:

@@ -148,7 +148,7 @@ async def test_nothing_is_leased_to_a_caller_that_went_away_while_it_waited(path
         ledger.gate.set()
         assert [lease.lease_id for lease in (await begun).leases] == ["0.1"]
         assert [lease.lease_id for lease in (await patient).leases] == ["1.1"]
-        assert spool.accounts.slots.running("s0") == 0
+        assert spool.accounts.slots.open.running("s0") == 0
         assert dropped(spool, "gone") == 1
 
 
@@ -168,7 +168,7 @@ async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
         assert ledger.gate is not None
         ledger.gate.set()
         await begun
-        assert spool.accounts.slots.running("s0") == 0
+        assert spool.accounts.slots.open.running("s0") == 0
 
 
 async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path: Path) -> None:

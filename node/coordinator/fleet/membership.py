@@ -41,8 +41,6 @@ class PeerState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer as the run knows it."""
-
     peer: Peer
     state: PeerState
     last_seen_s: float
@@ -52,15 +50,12 @@ class KnownPeer:
     is_connected: bool = True
     """Whether its heartbeat stream may still be open."""
     refused_twins: int = 0
-    """Times another process was refused under the name."""
     refused_twin_at_s: float = 0.0
     is_complete: bool = False
     """Whether its newest join reported what it can only know with the run's settings."""
 
 
 class Membership:
-    """Every peer known, living or not."""
-
     def __init__(self, *, silent_after_s: float) -> None:
         self._silent_after_s = silent_after_s
         self._members: dict[Peer, KnownPeer] = {}
@@ -120,7 +115,6 @@ class Membership:
             self._put(replace(self._members[peer], is_connected=False))
 
     def leave(self, peer: Peer) -> None:
-        """Note an orderly end; unknown peers are passed over."""
         if peer in self._members:
             self._put(replace(self._members[peer], state=PeerState.LEFT))
 

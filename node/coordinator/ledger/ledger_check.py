@@ -71,8 +71,6 @@ WITH evaluations_and_scores AS (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a ledger holds."""
-
     path: str
     run_id: str = ""
     schema: int = 0
@@ -83,12 +81,9 @@ class Findings:
     generations: int = 0
     next_slot: int = 0
     slots: dict[str, int] = field(default_factory=dict)
-    """By state."""
     groups: int = 0
-    """In the spool."""
     trained_groups: int = 0
     newest_version: int = 0
-    """Newest that was announced."""
     problems: tuple[str, ...] = ()
 
 
@@ -213,7 +208,6 @@ def _gaps(connection: sqlite3.Connection, lost: list[range]) -> Iterator[str]:
 
 
 def _mismatches(connection: sqlite3.Connection) -> Iterator[str]:
-    """Find rows that contradict each other."""
     for query, problem in _CONTRADICTIONS:
         for row in connection.execute(f"{_WITH} {query} LIMIT ?", [_SHOWN]):
             yield problem.format(*row)

@@ -296,7 +296,6 @@ class Ledger:
             )
 
     def _put(self, table: str, *rows: tuple[Any, ...], how: str = "INSERT OR REPLACE") -> None:
-        """Write rows of all columns."""
         if rows:
             marks = ", ".join("?" * len(rows[0]))
             self._connection.executemany(f"{how} INTO {table} VALUES ({marks})", rows)

@@ -33,8 +33,6 @@ from node.run import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A submitted group as it is in the spool."""
-
     slot: int
     attempt: int
     sampler_id: str
@@ -49,7 +47,6 @@ class Transaction:
     slots: tuple[Slot, ...] = ()
     stored: StoredGroup | None = None
     verdicts: tuple[tuple[str, Verdict], ...] = ()
-    """(sampler, verdict) of each verdict given."""
     staleness: tuple[tuple[str, int], ...] = ()
     """(sampler, versions) of each group trained on."""
     steps: tuple[StepRecord, ...] = ()
@@ -73,8 +70,6 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What the ledger holds when the coordinator starts."""
-
     slots: SlotBalance = field(default_factory=SlotBalance)
     spooled_at_s: Mapping[int, float] = field(default_factory=dict)
     """By slot, of the groups in the spool."""
@@ -94,9 +89,7 @@ class Balance:
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
     data: DataSeen = NO_DATA
-    """The rows that prompts are made from."""
     task_digest: bytes = b""
-    """Of the task's name and options at the last start; empty: this is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +105,6 @@ class RunTerms:
     lease_max_s: float
     """Age beyond which no heartbeat keeps a lease."""
     prompt_retry_s: float
-    """See ``BadPrompts``."""
     evaluation: EvaluationSettings = NO_EVALUATION
 
 
@@ -152,7 +144,6 @@ class Accounts:
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
         self.gap = ""
-        """What the learner has done and the ledger lacks, for people."""
         self.spooled_at_s = dict(balance.spooled_at_s)
         self._spooled_bytes = dict(balance.spooled_bytes)
         self._spooled_bytes_total = sum(self._spooled_bytes.values())
@@ -175,7 +166,6 @@ class Accounts:
 
     @property
     def last_step(self) -> int:
-        """Version of the newest step that is recorded, or lost as accepted; 0 before the first."""
         recorded = 0 if self.newest_record is None else self.newest_record.version
         return max([recorded, *(versions[-1] for versions in self._lost_versions if versions)])
 
@@ -295,7 +285,6 @@ class Accounts:
         return self.slots.open.running(sampler_id) + self.evaluations.running(sampler_id)
 
     def load(self) -> Load:
-        """Count what is in flight."""
         counts = self.slots.counts()
         return Load(
             running_groups=counts[SlotState.LEASED],
@@ -307,11 +296,9 @@ class Accounts:
         )
 
     def verdicts(self) -> Counter[Verdict]:
-        """Count verdicts over all samplers."""
         return sum(self._verdicts.values(), Counter())
 
     def verdicts_of(self, sampler_id: str) -> Mapping[Verdict, int]:
-        """Count verdicts on one sampler's groups."""
         return self._verdicts.get(sampler_id, {})
 
     def staleness_mean(self, sampler_id: str) -> float:

@@ -68,8 +68,6 @@ class PromptChange:
 
 
 class BadPrompts:
-    """The bad prompts of a run."""
-
     def __init__(self, bad: Iterable[BadPrompt] = (), *, retry_s: float) -> None:
         """Restore from what the ledger holds; ``retry_s`` is the first pause."""
         self._retry_s = retry_s
@@ -87,7 +85,6 @@ class BadPrompts:
         return prompt_index in self._bad
 
     def aside(self, prompt_index: int, sampler_id: str, *, now: float) -> Aside:
-        """Return whether the prompt is to be leased to the sampler."""
         entry = self._bad.get(prompt_index)
         if entry is None or not _is_active(entry, now):
             return Aside.NOT
@@ -96,16 +93,13 @@ class BadPrompts:
         return Aside.FOR_IT if sampler_id in entry.said_by else Aside.NOT
 
     def is_kept_from_some(self, prompt_index: int, *, now: float) -> bool:
-        """Whether there is a sampler that does not get the prompt."""
         entry = self._bad.get(prompt_index)
         return entry is not None and _is_active(entry, now)
 
     def newest(self, n: int) -> tuple[BadPrompt, ...]:
-        """Return the ``n`` prompts that failed last, newest first."""
         return tuple(heapq.nlargest(n, self._bad.values(), key=lambda entry: (entry.at_s, entry.slot)))
 
     def reasons(self) -> dict[str, int]:
-        """Count the prompts by the reason they failed for."""
         return dict(Counter(entry.reason.value for entry in self._bad.values()))
 
     def contradicted(self, prompt_index: int, answered_by: str, *, now: float) -> tuple[str, ...]:

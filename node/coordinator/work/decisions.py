@@ -154,7 +154,6 @@ def room(accounts: Accounts, *, behind_versions: int = 0) -> Capacity:
 
 
 def _unconfirmed(accounts: Accounts) -> str:
-    """Return what every lease waits for before the ledger is known to be whole; empty: it is."""
     if accounts.gap:
         return "ledger"
     return "" if accounts.is_confirmed and accounts.learner is not None else "learner"
@@ -234,7 +233,6 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
-    """Begin the evaluation that is due with the version that a sampler holds."""
     first_prompt = accounts.slots.prompts  # those held out follow
     is_known = held.number == 0 or held.number in accounts.versions
     if first_prompt is None or _unconfirmed(accounts) or not is_known:

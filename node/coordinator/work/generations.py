@@ -26,14 +26,11 @@ class Generation:
     lost_from_slot: int
     """Slots from here to ``first_slot`` may have been leased in the time that was lost."""
     begun_at_s: float
-    """Unix seconds."""
     lost_versions: range | None = None
     """Versions whose records were lost. None: the learner has not reported yet."""
 
 
 class LostSlots:
-    """The slots of which nobody knows what became."""
-
     def __init__(
         self,
         *,
@@ -41,7 +38,6 @@ class LostSlots:
         generations: Iterable[Generation] = (),
         found: Iterable[int] = (),
     ) -> None:
-        """Restore."""
         self._open_ones = set(open_ones)
         self._between = [range(g.lost_from_slot, g.first_slot) for g in generations]
         self._found = set(found)

@@ -20,12 +20,9 @@ DIGEST_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class AgreedGrader:
-    """The run's grader code."""
-
     digest: bytes = b""
     """Empty: nobody has said yet."""
     said_by: str = ""
-    """For people."""
 
     def objection(self, digest: bytes) -> str:
         """Return how other grader code differs from the run's; empty where it does not."""
@@ -41,7 +38,6 @@ NOT_AGREED: Final = AgreedGrader()
 
 
 def agreed_grader(before: AgreedGrader, claims: Mapping[str, bytes], *, configured: bytes) -> AgreedGrader:
-    """Return the run's grader code."""
     if configured:
         return AgreedGrader(configured, "the coordinator's configuration")
     counts = Counter(claims.values())

@@ -24,7 +24,6 @@ class Work:
     task_digest: bytes = b""
     """Of the task's name and options."""
     grader: AgreedGrader = NOT_AGREED
-    """The code that grades."""
 
 
 def objection(

@@ -33,8 +33,6 @@ WAYS_OUT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """How a learner opens its stream."""
-
     node_id: str
     epoch: int
     version: int
@@ -46,8 +44,6 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A group that a step consumed."""
-
     sampler_id: str
     group_id: str
     staleness_versions: int
@@ -60,14 +56,11 @@ class Outcome:
     """What step records changed. Where there is a refusal, nothing of them was taken."""
 
     recorded: tuple[StepRecord, ...] = ()
-    """Those that were not on disk before."""
     trained: tuple[Trained, ...] = ()
     lost: tuple[str, ...] = ()
-    """Groups of lost slots: passed over."""
     doubled: tuple[str, ...] = ()
     """Groups whose slot was settled before."""
     unknown: tuple[str, ...] = ()
-    """Groups never submitted here."""
     gap: str = ""
     """What the ledger lacks, for people; empty: nothing."""
     accepted_loss: range = range(0)

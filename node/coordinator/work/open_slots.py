@@ -20,8 +20,6 @@ _SPARE: Final = 64
 
 
 class OpenSlots:
-    """Slots by number, and where each has its place."""
-
     def __init__(self) -> None:
         self.by_number: dict[int, Slot] = {}
         self.sound = LowestFirst()
@@ -36,7 +34,6 @@ class OpenSlots:
         """Held by all samplers together that have never delivered a group."""
 
     def prove(self, holder: str) -> None:
-        """Note that a sampler has delivered a group."""
         if holder not in self._proven:
             self._proven.add(holder)
             self.newcomers_leases -= self.running(holder)
@@ -45,7 +42,6 @@ class OpenSlots:
         return frozenset(self.by_holder.get(holder, ()))
 
     def running(self, holder: str) -> int:
-        """Count the leases of a sampler."""
         return len(self.by_holder.get(holder, ()))
 
     def put(self, slot: Slot) -> Slot | None:

@@ -23,8 +23,6 @@ _AGREEING: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class PromptSaid:
-    """What one sampler says a prompt's tokens are."""
-
     prompt_index: int
     sampler_id: str
     digest: bytes
@@ -40,8 +38,6 @@ class Dissent:
 
 
 class PromptAgreement:
-    """What samplers said of the prompts answered last."""
-
     def __init__(self) -> None:
         self._said: OrderedDict[int, dict[str, bytes]] = OrderedDict()
 
@@ -67,11 +63,9 @@ class PromptAgreement:
             self._said.popitem(last=False)
 
     def forget(self, sampler_ids: frozenset[str]) -> None:
-        """Forget all that samplers said, as when they are revoked."""
         for words in self._said.values():
             for sampler_id in sampler_ids & words.keys():
                 del words[sampler_id]
 
     def clear(self) -> None:
-        """Forget everything, as when the task is another one."""
         self._said.clear()

@@ -64,8 +64,6 @@ sampler that has failed every prompt does not spend an epoch."""
 
 
 class Claim(enum.Enum):
-    """What a submission under some id is, before anyone looks into the group."""
-
     WANTED = "wanted"
     NEVER_GRANTED = "never granted"
     DUPLICATE = "duplicate"
@@ -74,41 +72,30 @@ class Claim(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a step record does to the slots."""
-
     slots: tuple[Slot, ...]
     winners: tuple[Attempt, ...]
     """The attempt trained on, for each of ``slots``."""
     doubled: tuple[str, ...]
     """Groups whose slot was settled before: trained on twice."""
     unknown: tuple[str, ...]
-    """Groups that were never submitted here."""
     lost: tuple[str, ...] = ()
-    """Groups of lost slots."""
     found: tuple[Slot, ...] = ()
     """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotBalance:
-    """The slots that the ledger holds; none: a new run."""
-
     open_ones: tuple[Slot, ...] = ()
     settled: Mapping[SlotState, int] = field(default_factory=dict)
-    """How many."""
     next_slot: int = 0
     """Number of the next slot to be leased for the first time."""
     lost: tuple[int, ...] = ()
-    """In state LOST."""
     found: tuple[int, ...] = ()
     """Between two generations, and named by a step record since."""
     generations: tuple[Generation, ...] = ()
-    """Oldest first."""
 
 
 class SlotTable:
-    """All slots of a run: the open ones one by one, the settled ones as counts."""
-
     def __init__(
         self,
         balance: SlotBalance = SlotBalance(),
@@ -142,7 +129,6 @@ class SlotTable:
 
     @property
     def open_slots(self) -> Mapping[int, Slot]:
-        """Slots that are not settled, by number."""
         return self.open.by_number
 
     def oldest_leases(self) -> dict[str, float]:
@@ -158,7 +144,6 @@ class SlotTable:
         return None if granted_at_s is None or slot.winner != slot.granted else max(0.0, now - granted_at_s)
 
     def counts(self) -> dict[SlotState, int]:
-        """Count slots by state."""
         return dict(self._counts)
 
     def untrained(self) -> list[Slot]:
@@ -180,7 +165,6 @@ class SlotTable:
         return self.open_slots[number]
 
     def is_known(self, slot: int) -> bool:
-        """Whether the slot was ever leased."""
         return 0 <= slot < self._next_slot
 
     def has_submitted(self, name: str) -> bool:
@@ -279,7 +263,6 @@ class SlotTable:
         self._deadlines |= dict.fromkeys(self.open.held_by(holder), now)
 
     def expire(self, now: float) -> tuple[Slot, ...]:
-        """End every lease whose deadline has passed."""
         return tuple(
             reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
             for slot in map(self.open_slots.__getitem__, _due(self._deadlines, now))
@@ -316,7 +299,6 @@ class SlotTable:
         return None if entry is None else reopened(entry.with_failure(attempt, Failure.REFUSED))
 
     def lost(self, slot: int, attempt: int) -> Slot | None:
-        """Give up a slot whose group was trained on before; None where the group is not in play."""
         entry = self._in_play(slot, attempt)
         return None if entry is None else replace(entry, state=SlotState.LOST, winner=0)
 

@@ -76,15 +76,12 @@ class Attempt:
     number: int
     holder: str
     is_submitted: bool = False
-    """Whether its group arrived: any other group of this id is a duplicate."""
     failure: Failure | None = None
     """Why it failed; an expired one may still win."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One intended use of one prompt."""
-
     number: int
     prompt_index: int
     state: SlotState
@@ -96,12 +93,10 @@ class Slot:
 
     @property
     def lease(self) -> Attempt | None:
-        """The attempt that is running."""
         return self.attempts[-1] if self.state is SlotState.LEASED else None
 
     @property
     def last_failure(self) -> Failure | None:
-        """Why its newest failed attempt failed."""
         return next((a.failure for a in reversed(self.attempts) if a.failure is not None), None)
 
     def had_fault(self, holder: str | None = None) -> bool:
@@ -112,11 +107,9 @@ class Slot:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
 
     def with_submission(self, number: int) -> "Slot":
-        """Return the slot with the group of an attempt arrived."""
         return self._with(number, is_submitted=True)
 
     def with_failure(self, number: int, failure: Failure) -> "Slot":
-        """Return the slot with a failed attempt."""
         return self._with(number, failure=failure)
 
     def _with(self, number: int, **changes: Any) -> "Slot":

@@ -29,8 +29,6 @@ class TaskSize:
 
 @dataclass(frozen=True, slots=True)
 class SizeWord:
-    """How many prompts a sampler found in a task."""
-
     sampler_id: str
     task: str
     prompts: int
@@ -39,12 +37,9 @@ class SizeWord:
 
 @dataclass(frozen=True, slots=True)
 class SizeAnswer:
-    """What a sampler's word changes, and whether it may work."""
-
     size: TaskSize | None = None
     """The run's from now on; None: as before."""
     word: SizeWord | None = None
-    """To be remembered."""
     refusal: RefusedError | None = None
 
 
@@ -55,7 +50,6 @@ class DataSeen:
     digest: bytes
     rows: int
     evaluation_rows: int
-    """Those that are never trained on."""
 
     def __str__(self) -> str:
         if not self.rows:

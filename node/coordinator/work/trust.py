@@ -18,8 +18,6 @@ from node.rollout import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """What was lifted with a sampler's word."""
-
     leases: int
     prompts: int
     """That its word kept from somebody."""
@@ -61,7 +59,6 @@ def pardon(accounts: Accounts, node_ids: Collection[str] | None) -> Decision[Und
 
 
 def quarantine(accounts: Accounts, sampler_id: str, reason: str, *, now: float) -> Decision[None]:
-    """Note that the learner quarantines a sampler, or, where ``reason`` is empty, releases it."""
     standing = accounts.standings.of(sampler_id)
     if bool(reason) is bool(standing.quarantine):
         return Decision(None)

@@ -35,18 +35,13 @@ fault."""
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An answer to a submission."""
-
     verdict: Verdict
     detail: str = ""
     has_dissent: bool = False
-    """Whether other samplers say that the prompt has other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Whose group a verdict is about."""
-
     sampler_id: str
     spooled_at_s: float | None
     """Unix seconds; None where the group was judged before."""

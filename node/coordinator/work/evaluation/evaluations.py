@@ -65,8 +65,6 @@ _LEASE_ID: Final = re.compile(r"e(0|[1-9][0-9]{0,15})-(.*)")
 
 @dataclass(frozen=True, slots=True)
 class EvaluationChange:
-    """What becomes of evaluations."""
-
     evaluation: Evaluation | None = None
     """The one under way as it is to become, or as it finishes. None: it stays as it is."""
     slots: tuple[Slot, ...] = ()
@@ -74,9 +72,7 @@ class EvaluationChange:
     uncounted: tuple[int, ...] = ()
     """Slots whose answers do not count in the end."""
     odd_samplers: tuple[str, ...] = ()
-    """Samplers whose answers were left out because they differ from the others' one way."""
     removed_samplers: frozenset[str] = frozenset()
-    """Samplers all of whose answers go."""
     recomputed: tuple[Evaluation, ...] = ()
     """Finished ones without the answers of ``removed_samplers``."""
     forgotten: tuple[int, ...] = ()
@@ -90,8 +86,6 @@ class EvaluationChange:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationBalance:
-    """What the ledger holds of evaluations."""
-
     record: tuple[Evaluation, ...] = ()
     """Oldest version first; the one under way is the last."""
     slots: tuple[Slot, ...] = ()
@@ -102,8 +96,6 @@ class EvaluationBalance:
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """A sampler that asked for leases."""
-
     at_s: float
     held_version: int
     is_able: bool
@@ -111,7 +103,6 @@ class _Asker:
 
 
 def lease_id_of(version: int, slot: Slot) -> str:
-    """Return the id of the lease on a prompt of a version's evaluation."""
     return f"e{version}-{group_id(slot.number, slot.granted)}"
 
 
@@ -121,8 +112,6 @@ def is_evaluation_lease(lease_id: str) -> bool:
 
 
 class Evaluations:
-    """Those of a run."""
-
     def __init__(
         self, settings: EvaluationSettings, balance: EvaluationBalance, *, lease_ttl_s: float, now: float
     ) -> None:
@@ -159,7 +148,6 @@ class Evaluations:
 
     @property
     def is_configured(self) -> bool:
-        """Whether versions are evaluated."""
         return self._settings.every_versions > 0
 
     @property
@@ -196,7 +184,6 @@ class Evaluations:
         return self._under_way is None and self._planned is not None and held_version >= self._planned
 
     def running(self, holder: str) -> int:
-        """Count the leases of a sampler."""
         return self._table.open.running(holder)
 
     def work(self, work: Work) -> Work:
@@ -276,7 +263,6 @@ class Evaluations:
         return Claim.DUPLICATE if is_over else Claim.NEVER_GRANTED
 
     def slot(self, lease_id: str) -> Slot:
-        """Return the slot of a lease whose claim is WANTED."""
         return self._table.open_slots[_parse(lease_id)[1]]
 
     def counted(
@@ -312,11 +298,9 @@ class Evaluations:
         return not own or self._table.renew(holder, own[0], now=now, max_age_s=max_age_s)
 
     def cut_short(self, holder: str, *, now: float) -> None:
-        """Let a sampler's leases end at the next ``expire``."""
         self._table.cut_short(holder, now=now)
 
     def expire(self, now: float) -> EvaluationChange | None:
-        """End every lease whose deadline has passed."""
         return self._change(self._table.expire(now), now=now)
 
     def revoked(self, node_ids: Iterable[str], *, now: float) -> EvaluationChange | None:
@@ -497,7 +481,6 @@ class Evaluations:
         )
 
     def _may_ask(self, holder: str) -> bool:
-        """Whether a sampler has not had all the prompts that are free."""
         assert self._under_way is not None
         own = self._prompts_of(holder)
         return any(
