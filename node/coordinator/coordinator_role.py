@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
 from node import limits
@@ -58,22 +58,32 @@ async def build(context: RoleContext) -> list[Service]:
     metrics = CoordinatorMetrics(context.registry)
     metrics.max_staleness_versions.set(config.max_staleness_versions)
     store = open_store(context, retained_keyframes=config.retained_keyframes)
-    ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id)
-    try:
-        rows = await _checked_rows(config, ledger, context.state_dir)
-        try:
-            accounts = _accounts(context, config, ledger, rows, metrics)
-            published = Published(store, accounts.versions)
-            _check_not_lost(accounts, published)
-        except BaseException:
-            if rows is not None:
-                rows.close()
-            raise
-    except BaseException:
-        ledger.close()
-        raise
+    with ExitStack() as opened:
+        ledger = opened.enter_context(
+            closing(Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id))
+        )
+        rows = None
+        if config.data is not None:
+            rows = await asyncio.to_thread(
+                open_rows, config.data, scratch=context.state_dir, columns=config.columns
+            )
+            opened.callback(rows.close)
+        accounts = _accounts(context, config, ledger, rows, metrics)
+        published = Published(store, accounts.versions)
+        _check_not_lost(accounts, published)
+        opened.pop_all()  # the spool closes them
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
-    peers = _peers(context, config, accounts, published, revocations, metrics)
+    fleet = FleetCollector()
+    context.registry.register(fleet)
+    peers = Peers(
+        accounts,
+        silent_after_s=config.silent_after_s,
+        head=published.head,
+        revoked=lambda: revocations.current().node_ids,
+        fleet=fleet,
+        metrics=metrics,
+        grader_digest=bytes.fromhex(config.grader_digest),
+    )
     spool = Spool(
         Transactions(ledger, accounts, metrics=metrics, clock=context.clock),
         rows=rows,
@@ -108,8 +118,11 @@ def _accounts(
     rows: Rows | None,
     metrics: CoordinatorMetrics,
 ) -> Accounts:
-    """Restore the accounts; refuse groups in the spool that were graded by other options than the run's."""
+    """Restore the accounts; refuse groups in the spool that were graded by other options than the run's, and
+    rows that are not the run's."""
     balance, now = ledger.balance(), context.clock.now()
+    found = NO_DATA if rows is None else rows.seen
+    ledger.record(Transaction(data=agreed_data(balance.data, found, next_slot=balance.slots.next_slot)))
     terms = config.terms(context.run.run_id, prompts=config.known_prompts if rows is None else rows.prompts)
     accounts = Accounts(balance, terms, now=now)
     _check_prompts_left(accounts)
@@ -123,27 +136,6 @@ def _accounts(
             extra={"groups": decision.answer, "task_digest": config.task_digest.hex()},
         )
     return accounts
-
-
-def _peers(
-    context: RoleContext,
-    config: CoordinatorConfig,
-    accounts: Accounts,
-    published: Published,
-    revocations: RevocationList,
-    metrics: CoordinatorMetrics,
-) -> Peers:
-    fleet = FleetCollector()
-    context.registry.register(fleet)
-    return Peers(
-        accounts,
-        silent_after_s=config.silent_after_s,
-        head=published.head,
-        revoked=lambda: revocations.current().node_ids,
-        fleet=fleet,
-        metrics=metrics,
-        grader_digest=bytes.fromhex(config.grader_digest),
-    )
 
 
 def _members_server(
@@ -207,24 +199,6 @@ def _check_prompts_left(accounts: Accounts) -> None:
             rule=f"leaves no prompt to train on: by the ledger, the task has {accounts.prompts}",
             fix="Lower it.",
         )
-
-
-async def _checked_rows(config: CoordinatorConfig, ledger: Ledger, state_dir: Path) -> Rows | None:
-    """Open the run's rows and note them in the ledger; refuse others once something was leased."""
-    rows = None
-    if config.data is not None:
-        rows = await asyncio.to_thread(open_rows, config.data, scratch=state_dir, columns=config.columns)
-    try:
-        balance = ledger.balance()
-        found = NO_DATA if rows is None else rows.seen
-        noted = agreed_data(balance.data, found, next_slot=balance.slots.next_slot)
-    except BaseException:
-        if rows is not None:
-            rows.close()
-        raise
-    if noted is not None:
-        ledger.record(Transaction(data=noted))
-    return rows
 
 
 def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int) -> RunSettings:

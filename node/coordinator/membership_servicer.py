@@ -11,7 +11,7 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
-from node.coordinator.work.grader_agreement import DIGEST_BYTES
+from node.coordinator.work.agreement import DIGEST_BYTES
 from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.coordinator.work.task_size import dispute
 from node.errors import Reason, RefusedError

@@ -20,7 +20,7 @@ from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
 from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.grader_agreement import NOT_AGREED, agreed_grader
+from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT

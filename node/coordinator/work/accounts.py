@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from node.coordinator.work.agreement import NOT_AGREED, PromptAgreement, PromptSaid
 from node.coordinator.work.bad_prompts import BadPrompts
 from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
@@ -17,10 +18,8 @@ from node.coordinator.work.evaluation.evaluations import (
     is_evaluation_lease,
 )
 from node.coordinator.work.generations import Generation
-from node.coordinator.work.grader_agreement import NOT_AGREED
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.prompt_agreement import PromptAgreement, PromptSaid
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState, group_id
 from node.coordinator.work.standing import Share, Standing, Standings

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.agreement import PromptSaid
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions import Decision, held_against_odd
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.prompt_agreement import PromptSaid
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id
 from node.errors import Reason, RefusedError
