@@ -97,7 +97,7 @@ class CoordinatorService:
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
         head = self.peers.head
-        self.spool.show_load()
+        self.metrics.show(self.spool.accounts)
         self.metrics.show_peers(self.peers.rows(now), head=0 if head is None else head.number)
 
 

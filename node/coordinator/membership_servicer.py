@@ -12,6 +12,7 @@ from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.agreement import DIGEST_BYTES
+from node.coordinator.work.decisions import room
 from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.coordinator.work.task_size import dispute
 from node.errors import Reason, RefusedError
@@ -173,7 +174,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         return answer
 
     def status(self) -> RunStatus:
-        accounts, capacity, now = self.spool.accounts, self.spool.capacity, self.clock.now()
+        accounts, capacity, now = self.spool.accounts, room(self.spool.accounts), self.clock.now()
         learner = accounts.learner
         return RunStatus(
             run_id=self.run_id,

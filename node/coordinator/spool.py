@@ -17,7 +17,6 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions, history, trust, verdicts
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.capacity import Capacity, capacities
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello, Outcome
@@ -87,10 +86,6 @@ class Spool:
     def accounts(self) -> Accounts:
         """What the ledger adds up to; to be read only."""
         return self._accounts
-
-    @property
-    def capacity(self) -> Capacity:
-        return decisions.room(self._accounts)
 
     async def close(self) -> None:
         await self._transactions.close()
@@ -348,19 +343,6 @@ class Spool:
         self._show(await self._settle(decide))
         drain.acknowledgement = record.version
         drain.wake()
-
-    def show_load(self) -> None:
-        load = self._accounts.load()
-        self._metrics.show_load(
-            self._accounts.slots.counts(),
-            capacities(self._accounts.terms.bounds, load),
-            learner_version=load.version,
-            spooled_bytes=load.untrained_bytes,
-        )
-        self._metrics.show_ledger(
-            is_confirmed=self._accounts.is_confirmed, is_behind=bool(self._accounts.gap)
-        )
-        self._metrics.show_evaluations(self._accounts.evaluations.status)
 
     def _observe_lags(self, sampler_id: str, group: GroupTerms) -> None:
         now = self._clock.now()
