@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from heterorl.v1 import membership_pb2
+from node.commands.cli import main
 from node.errors import Reason, RefusedError
 from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity, load_identity
@@ -51,43 +52,41 @@ def enrolment_of(hub: RunningHub) -> str:
     return address
 
 
-async def elsewhere(made: MadeRun, hub: RunningHub, directory: Path) -> tuple[object, ...]:
-    """Prepare an operator's own machine: run.json, a token; give the status command for it."""
+def here(capsys: pytest.CaptureFixture[str], *argv: object) -> Said:
+    """Run a command that dials nobody in this process."""
+    code = main([*map(str, argv)])
+    return Said(code, *capsys.readouterr())
+
+
+def hand_out(made: MadeRun, directory: Path, capsys: pytest.CaptureFixture[str], *, address: str) -> Path:
+    """Prepare an operator's own machine: run.json and a token, whose path is returned."""
     make_private_directory(directory)
     made.run.save(directory / "run.json")
     token = directory / "operator.token"
-    argv = ("token", made.directory, "--role", "operator", "--address", enrolment_of(hub), "--out", token)
-    said = await command(*argv)
-    assert (said.code, said.out) == (0, "")
-    return ("status", "--state-dir", directory, "--coordinator", hub.address)
+    argv = ("token", made.directory, "--role", "operator", "--address", address, "--out", token)
+    assert here(capsys, *argv).code == 0
+    return token
 
 
-async def test_an_operator_enrols_from_any_machine_and_needs_the_token_once(
-    made: MadeRun, tmp_path: Path
+async def test_an_operator_enrols_from_any_machine_needs_the_token_once_and_may_ask_for_the_status_alone(
+    made: MadeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    laptop = tmp_path / "laptop"
     async with running_hub(made) as hub:
-        status = await elsewhere(made, hub, tmp_path / "laptop")
+        token = hand_out(made, laptop, capsys, address=enrolment_of(hub))
+        status = ("status", "--state-dir", laptop, "--coordinator", hub.address)
         said = await command(*status)
         assert said.code == 3
         assert "heterorl-node token DIR --role operator --address HOST:PORT --out FILE" in said.err
-        said = await command(*status, "--token-file", tmp_path / "laptop" / "operator.token")
+        said = await command(*status, "--token-file", token)
         assert said.code == 0, said.err
         assert "enrolled as operator-" in said.err
         assert "run       example" in said.out
-        (tmp_path / "laptop" / "operator.token").unlink()
+        token.unlink()
         said = await command(*status, "--json")
         assert (said.code, said.err) == (0, "")
         assert json.loads(said.out)["run_id"] == "example"
-
-
-async def test_an_enrolled_operator_may_ask_for_the_status_and_for_nothing_else(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with running_hub(made) as hub:
-        status = await elsewhere(made, hub, tmp_path / "laptop")
-        said = await command(*status, "--token-file", tmp_path / "laptop" / "operator.token")
-        assert said.code == 0, said.err
-        operator = load_identity(tmp_path / "laptop" / "operator" / "identity")
+        operator = load_identity(laptop / "operator" / "identity")
         assert operator is not None
         assert operator.role is Role.OPERATOR
         async with dial(hub.address, operator, purpose=Purpose.CONTROL, now=time.time()) as channel:
@@ -110,15 +109,12 @@ async def test_status_on_the_enrolment_port_says_which_port_is_which(made: MadeR
 
 
 async def test_an_enrolment_at_the_members_port_is_told_which_port_to_take(
-    made: MadeRun, tmp_path: Path
+    made: MadeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with running_hub(made) as hub:
-        token = tmp_path / "operator.token"
-        argv = ("token", made.directory, "--role", "operator", "--address", hub.address, "--out", token)
-        assert (await command(*argv)).code == 0
-        made.run.save(tmp_path / "run.json")
-        status = ("status", "--state-dir", tmp_path, "--coordinator", hub.address, "--token-file", token)
-        said = await command(*status)
+        token = hand_out(made, tmp_path / "laptop", capsys, address=hub.address)
+        where = ("--state-dir", token.parent, "--coordinator", hub.address, "--token-file", token)
+        said = await command("status", *where)
     assert said.code == 3
     assert "this is its enrolment port (coordinator.enrolment_listen, 7701 unless configured)" in said.err
 
@@ -149,7 +145,7 @@ async def end_of_stream(hub: RunningHub, identity: Identity, living: asyncio.Eve
 
 
 async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_not(
-    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recheck_often(monkeypatch)
     where = ("--state-dir", made.directory)
@@ -158,7 +154,7 @@ async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_n
             living = asyncio.Event()
             stream = tasks.create_task(end_of_stream(hub, made.learner, living))
             await living.wait()
-            said = await command("revoke", "learner", *where)
+            said = here(capsys, "revoke", "learner", *where)
             assert said.code == 0, said.err
             assert "learner is shut out" in said.out
             refused = await stream
@@ -166,8 +162,8 @@ async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_n
         assert "learner was revoked" in str(refused)
         async with hub.peer(made.sampler) as neighbour:
             await neighbour.join()
-        assert (await command("revoke", "--list", *where)).out.splitlines()[0].split()[0] == "learner"
-        assert (await command("revoke", "--undo", "learner", *where)).code == 0
-        assert (await command("revoke", "--list", *where)).out == "no node is shut out\n"
+        assert here(capsys, "revoke", "--list", *where).out.splitlines()[0].split()[0] == "learner"
+        assert here(capsys, "revoke", "--undo", "learner", *where).code == 0
+        assert here(capsys, "revoke", "--list", *where).out == "no node is shut out\n"
         async with hub.peer(made.learner) as learner:
             await learner.join()

@@ -36,7 +36,7 @@ SETTINGS = EvaluationSettings(
 BOUNDS = Bounds(
     concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
 )
-SEEDS = 20
+SEEDS = 8
 ACTIONS = 300
 
 
