@@ -22,6 +22,7 @@ from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.task_size import NO_DATA, agreed_data
 from node.coordinator.work.trust import task_is
 from node.enrolment.authority import Authority
@@ -62,12 +63,14 @@ async def build(context: RoleContext) -> list[Service]:
         ledger = opened.enter_context(
             closing(Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id))
         )
-        rows = None
+        slots, rows = ledger.balance().slots, None
         if config.data is not None:
+            known = slots.data if slots.next_slot else NO_DATA
             rows = await asyncio.to_thread(
-                open_rows, config.data, scratch=context.state_dir, columns=config.columns
+                open_rows, config.data, scratch=context.state_dir, columns=config.columns, known=known
             )
             opened.callback(rows.close)
+        _note_data(ledger, slots, rows)
         accounts = _accounts(context, config, ledger, rows, metrics)
         published = Published(store, accounts.versions)
         _check_not_lost(accounts, published)
@@ -118,11 +121,8 @@ def _accounts(
     rows: Rows | None,
     metrics: CoordinatorMetrics,
 ) -> Accounts:
-    """Restore the accounts; refuse groups in the spool that were graded by other options than the run's, and
-    rows that are not the run's."""
+    """Restore the accounts; refuse groups in the spool that were graded by other options than the run's."""
     balance, now = ledger.balance(), context.clock.now()
-    found = NO_DATA if rows is None else rows.seen
-    ledger.record(Transaction(data=agreed_data(balance.data, found, next_slot=balance.slots.next_slot)))
     terms = config.terms(context.run.run_id, prompts=config.known_prompts if rows is None else rows.prompts)
     accounts = Accounts(balance, terms, now=now)
     _check_prompts_left(accounts)
@@ -199,6 +199,17 @@ def _check_prompts_left(accounts: Accounts) -> None:
             rule=f"leaves no prompt to train on: by the ledger, the task has {accounts.prompts}",
             fix="Lower it.",
         )
+
+
+def _note_data(ledger: Ledger, slots: SlotBalance, rows: Rows | None) -> None:
+    """Note the run's rows in the ledger; refuse others once something was leased."""
+    found, known_part = (NO_DATA, b"") if rows is None else (rows.seen, rows.known_part)
+    noted = agreed_data(slots.data, found, known_part=known_part, next_slot=slots.next_slot)
+    if noted is not None:
+        ledger.record(Transaction(data=noted))
+        if noted.first_slot:
+            grown = {"rows": noted.rows, "rows_before": slots.data.rows, "first_slot": noted.first_slot}
+            logger.info("rows were added to the data", extra=grown)
 
 
 def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int) -> RunSettings:

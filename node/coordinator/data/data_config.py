@@ -22,7 +22,8 @@ class DataConfig(BaseModel):
     file: Path
     """JSON objects, one a line, each at most 256 KiB; or a .parquet file, or a directory that ``datasets``
     saved or that holds a data set as the Hub has it (these need the extra ``data``). Samplers get each row
-    with its lease. A run keeps its rows: others are refused."""
+    with its lease. A run keeps its rows and their numbers; more may be added at the end, before a restart of
+    the coordinator."""
     split: str = "train"
     """Which split, where a directory has several."""
     subset: str | None = None

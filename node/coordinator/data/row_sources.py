@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 
 from node.coordinator.data.data_config import DataConfig, DataSource
 from node.coordinator.data.rows import HeldOut, Rows
+from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import ConfigError, StartupError
 from node.task_options import JsonlOptions, column_of
 
@@ -21,7 +22,9 @@ _SAVED_BY_DATASETS: Final = ("dataset_dict.json", "state.json")
 """Files in a directory that ``save_to_disk`` wrote."""
 
 
-def open_rows(data: DataConfig, *, scratch: Path, columns: Mapping[str, str] | None = None) -> Rows:
+def open_rows(
+    data: DataConfig, *, scratch: Path, columns: Mapping[str, str] | None = None, known: DataSeen = NO_DATA
+) -> Rows:
     """Open a data set and check every row; blocking.
 
     Raises:
@@ -44,7 +47,13 @@ def open_rows(data: DataConfig, *, scratch: Path, columns: Mapping[str, str] | N
             key = "coordinator.data.evaluation_file"
             held_out_file = opened.enter_context(_opened(evaluation, key=key, scratch=scratch))
             held_out = HeldOut(held_out_file, _name(evaluation))
-        rows = Rows(file, name=_name(data.source), evaluation_rows=data.evaluation_rows, held_out=held_out)
+        rows = Rows(
+            file,
+            name=_name(data.source),
+            evaluation_rows=data.evaluation_rows,
+            held_out=held_out,
+            known=known,
+        )
         rows.check_columns(columns or {})
         opened.pop_all()  # they are the rows' from here on
     return rows

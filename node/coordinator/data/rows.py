@@ -3,7 +3,10 @@
     files --every line checked, its place and checksum kept--> Rows --row(index)--> bytes
 
 Some rows are for evaluation and are never trained on: the last ones of the file, or the first ones of a
-second file. Their numbers follow those of the others.
+second file. Their numbers follow those of the others. Rows added during a run, at the end of the file, get
+the numbers after them, so that every row keeps its own:
+
+    numbers   0 ... training ... | held_out_at ... held out ... | added ...
 
 The index takes 16 bytes of memory a row. Files stay open, so that removing or replacing one changes nothing;
 a row that was overwritten is noticed when it is read.
@@ -19,7 +22,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 import blake3
 import xxhash
 
-from node.coordinator.work.task_size import DataSeen
+from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason, RefusedError
 from node.limits import ROW_BYTES
 from node.task_options import column_of
@@ -45,6 +48,7 @@ class Rows:
         name: str,
         evaluation_rows: int = 0,
         held_out: HeldOut | None = None,
+        known: DataSeen = NO_DATA,
     ) -> None:
         """Index the files, which stay open from then on; blocking, about a second per 100 MB.
 
@@ -53,11 +57,15 @@ class Rows:
         """
         digest = blake3.blake3()
         training = _RowFile(file, name)
-        training.index(digest)
         self._parts = [training]
+        training.index(digest, at_most=known.held_out_at if known.rows else None)
         if held_out is not None:
             self._parts.append(_RowFile(held_out.file, held_out.name))
             self._parts[1].index(digest, at_most=evaluation_rows)
+        training.index(digest, at_most=max(0, known.rows - len(self)))
+        self.known_part: bytes = digest.digest(length=DIGEST_BYTES)
+        """Digest of as many rows as were known."""
+        training.index(digest, at_most=None)
         self.digest: bytes = digest.digest(length=DIGEST_BYTES)
         """Of all rows in the order of their numbers; blank lines and line ends do not count."""
         self.longest_bytes = max(part.longest_bytes for part in self._parts)
@@ -66,12 +74,15 @@ class Rows:
             raise _too_few(evaluation_rows, f"is more than {last.name} has: {len(last)}")
         if len(self) <= evaluation_rows:
             raise _too_few(evaluation_rows, f"leaves no row to train on: {name} has {len(self._parts[0])}")
+        held_out_at = known.held_out_at if known.rows else len(self) - evaluation_rows
+        self.evaluation = range(held_out_at, held_out_at + evaluation_rows)
+        """Numbers of the rows that are never trained on."""
         self.prompts = len(self) - evaluation_rows
         """How many rows there are to train on."""
 
     @property
     def seen(self) -> DataSeen:
-        return DataSeen(self.digest, len(self), len(self) - self.prompts)
+        return DataSeen(self.digest, len(self), len(self.evaluation), self.evaluation.start)
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
@@ -82,8 +93,11 @@ class Rows:
         Raises:
             RefusedError: DISK; it cannot be read, or is not what it was when it was indexed.
         """
-        training = self._parts[0]
-        return training.row(index) if index < len(training) else self._parts[1].row(index - len(training))
+        if len(self._parts) == 1 or index < self.evaluation.start:
+            return self._parts[0].row(index)
+        if index in self.evaluation:
+            return self._parts[1].row(index - self.evaluation.start)
+        return self._parts[0].row(index - len(self.evaluation))
 
     def check_columns(self, columns: Mapping[str, str], *, every_row: bool = False) -> None:
         """Check that rows have the columns that the task's options name.
@@ -128,10 +142,11 @@ class _RowFile:
         self._lines = 0
         self.longest_bytes = 0
 
-    def index(self, digest: blake3.blake3, *, at_most: int | None = None) -> None:
-        """Index so many rows, or all, and add them to the digest."""
+    def index(self, digest: blake3.blake3, *, at_most: int | None) -> None:
+        """Index so many rows more, or the rest, and add them to the digest."""
         start = self._starts.pop()
-        while (at_most is None or len(self) < at_most) and (line := self.file.readline(ROW_BYTES + 2)):
+        until = None if at_most is None else len(self) + at_most
+        while (until is None or len(self) < until) and (line := self.file.readline(ROW_BYTES + 2)):
             self._lines += 1
             if row := line.strip():
                 _check_row(row, where=f"line {self._lines} of {self.name}")

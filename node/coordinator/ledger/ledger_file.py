@@ -144,6 +144,7 @@ class Ledger:
                 )
             ),
             generations=generations,
+            data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
         )
         return Balance(
             slots=slots,
@@ -175,7 +176,6 @@ class Ledger:
                     for version, *row in rows("SELECT * FROM evaluation_scores ORDER BY version, slot")
                 ),
             ),
-            data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
             task_digest=next((digest for _, digest in rows("SELECT * FROM task_options")), b""),
         )
 

@@ -62,7 +62,7 @@ CREATE TABLE bad_prompts (
 ) STRICT;
 CREATE TABLE data (
     only INTEGER PRIMARY KEY CHECK (only = 1), digest BLOB NOT NULL, rows INTEGER NOT NULL,
-    evaluation_rows INTEGER NOT NULL
+    evaluation_rows INTEGER NOT NULL, held_out_at INTEGER NOT NULL, first_slot INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE standings (
     sampler_id TEXT PRIMARY KEY, allowance INTEGER NOT NULL, expired INTEGER NOT NULL, faulted INTEGER NOT

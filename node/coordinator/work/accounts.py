@@ -23,7 +23,7 @@ from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState, group_id
 from node.coordinator.work.standing import Share, Standing, Standings
-from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
+from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
 from node.rollout import EncodedGroup, Verdict
@@ -87,7 +87,6 @@ class Balance:
     """The oldest first."""
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
-    data: DataSeen = NO_DATA
     task_digest: bytes = b""
 
 
@@ -131,6 +130,7 @@ class Accounts:
             lease_ttl_s=terms.lease_ttl_s,
             now=now,
         )
+        self.data = balance.slots.data
         self._accepts_loss = balance.accepts_loss
         self._generations = {generation.number: generation for generation in balance.slots.generations}
         self.versions = VersionLog(balance.announced)
@@ -162,6 +162,11 @@ class Accounts:
     def work(self) -> Work:
         """What every lease of the run asks for."""
         return replace(self.terms.work, grader=self.grader)
+
+    @property
+    def first_held_out(self) -> int | None:
+        """Number of the first held-out prompt; None while the prompts are not known."""
+        return self.data.held_out_at if self.data.rows else self.slots.prompts
 
     @property
     def last_step(self) -> int:

@@ -233,7 +233,7 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
-    first_prompt = accounts.slots.prompts  # those held out follow
+    first_prompt = accounts.first_held_out
     is_known = held.number == 0 or held.number in accounts.versions
     if first_prompt is None or _unconfirmed(accounts) or not is_known:
         return Decision(None)
@@ -243,7 +243,7 @@ def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) ->
 
 def evaluation_ends(accounts: Accounts, *, now: float) -> Decision[None]:
     """End an evaluation that nobody is left to answer, or whose terms are configured otherwise."""
-    if (first_prompt := accounts.slots.prompts) is None:
+    if (first_prompt := accounts.first_held_out) is None:
         return Decision(None)
     change = accounts.evaluations.ended(first_prompt=first_prompt, now=now)
     return Decision(None, held_against_odd(accounts, Transaction(evaluation=change), now=now))

@@ -46,6 +46,7 @@ from node.coordinator.work.slots import (
     retry_after_s,
     slot_and_attempt,
 )
+from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.failure import FAULTS, Failure
 
 SUSPECTS_PER_GRANT: Final = 4
@@ -93,6 +94,8 @@ class SlotBalance:
     found: tuple[int, ...] = ()
     """Between two generations, and named by a step record since."""
     generations: tuple[Generation, ...] = ()
+    """Oldest first."""
+    data: DataSeen = NO_DATA
 
 
 class SlotTable:
@@ -108,6 +111,7 @@ class SlotTable:
         """Restore; ``prompts`` is None while nobody has counted them, and nothing new is leased."""
         self.prompts = prompts
         self._seed = seed
+        self._data = balance.data
         self._lease_ttl_s = lease_ttl_s
         self.open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(balance.settled)
@@ -403,9 +407,16 @@ class SlotTable:
 
     def _unused(self, number: int) -> Slot:
         # Nothing is leased before the prompts are counted; the prompt of a lost slot is for people only.
+        held_out = range(self._data.held_out_at, self._data.held_out_at + self._data.evaluation_rows)
         prompt_index = 0
         if self.prompts is not None:
-            prompt_index = prompt_of_slot(number, prompts=self.prompts, seed=self._seed)
+            prompt_index = prompt_of_slot(
+                number,
+                prompts=self.prompts,
+                seed=self._seed,
+                first_slot=self._data.first_slot,
+                held_out=held_out,
+            )
         return Slot(number, prompt_index, SlotState.AVAILABLE, attempts=(), granted=0)
 
     def _in_play(self, slot: int, attempt: int) -> Slot | None:

@@ -152,20 +152,24 @@ def given_up(slot: Slot) -> Slot:
     return replace(slot, state=SlotState.ABANDONED if slot.attempts else SlotState.SKIPPED)
 
 
-def prompt_of_slot(slot: int, *, prompts: int, seed: int) -> int:
-    """Return the prompt that a slot asks for, a number below ``prompts``.
+def prompt_of_slot(
+    slot: int, *, prompts: int, seed: int, first_slot: int = 0, held_out: range = range(0)
+) -> int:
+    """Return the prompt that a slot asks for: a number below ``prompts``, those held out left out.
 
-    Slots [e * prompts, (e + 1) * prompts) are epoch e: a permutation of all prompts, by a Feistel network
-    over the next even number of bits; results out of range are permuted again (cycle walking, fewer than
-    four turns on average).
+    Where prompts were added, the slots from ``first_slot`` on begin another epoch, of all of them. Otherwise
+    slots [e * prompts, (e + 1) * prompts) are epoch e: a permutation of all prompts, by a
+    Feistel network over the next even number of bits; results out of range are permuted again
+    (cycle walking, fewer than four turns on average).
     """
-    epoch, place = divmod(slot, prompts)
+    epoch, place = divmod(slot - first_slot, prompts)
     half_bits = max(1, ((prompts - 1).bit_length() + 1) // 2)
-    key = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=32).digest()
+    turn = f"{seed}/{epoch}" if not first_slot else f"{seed}/{first_slot}/{epoch}"
+    key = hashlib.blake2b(turn.encode(), digest_size=32).digest()
     while True:
         place = _permuted(place, half_bits, key)
         if place < prompts:
-            return place
+            return place if place < held_out.start else place + len(held_out)
 
 
 def _permuted(value: int, half_bits: int, key: bytes) -> int:

@@ -231,10 +231,10 @@ def test_the_data_of_a_run_survives_a_restart(path: Path) -> None:
     seen = DataSeen(b"d" * 16, 100, 10)
     learner = replace(LEARNER, chat_template_digest=b"c" * 16)
     with closing(Ledger.open(path, run_id="run")) as ledger:
-        assert ledger.balance().data == NO_DATA
+        assert ledger.balance().slots.data == NO_DATA
         ledger.record(Transaction(data=seen, learner=learner))
     with closing(Ledger.open(path, run_id="run")) as again:
-        assert (again.balance().data, again.balance().learner) == (seen, learner)
+        assert (again.balance().slots.data, again.balance().learner) == (seen, learner)
 
 
 def test_the_size_of_another_task_does_not_count(path: Path) -> None:

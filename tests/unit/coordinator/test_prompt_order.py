@@ -25,5 +25,12 @@ def test_the_order_is_the_same_on_every_machine_and_in_every_release() -> None:
     assert [prompt_of_slot(s, prompts=1000, seed=7) for s in range(1000, 1005)] == [351, 483, 610, 841, 856]
 
 
+def test_added_prompts_are_asked_for_in_a_new_epoch_and_what_is_held_out_never_is() -> None:
+    order = [prompt_of_slot(s, prompts=12, seed=0, first_slot=7, held_out=range(8, 10)) for s in range(7, 31)]
+    for epoch in (order[:12], order[12:]):
+        assert sorted(epoch) == [*range(8), *range(10, 14)]
+    assert order[:12] != order[12:]
+
+
 PINNED = [8, 2, 0, 4, 9, 7, 6, 1, 3, 5]
 """A restarted coordinator must go on in the order it began with."""

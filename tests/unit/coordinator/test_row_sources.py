@@ -31,7 +31,7 @@ def opened(path: Path, **settings: object) -> tuple[list[object], list[object]]:
     try:
         training, evaluation = (
             [json.loads(rows.row(index)) for index in indices]
-            for indices in (range(rows.prompts), range(rows.prompts, len(rows)))
+            for indices in (range(rows.prompts), rows.evaluation)
         )
     finally:
         rows.close()

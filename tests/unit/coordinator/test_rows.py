@@ -3,10 +3,12 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from node.coordinator.data.rows import Rows
+from node.coordinator.data.rows import HeldOut, Rows
+from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason, RefusedError
 from node.limits import ROW_BYTES
 
@@ -34,8 +36,8 @@ def test_rows_are_read_by_number_and_blank_lines_do_not_count(indexed: Callable[
 
 def test_the_last_rows_are_held_out(indexed: Callable[..., Rows]) -> None:
     rows = indexed(*(json.dumps({"n": n}) for n in range(10)), evaluation_rows=3)
-    assert (rows.prompts, len(rows)) == (7, 10)
-    assert json.loads(rows.row(9)) == {"n": 9}
+    assert (rows.prompts, rows.evaluation) == (7, range(7, 10))
+    assert json.loads(rows.row(rows.evaluation[-1])) == {"n": 9}
 
 
 @pytest.mark.parametrize(
@@ -77,3 +79,39 @@ def test_a_file_that_is_removed_is_still_read_and_one_that_is_overwritten_is_not
     with pytest.raises(RefusedError, match=r"row 0 of d .* changed since the coordinator started") as error:
         rows.row(0)
     assert error.value.reason is Reason.DISK
+
+
+def lines(*numbers: int) -> bytes:
+    return b"".join(b'{"n": %d}\n' % n for n in numbers)
+
+
+@pytest.mark.parametrize(
+    "has_own_file", [False, True], ids=["the last rows held out", "rows of another file"]
+)
+def test_rows_that_are_added_come_after_all_others_which_keep_their_numbers(
+    has_own_file: bool, tmp_path: Path
+) -> None:
+    def on_disk(content: bytes) -> BinaryIO:
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        path.write_bytes(content)
+        return files.enter_context(path.open("rb"))
+
+    def opened(*added: int, known: DataSeen = NO_DATA) -> Rows:
+        training, held_out = range(4), range(90, 92)
+        if has_own_file:
+            other = HeldOut(on_disk(lines(*held_out, 99)), "e")
+            return Rows(
+                on_disk(lines(*training, *added)), name="d", evaluation_rows=2, held_out=other, known=known
+            )
+        return Rows(on_disk(lines(*training, *held_out, *added)), name="d", evaluation_rows=2, known=known)
+
+    with ExitStack() as files:
+        first = opened()
+        assert (first.prompts, first.evaluation) == (4, range(4, 6))
+        grown = opened(10, 11, known=first.seen)
+        assert [json.loads(grown.row(index))["n"] for index in range(8)] == [0, 1, 2, 3, 90, 91, 10, 11]
+        assert (grown.prompts, grown.evaluation) == (6, range(4, 6))
+        assert grown.known_part == first.digest != grown.digest
+        again = opened(10, 11, 12, known=grown.seen)
+        assert (again.known_part, again.prompts) == (grown.digest, 7)
+        assert opened(5, 6, known=grown.seen).known_part != grown.digest
