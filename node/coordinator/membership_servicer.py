@@ -107,7 +107,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                     check_base(base, learner)
             await self.spool.admit_sampler(peer.node_id, prompts=self._prompts(request))
         before = self.peers.instance(peer)
-        with _twins_logged(peer, context):
+        with self._twins_noted(peer, context):
             member = self.peers.join(
                 peer,
                 _held(request),
@@ -144,7 +144,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         stream, has_heard = object(), False
         try:
             async for request in request_iterator:
-                with _twins_logged(peer, context):
+                with self._twins_noted(peer, context):
                     answer = self._answer(peer, request, has_heard=has_heard)
                 if not has_heard:
                     # Only now: a stream that is refused does not take the place of one that goes on.
@@ -274,6 +274,17 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         current = self.revocations.current()
         return None if digest == current.digest else revocations_to_wire(current)
 
+    @contextmanager
+    def _twins_noted(self, peer: Peer, context: Context) -> Iterator[None]:
+        try:
+            yield
+        except RefusedError as refused:
+            if refused.reason is Reason.NAME_IN_USE:
+                self.peers.count_twin()
+                about = {"peer_role": peer.role, "node_id": peer.node_id, "refused": context.peer()}
+                logger.warning("two processes use one name", extra={**about, "detail": str(refused)})
+            raise
+
     def _check_not_fenced(self, peer: Peer) -> None:
         learner = self.spool.accounts.learner
         if peer.role is Role.LEARNER and learner is not None and learner.node_id != peer.node_id:
@@ -303,24 +314,6 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
 
 def _summary(request: membership_pb2.JoinRequest) -> str:
     return "".join(filter(str.isprintable, request.layout_summary))[:_SUMMARY_CHARACTERS]
-
-
-@contextmanager
-def _twins_logged(peer: Peer, context: Context) -> Iterator[None]:
-    try:
-        yield
-    except RefusedError as refused:
-        if refused.reason is Reason.NAME_IN_USE:
-            logger.warning(
-                "two processes use one name",
-                extra={
-                    "peer_role": peer.role,
-                    "node_id": peer.node_id,
-                    "refused": context.peer(),
-                    "detail": str(refused),
-                },
-            )
-        raise
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:

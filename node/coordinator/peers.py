@@ -11,8 +11,7 @@ A sampler's heartbeat costs the same however many peers there are; ``expire``, `
 at all of them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,7 +20,6 @@ from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
-from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
@@ -79,13 +77,7 @@ class Peers:
         metrics: CoordinatorMetrics,
         grader_digest: bytes = b"",
     ) -> None:
-        """Begin empty.
-
-        Args:
-            head: Returns the newest announced version.
-            revoked: Returns the nodes that are shut out.
-            grader_digest: Of the grader code, as configured; empty: as samplers agree.
-        """
+        """Begin empty; ``grader_digest`` as configured, or empty: as samplers agree."""
         self._accounts = accounts
         self._membership = Membership(silent_after_s=silent_after_s)
         self._head = head
@@ -117,13 +109,8 @@ class Peers:
         completes: bool = False,
         grader_digest: bytes = b"",
     ) -> KnownPeer:
-        """Admit a peer, or admit it again; ``completes`` as in ``Membership.join``.
-
-        Raises:
-            RefusedError: NAME_IN_USE.
-        """
-        with self._twins_counted():
-            member = self._membership.join(peer, now, instance=instance, completes=completes)
+        """Admit a peer, or admit it again; see ``Membership.join``."""
+        member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._reports[peer] = HeartbeatReport(held)
         self._fleet.admit(peer)
         if grader_digest:
@@ -148,8 +135,7 @@ class Peers:
 
     def heartbeat(self, peer: Peer, heartbeat: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
         """Note a heartbeat and return its answer. Raises RefusedError: NOT_JOINED; NAME_IN_USE."""
-        with self._twins_counted():
-            self._membership.heartbeat(peer, now, instance=heartbeat.instance)
+        self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         self._reports[peer] = replace(
             heartbeat, metrics=(), waits_for=heartbeat.waits_for[:_WAITS_FOR_CHARACTERS]
         )
@@ -190,6 +176,10 @@ class Peers:
     def disconnected(self, peer: Peer) -> None:
         """Note that a peer's stream ended, in whatever order."""
         self._membership.disconnected(peer)
+
+    def count_twin(self) -> None:
+        """Count a process that was refused because another of its name is here."""
+        self._metrics.refused_twins.inc()
 
     def notify(self, sampler_id: str, verdict: GroupVerdict) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
@@ -297,14 +287,6 @@ class Peers:
             and member.state in (PeerState.JOINED, PeerState.LIVE)
             and member.peer.node_id in self._graders
         }
-
-    @contextmanager
-    def _twins_counted(self) -> Iterator[None]:
-        try:
-            yield
-        except RefusedError as refused:
-            self._metrics.refused_twins.inc(refused.reason is Reason.NAME_IN_USE)
-            raise
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
         pending = self._pending.get(peer.node_id) if peer.role is Role.SAMPLER else None

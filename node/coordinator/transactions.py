@@ -260,7 +260,7 @@ class Transactions:
         )
 
     def _note_abandoned(self, transaction: Transaction) -> None:
-        bad = {entry.slot: entry for entry in transaction.bad_prompts}
+        bad = {entry.slot: entry for entry in transaction.prompts.bad}
         for slot in transaction.slots:
             if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is not None:
                 self._metrics.abandoned_prompts.labels(reason).inc()

@@ -66,15 +66,11 @@ class Membership:
         return tuple(self._members.values())
 
     def join(self, peer: Peer, now: float, *, instance: str = "", completes: bool = False) -> KnownPeer:
-        """Admit a peer, or admit it again.
+        """Admit a peer, or admit it again. Raises RefusedError: NAME_IN_USE.
 
         Args:
-            instance: Of the process.
             completes: Whether it reports what it could not before it knew the run's settings. Where the join
                 before was without that, this is the same join.
-
-        Raises:
-            RefusedError: NAME_IN_USE; another process of this name is here.
         """
         member = self._members.get(peer, KnownPeer(peer, PeerState.LEFT, now, joins=0))
         self._check_no_twin(member, instance, now)
@@ -100,8 +96,7 @@ class Membership:
         """Note a sign of life.
 
         Raises:
-            RefusedError: NOT_JOINED; the peer is unknown or was given up.
-                NAME_IN_USE; another process of this name has joined since.
+            RefusedError: NOT_JOINED; NAME_IN_USE, where another process of this name has joined since.
         """
         member = self.present(peer)
         self._check_no_twin(member, instance, now)

@@ -253,9 +253,9 @@ class Ledger:
             put("generations", (*columns, *first_and_last))
         put("versions", *map(astuple, transaction.announced), how="INSERT OR IGNORE")
         write_each(
-            "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.lifted_prompts)
+            "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.prompts.lifted)
         )
-        for bad in transaction.bad_prompts:
+        for bad in transaction.prompts.bad:
             put("bad_prompts", (*astuple(bad)[:-2], json.dumps(bad.said_by)))
         put("standings", *map(astuple, transaction.standings))
         write_each(

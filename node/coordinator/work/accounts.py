@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from node.coordinator.work.agreement import NOT_AGREED, PromptAgreement, PromptSaid
-from node.coordinator.work.bad_prompts import BadPrompts
+from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChange
 from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import (
@@ -54,9 +54,7 @@ class Transaction:
     announced: tuple[Announced, ...] = ()
     generation: Generation | None = None
     """A known one, with the versions that were lost before it."""
-    bad_prompts: tuple[BadPrompt, ...] = ()
-    lifted_prompts: tuple[int, ...] = ()
-    """Bad prompts that are like any other again."""
+    prompts: PromptChange = NO_PROMPTS
     standings: tuple[Standing, ...] = ()
     size_words: tuple[SizeWord, ...] = ()
     task: TaskSize | None = None
@@ -220,7 +218,7 @@ class Accounts:
             self.learner = transaction.learner
         if transaction.generation is not None:
             self._generations[transaction.generation.number] = transaction.generation
-        self.bad_prompts.apply(transaction.bad_prompts, lifted=transaction.lifted_prompts)
+        self.bad_prompts.apply(transaction.prompts)
         for word in transaction.size_words:
             self.size_words.pop(word.sampler_id, None)
             if word.prompts:

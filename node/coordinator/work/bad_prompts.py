@@ -67,6 +67,9 @@ class PromptChange:
     lifted: tuple[int, ...] = ()
 
 
+NO_PROMPTS: Final = PromptChange()
+
+
 class BadPrompts:
     def __init__(self, bad: Iterable[BadPrompt] = (), *, retry_s: float) -> None:
         """Restore from what the ledger holds; ``retry_s`` is the first pause."""
@@ -137,11 +140,11 @@ class BadPrompts:
                 bad.append(self._timed(replace(entry, said_by=left)))
         return PromptChange(tuple(bad), tuple(lifted))
 
-    def apply(self, bad: Iterable[BadPrompt], *, lifted: Iterable[int]) -> None:
+    def apply(self, change: PromptChange) -> None:
         """Make decided entries the truth."""
-        for prompt_index in lifted:
+        for prompt_index in change.lifted:
             self._drop(prompt_index)
-        for entry in bad:
+        for entry in change.bad:
             self._put(entry)
 
     def _failed(self, before: BadPrompt | None, report: Report, sampler_id: str, *, now: float) -> BadPrompt:

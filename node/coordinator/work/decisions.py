@@ -190,8 +190,7 @@ def release(
     standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
     transaction = Transaction(
         slots=tuple(slots.values()),
-        bad_prompts=bad.bad,
-        lifted_prompts=bad.lifted,
+        prompts=bad,
         evaluation=evaluation,
         standings=(standing,) if faults else (),
     )
@@ -220,8 +219,7 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
     )
     transaction = Transaction(
         slots=(*slots, *given_up),
-        bad_prompts=bad.bad,
-        lifted_prompts=bad.lifted,
+        prompts=bad,
         evaluation=evaluation,
         standings=tuple(
             accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)

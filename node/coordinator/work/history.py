@@ -184,11 +184,12 @@ def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome
         for name, versions in zip(record.group_ids, record.staleness_versions, strict=True)
     }
     trained = []
-    for slot, winner in zip(training.slots, training.winners, strict=True):
-        name = group_id(slot.number, winner.number)
-        in_spool = accounts.slots.open_slots[slot.number].winner == winner.number
-        spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
-        trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
+    for slot in training.slots:
+        if (winner := slot.attempt(slot.winner)) is not None:
+            name = group_id(slot.number, winner.number)
+            in_spool = accounts.slots.open_slots[slot.number].winner == winner.number
+            spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
+            trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
     outcome = Outcome(
         recorded=tuple(records),
         trained=tuple(trained),
@@ -197,7 +198,7 @@ def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome
         unknown=training.unknown,
     )
     transaction = Transaction(
-        slots=(*training.slots, *training.found),
+        slots=training.slots,
         verdicts=tuple((group.sampler_id, Verdict.TRAINED) for group in trained),
         staleness=tuple((group.sampler_id, group.staleness_versions) for group in trained),
         steps=tuple(records),

@@ -48,6 +48,7 @@ from node.coordinator.work.slots import (
 )
 from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.failure import FAULTS, Failure
+from node.rollout import Verdict
 
 SUSPECTS_PER_GRANT: Final = 4
 """One lease in so many of a grant, or one, may be on a slot that had a fault: they must not fill it."""
@@ -73,15 +74,15 @@ class Claim(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
+    """What step records make of the slots; where it was none of ours, the winner is unknown."""
+
     slots: tuple[Slot, ...]
-    winners: tuple[Attempt, ...]
-    """The attempt trained on, for each of ``slots``."""
     doubled: tuple[str, ...]
     """Groups whose slot was settled before: trained on twice."""
     unknown: tuple[str, ...]
-    lost: tuple[str, ...] = ()
-    found: tuple[Slot, ...] = ()
-    """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
+    """Groups never submitted here."""
+    lost: tuple[str, ...]
+    """Groups of lost slots, which are found by that: trained on, by whose attempt nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,59 +291,48 @@ class SlotTable:
         is_running = was.lease is not None and was.lease.number == attempt
         return reopened(entry) if is_running else entry
 
-    def accepted(self, slot: int, attempt: int) -> Slot | None:
-        """Note the learner's acceptance; None where it changes nothing."""
-        entry = self._in_play(slot, attempt)
-        if entry is None or entry.state is SlotState.ACCEPTED:
-            return None
-        return replace(entry, state=SlotState.ACCEPTED)
-
     def refused(self, slot: int, attempt: int) -> Slot | None:
         """Put the slot up for another attempt; None where the group is not in play."""
         entry = self._in_play(slot, attempt)
         return None if entry is None else reopened(entry.with_failure(attempt, Failure.REFUSED))
 
-    def lost(self, slot: int, attempt: int) -> Slot | None:
+    def judged(self, slot: int, attempt: int, verdict: Verdict) -> Slot | None:
+        """Return the slot after the learner's verdict on its group; None: the verdict changes nothing."""
         entry = self._in_play(slot, attempt)
-        return None if entry is None else replace(entry, state=SlotState.LOST, winner=0)
-
-    def uninformative(self, slot: int, attempt: int) -> Slot | None:
-        """Settle the slot of a group that taught nothing; None where the group is not in play."""
-        entry = self._in_play(slot, attempt)
-        return None if entry is None else replace(entry, state=SlotState.UNINFORMATIVE)
+        if entry is None or (verdict is Verdict.ACCEPTED and entry.state is SlotState.ACCEPTED):
+            return None
+        match verdict:
+            case Verdict.ACCEPTED:
+                return replace(entry, state=SlotState.ACCEPTED)
+            case Verdict.DUPLICATE:  # trained on before
+                return replace(entry, state=SlotState.LOST, winner=0)
+            case Verdict.UNINFORMATIVE:
+                return replace(entry, state=SlotState.UNINFORMATIVE)
+            case _:
+                return self.refused(slot, attempt)
 
     def trained(self, group_ids: Iterable[str]) -> Training:
         """Settle the slots of the groups a step consumed."""
         slots: dict[int, Slot] = {}
-        found: dict[int, Slot] = {}
-        winners, doubled, unknown, lost = [], [], [], []
+        doubled, unknown, lost = [], [], []
         for name in group_ids:
             number, attempt = slot_and_attempt(name)
             entry = self.open_slots.get(number)
             if not self.is_known(number):
                 unknown.append(name)
-            elif number in slots or number in found:
+            elif number in slots:
                 doubled.append(name)
             elif number in self._lost:
                 lost.append(name)
-                found[number] = replace(
-                    self._unused(number), state=SlotState.TRAINED, granted=attempt, winner=attempt
-                )
+                unused = self._unused(number)
+                slots[number] = replace(unused, state=SlotState.TRAINED, granted=attempt, winner=attempt)
             elif entry is None:
                 doubled.append(name)
             elif (named := entry.attempt(attempt)) is None or not named.is_submitted:
                 unknown.append(name)
             else:
                 slots[number] = replace(entry, state=SlotState.TRAINED, winner=attempt)
-                winners.append(named)
-        return Training(
-            tuple(slots.values()),
-            tuple(winners),
-            tuple(doubled),
-            tuple(unknown),
-            lost=tuple(lost),
-            found=tuple(found.values()),
-        )
+        return Training(tuple(slots.values()), tuple(doubled), tuple(unknown), tuple(lost))
 
     def apply(self, slots: Iterable[Slot], *, now: float) -> None:
         """Make decided slots the truth; a lease that is new gets its full term."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.agreement import PromptSaid
+from node.coordinator.work.bad_prompts import NO_PROMPTS, PromptChange
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions import Decision, held_against_odd
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
@@ -167,7 +168,7 @@ def _answered(
     return replace(
         transaction,
         standings=(*(() if after == before else (after,)), *contradicted),
-        lifted_prompts=(prompt_index,) if prompt_index in bad_prompts else (),
+        prompts=PromptChange(lifted=(prompt_index,)) if prompt_index in bad_prompts else NO_PROMPTS,
     )
 
 
@@ -235,15 +236,7 @@ def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decisi
             f"the learner cannot give group {judged.group_id[:100]!r} the verdict {judged.verdict}",
         )
     before = accounts.slots.open_slots.get(parsed[0])
-    match judged.verdict:
-        case Verdict.ACCEPTED:
-            slot = accounts.slots.accepted(*parsed)
-        case Verdict.DUPLICATE:
-            slot = accounts.slots.lost(*parsed)
-        case Verdict.UNINFORMATIVE:
-            slot = accounts.slots.uninformative(*parsed)
-        case _:
-            slot = accounts.slots.refused(*parsed)
+    slot = accounts.slots.judged(*parsed, judged.verdict)
     attempt = slot.attempt(parsed[1]) if slot is not None else None
     if before is None or slot is None or attempt is None:
         return Decision(None)

@@ -60,7 +60,7 @@ def test_a_group_counts_while_it_waits_for_training_accepted_or_not() -> None:
     desk.lease("s1", 3)
     desk.submit("0.1")
     desk.submit("1.1")
-    slot = desk.accounts.slots.accepted(1, 1)
+    slot = desk.accounts.slots.judged(1, 1, Verdict.ACCEPTED)
     assert slot is not None
     desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
     load = desk.accounts.load()

@@ -125,7 +125,7 @@ def test_a_judgement_on_an_earlier_attempt_does_not_touch_the_winner(desk: Desk)
     desk.submit("0.2")
     refuse(desk, "0.1")
     assert state(desk) is SlotState.SPOOLED
-    assert desk.accounts.slots.accepted(0, 1) is None
+    assert desk.accounts.slots.judged(0, 1, Verdict.ACCEPTED) is None
 
 
 def test_what_the_learner_trained_on_settles_its_slot_whoever_holds_it(desk: Desk) -> None:
