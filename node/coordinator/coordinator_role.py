@@ -190,7 +190,7 @@ def _check_not_lost(accounts: Accounts, published: Published) -> None:
 
 
 def _check_prompts_left(accounts: Accounts) -> None:
-    held_out = accounts.evaluations.held_out_prompts
+    held_out = accounts.evaluations.settings.held_out_prompts
     if accounts.prompts is not None and accounts.prompts <= held_out:
         raise ConfigError(
             key="coordinator.evaluation.prompts",

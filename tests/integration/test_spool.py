@@ -249,14 +249,6 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_end_of_the_process(
         ledger.close()
 
 
-async def test_two_samplers_asking_at_once_never_get_the_same_prompt(path: Path) -> None:
-    async with open_spool(path) as (spool, _, _):
-        asked = (spool.lease(f"s{n}", 1, PolicyVersion(0)) for n in range(10))
-        grants = [grant.leases for grant in await asyncio.gather(*asked)]
-        names = [lease.lease_id for leases in grants for lease in leases]
-        assert len(names) == len(set(names)) == 6  # (2 + 0 + 1) * 2
-
-
 async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(path: Path) -> None:
     async with open_spool(path) as (spool, _, _):
         await spool.lease("s1", 2, PolicyVersion(0))

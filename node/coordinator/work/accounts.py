@@ -309,7 +309,7 @@ class Accounts:
         return self._staleness[sampler_id] / trained if trained else 0.0
 
     def _training_prompts(self) -> int | None:
-        return None if self.prompts is None else self.prompts - self.evaluations.held_out_prompts
+        return None if self.prompts is None else self.prompts - self.evaluations.settings.held_out_prompts
 
     def _of(self, sampler_id: str) -> Counter[Verdict]:
         return self._verdicts.setdefault(sampler_id, Counter())

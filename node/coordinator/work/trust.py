@@ -103,7 +103,7 @@ def sampler_joins(accounts: Accounts, *, sampler_id: str, prompts: int) -> Decis
         configured=accounts.terms.prompts,
         words=accounts.size_words,
         prompts=prompts,
-        held_out=accounts.evaluations.held_out_prompts,
+        held_out=accounts.evaluations.settings.held_out_prompts,
         sampler_id=sampler_id,
     )
     transaction = Transaction(task=said.size, size_words=() if said.word is None else (said.word,))

@@ -15,7 +15,7 @@ from node.coordinator.work.evaluation import evaluations
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
 from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import FIRST_RETRY_S, SlotState
+from node.coordinator.work.slots import FIRST_RETRY_S
 from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -526,14 +526,6 @@ def test_nothing_begins_before_the_learner_has_confirmed_the_ledger_or_the_task_
         desk = Desk(accounts)
         desk.evaluate(10)
         assert status(desk).under_way is None
-
-
-def test_the_slots_of_held_out_prompts_are_no_slots_of_training(desk: Desk) -> None:
-    answer(desk, 0, 0)
-    desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
-    assert set(desk.accounts.slots.counts().values()) == {0}
-    assert desk.accounts.load().running_groups == 0
-    assert desk.accounts.evaluations._table.counts()[SlotState.EVALUATED] == 2
 
 
 def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:

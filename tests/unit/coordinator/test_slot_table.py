@@ -368,18 +368,6 @@ def test_a_group_that_is_out_of_play_before_its_turn_is_not_delivered(desk: Desk
     assert undelivered(desk) == [1], "the slot's next group is another one"
 
 
-def test_leases_of_a_sampler_are_counted_wherever_they_end(desk: Desk) -> None:
-    granted = desk.lease("s1", 4)
-    desk.lease("s2", 1)
-    slots = desk.accounts.slots
-    assert (slots.open.running("s1"), slots.open.running("s2"), slots.open.running("s3")) == (4, 1, 0)
-    desk.submit(granted[0])
-    desk.release("s1", granted[1])
-    assert slots.open.held_by("s1") == {2, 3}
-    desk.expire(TTL_S)
-    assert slots.open.by_holder == {}
-
-
 def steps(call: Callable[[], object]) -> int:
     """Count the lines of Python that a call executes."""
     lines = 0

@@ -116,85 +116,76 @@ class Evaluations:
         self, settings: EvaluationSettings, balance: EvaluationBalance, *, lease_ttl_s: float, now: float
     ) -> None:
         """Restore; leases get a full term from ``now``, and so do samplers to ask for more."""
-        self._settings = settings
+        self.settings = settings
         self._lease_ttl_s = lease_ttl_s
         self._finished: dict[int, Evaluation] = {}
         self._kept: dict[int, tuple[PromptScore, ...]] = {}
         """Answers that count, of finished evaluations."""
-        self._under_way: Evaluation | None = None
         self._slots: dict[int, Slot] = {}
         self._scores: dict[int, PromptScore] = {}
         self._clear()
         self._askers: dict[str, _Asker] = {}
         """In memory only, as deadlines are."""
         self._planned: int | None = None
+        under_way = None
         for version, score in balance.scores:
             self._kept[version] = (*self._kept.get(version, ()), score)
         for evaluation in balance.record:
             if evaluation.finished_at_s:
                 self._finished[evaluation.version] = evaluation
             else:
-                self._under_way = evaluation
+                under_way = evaluation
                 self._scores = {score.slot: score for score in self._kept.pop(evaluation.version, ())}
         self._apply_slots(balance.slots, now=now)
         self._last_change_s = now
-        self._waits_until_s = now + lease_ttl_s if self._under_way else 0.0
-        self._status = self._made_status()
-
-    @property
-    def held_out_prompts(self) -> int:
-        """How many of the task's last prompts training never uses."""
-        return self._settings.held_out_prompts
+        self._waits_until_s = now + lease_ttl_s if under_way else 0.0
+        self.status = self._made_status(under_way)
 
     @property
     def is_configured(self) -> bool:
-        return self._settings.every_versions > 0
-
-    @property
-    def status(self) -> EvaluationStatus:
-        return self._status
+        return self.settings.every_versions > 0
 
     @property
     def under_way(self) -> Evaluation | None:
-        return self._under_way
+        return self.status.under_way
 
     def from_version(self, held_version: int) -> int | None:
         """Return from which version on a sampler is to stop: the one under evaluation, or the next where it
         has come to that. One that it has passed is overdue, and begins at any version. None: nowhere."""
         if not self.is_configured:
             return None
-        if self._under_way is not None and held_version < self._under_way.version:
-            return self._under_way.version
+        if self.under_way is not None and held_version < self.under_way.version:
+            return self.under_way.version
         return self._next_version(0) if self._planned is None else self._planned
 
     def awaited_version(self, head: int) -> int | None:
         """Return the version under evaluation or due; None: neither."""
-        if self._under_way is not None:
-            return self._under_way.version
+        if self.under_way is not None:
+            return self.under_way.version
         planned = self._next_version(head) if self._planned is None else self._planned
         return planned if self.is_configured and planned <= head else None
 
     def plan(self, head: int) -> None:
         """Decide from which version on the next evaluation may begin, given the newest announced one."""
-        if self.is_configured and self._under_way is None and self._planned is None:
+        if self.is_configured and self.under_way is None and self._planned is None:
             self._planned = self._next_version(head)
 
     def is_due(self, held_version: int) -> bool:
         """Whether an evaluation begins with a sampler that holds this version."""
-        return self._under_way is None and self._planned is not None and held_version >= self._planned
+        return self.under_way is None and self._planned is not None and held_version >= self._planned
 
     def running(self, holder: str) -> int:
         return self._table.open.running(holder)
 
     def work(self, work: Work) -> Work:
         """Return what a lease for evaluation asks for, where one for training asks for ``work``."""
-        return replace(work, group_size=self._settings.completions, sampling=self._settings.sampling)
+        return replace(work, group_size=self.settings.completions, sampling=self.settings.sampling)
 
     def begun(self, version: int, *, first_prompt: int, now: float) -> EvaluationChange | None:
         """Begin the evaluation of a version that is due; None: it is not."""
         if not self.is_due(version):
             return None
-        settings = self._settings
+        settings = self.settings
         slots = tuple(
             Slot(n, first_prompt + n % settings.prompts, SlotState.AVAILABLE, attempts=(), granted=0)
             for n in range(settings.prompts * settings.answers)
@@ -203,10 +194,10 @@ class Evaluations:
 
     def ended(self, *, first_prompt: int, now: float) -> EvaluationChange | None:
         """End an evaluation that nobody is left to answer, or whose terms were changed; None: neither."""
-        current = self._under_way
+        current = self.under_way
         if current is None:
             return None
-        is_outdated = current.terms != self._settings.terms(first_prompt)
+        is_outdated = current.terms != self.settings.terms(first_prompt)
         if not is_outdated and (any(slot.lease is not None for slot in self._open()) or self._may_go_on(now)):
             return None
         return self._finish(current, self._scores, now=now)
@@ -215,13 +206,13 @@ class Evaluations:
         self, holder: str, wanted: int, *, held_version: int, running: int, now: float
     ) -> EvaluationChange | None:
         """Lease held-out prompts to a sampler, up to their part of its leases; remember that it asked."""
-        current = self._under_way
+        current = self.under_way
         known = self._askers.get(holder)
         is_able = current is None or held_version <= current.version or (known is not None and known.is_able)
         self._askers[holder] = _Asker(now, held_version, is_able)
         if current is None or held_version != current.version:
             return None
-        if current.terms != self._settings.terms(current.first_prompt):
+        if current.terms != self.settings.terms(current.first_prompt):
             return None
         share = max(1, (running + wanted) // LEASES_PER_EVALUATION_LEASE) - self.running(holder)
         own = self._prompts_of(holder)
@@ -241,7 +232,7 @@ class Evaluations:
 
     def has_left(self, holder: str, *, held_version: int, stays: bool) -> bool:
         """Whether prompts of the version that a sampler holds are left for it, now or once it stays."""
-        current = self._under_way
+        current = self.under_way
         if current is None:
             return not stays and self.is_due(held_version)
         return held_version == current.version and self._may_ask(holder)
@@ -249,8 +240,8 @@ class Evaluations:
     def claim(self, lease_id: str, holder: str) -> Claim:
         """Return what a submission by ``holder`` would be."""
         version, number, attempt = _parse(lease_id)
-        if self._under_way is not None and version == self._under_way.version:
-            prompts = self._under_way.prompts
+        if self.under_way is not None and version == self.under_way.version:
+            prompts = self.under_way.prompts
             has_answered = any(
                 score.sampler_id == holder and slot % prompts == number % prompts
                 for slot, score in self._scores.items()
@@ -258,7 +249,7 @@ class Evaluations:
             claim = self._table.claim(number, attempt, holder)
             # A lease that expired may win late, after its holder was leased the prompt again.
             return Claim.DUPLICATE if has_answered and claim is Claim.WANTED else claim
-        newest = self._status.newest
+        newest = self.status.newest
         is_over = newest is not None and 0 <= version <= newest.version
         return Claim.DUPLICATE if is_over else Claim.NEVER_GRANTED
 
@@ -315,7 +306,7 @@ class Evaluations:
                 _, disputed = odd_answers(answers, self._measures)
                 record = scored(before, left, dropped=before.prompts - len(answers))
                 recomputed.append(replace(record, disputed_by=", ".join(disputed)))
-        current, slots = self._under_way, {}
+        current, slots = self.under_way, {}
         if current is not None:
             for slot in self._open():
                 if slot.lease is not None and slot.lease.holder in gone:
@@ -344,28 +335,30 @@ class Evaluations:
             self._apply_slots(change.slots, now=now)
             if change.score is not None:
                 self._scores[change.score.slot] = change.score
-            if self._under_way is None:
+            if self.under_way is None:
                 self._askers = {
                     name: replace(asker, is_able=asker.held_version <= evaluation.version)
                     for name, asker in self._askers.items()
                     if self._is_active(asker, now)
                 }
-            self._under_way, self._planned, self._last_change_s = evaluation, None, now
+            self._planned, self._last_change_s = None, now
             if evaluation.finished_at_s:
                 counting = (s for n, s in self._scores.items() if n not in change.uncounted)
                 self._kept[evaluation.version] = tuple(counting)
                 self._finished[evaluation.version] = evaluation
-                self._under_way = None
                 self._clear()
-        has_record_changed = bool(change.recomputed) or (evaluation is not None and evaluation.finished_at_s)
-        self._status = (
-            self._made_status() if has_record_changed else replace(self._status, under_way=self._under_way)
-        )
+        under_way = self.under_way if evaluation is None else evaluation
+        if under_way is not None and under_way.finished_at_s:
+            under_way = None
+        if change.recomputed or under_way is None:
+            self.status = self._made_status(under_way)
+        else:
+            self.status = replace(self.status, under_way=under_way)
 
     def _change(
         self, slots: tuple[Slot, ...], score: PromptScore | None = None, *, now: float
     ) -> EvaluationChange | None:
-        current = self._under_way
+        current = self.under_way
         if current is None or not slots:
             return None
         scores = self._scores if score is None else {**self._scores, score.slot: score}
@@ -387,8 +380,8 @@ class Evaluations:
         without: frozenset[str] = frozenset(),
     ) -> dict[int, Slot]:
         """Return further slots of those prompts for which not enough samplers are asked."""
-        assert self._under_way is not None
-        n, first = self._under_way.prompts, self._under_way.first_prompt
+        assert self.under_way is not None
+        n, first = self.under_way.prompts, self.under_way.first_prompt
         further = {}
         for prompt in prompts:
             numbers = [number for k in range(SLOTS_PER_PROMPT) if (number := prompt + k * n) in slots]
@@ -396,7 +389,7 @@ class Evaluations:
                 score.sampler_id: score for number in numbers if (score := scores.get(number)) is not None
             }
             is_open = sum(slots[number].state not in SETTLED for number in numbers)
-            wanted = max(self._settings.answers, 3 if self._needs_third(answers) else 0)
+            wanted = max(self.settings.answers, 3 if self._needs_third(answers) else 0)
             faulty = {
                 attempt.holder
                 for number in numbers
@@ -412,14 +405,14 @@ class Evaluations:
 
     def _needs_third(self, answers: Mapping[str, PromptScore]) -> bool:
         """Whether two samplers took the likeliest tokens of a prompt and say different things."""
-        if self._settings.temperature or len(answers) != 2:
+        if self.settings.temperature or len(answers) != 2:
             return False
         said = {name: said_of({0: dict(answers)}, name)[0] for name in self._measures}
         return any(is_contested(values.values(), widest=0.0) for values in said.values())
 
     @property
     def _measures(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((REWARD, self._settings.best_by)))
+        return tuple(dict.fromkeys((REWARD, self.settings.best_by)))
 
     def _finish(
         self, evaluation: Evaluation, scores: Mapping[int, PromptScore], *, now: float
@@ -433,7 +426,7 @@ class Evaluations:
         counting = {
             prompt: of_prompt
             for prompt, of_prompt in answers.items()
-            if len(of_prompt) >= min(2, self._settings.answers) or able <= of_prompt.keys()
+            if len(of_prompt) >= min(2, self.settings.answers) or able <= of_prompt.keys()
         }
         left_out, disputed = odd_answers(counting, self._measures)
         kept = [
@@ -458,7 +451,7 @@ class Evaluations:
 
     def _to_forget(self, further: int) -> tuple[int, ...]:
         excess = further + sum(map(len, self._kept.values())) - ANSWERS_KEPT
-        best = self._status.best
+        best = self.status.best
         forgotten = []
         for version in sorted(self._kept):
             if excess > 0 and (best is None or version != best.version):
@@ -474,30 +467,30 @@ class Evaluations:
             return False
         if not self._askers:
             return True
-        version = 0 if self._under_way is None else self._under_way.version
+        version = 0 if self.under_way is None else self.under_way.version
         return any(
             asker.held_version <= version and self._is_active(asker, now) and self._may_ask(name)
             for name, asker in self._askers.items()
         )
 
     def _may_ask(self, holder: str) -> bool:
-        assert self._under_way is not None
+        assert self.under_way is not None
         own = self._prompts_of(holder)
         return any(
             slot.state is SlotState.AVAILABLE
-            and own.get(slot.number % self._under_way.prompts, slot.number) == slot.number
+            and own.get(slot.number % self.under_way.prompts, slot.number) == slot.number
             for slot in self._open()
         )
 
     def _prompts_of(self, holder: str) -> dict[int, int]:
         """Return prompt -> the one slot of it that a sampler may have; -1: it answers, or has answered."""
-        assert self._under_way is not None
+        assert self.under_way is not None
         prompts: dict[int, int] = {}
         for slot in self._slots.values():
             for attempt in slot.attempts:
                 if attempt.holder != holder:
                     continue
-                prompt = slot.number % self._under_way.prompts
+                prompt = slot.number % self.under_way.prompts
                 if attempt.number == slot.winner or attempt is slot.lease:
                     prompts[prompt] = -1
                 elif attempt.failure in FAULTS:
@@ -529,16 +522,16 @@ class Evaluations:
         self._slots, self._scores = {}, {}
 
     def _next_version(self, head: int) -> int:
-        every, newest = max(1, self._settings.every_versions), self._under_way or self._status.newest
+        every, newest = max(1, self.settings.every_versions), self.under_way or self.status.newest
         return max(head, 0 if newest is None else (newest.version // every + 1) * every)
 
-    def _made_status(self) -> EvaluationStatus:
+    def _made_status(self, under_way: Evaluation | None) -> EvaluationStatus:
         finished = [self._finished[version] for version in sorted(self._finished)]
         newest = finished[-1] if finished else None
         alike = [one for one in finished if newest is not None and one.terms == newest.terms]
         # One sampler's word, as of the first to join, holds only until two have been asked.
         confirmed = min((one.version for one in alike if one.samplers > 1), default=0)
-        best_by = self._settings.best_by
+        best_by = self.settings.best_by
         by_score = [
             (score, one)
             for one in alike
@@ -547,14 +540,14 @@ class Evaluations:
         # Of equals the oldest.
         best = max(by_score, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
         first = alike[0] if alike else None
-        return EvaluationStatus(newest, first, best, under_way=self._under_way, best_by=best_by)
+        return EvaluationStatus(newest, first, best, under_way=under_way, best_by=best_by)
 
     def _own(self, lease_ids: Iterable[str]) -> list[str]:
         """Return those of the evaluation under way, as its slots' ids."""
-        if self._under_way is None:
+        if self.under_way is None:
             return []
         parsed = (_parse(lease_id) for lease_id in lease_ids)
-        return [group_id(*rest) for version, *rest in parsed if version == self._under_way.version]
+        return [group_id(*rest) for version, *rest in parsed if version == self.under_way.version]
 
 
 def _progress(evaluation: Evaluation, scores: Mapping[int, PromptScore]) -> Evaluation:
