@@ -285,18 +285,8 @@ class Transactions:
                 about = {"prompt_index": slot.prompt_index, "reason": slot.last_failure, **version}
                 logger.warning("held-out prompt not answered", extra=about)
         if evaluation.finished_at_s:
-            logger.info("version evaluated", extra=asdict(evaluation))
-            for sampler in change.odd_samplers:
-                self._metrics.evaluation_odd_samplers.inc()
-                logger.warning(
-                    "answers left out: they differ from the other samplers' one way",
-                    extra={"sampler": sampler, **version},
-                )
-            if evaluation.disputed_by:
-                self._metrics.evaluation_disputes.inc()
-                logger.warning(
-                    "samplers disagree on a version, and no third can say which is right",
-                    extra={"samplers": evaluation.disputed_by, **version},
-                )
-        elif not evaluation.answers and all(not slot.granted for slot in change.slots):
-            logger.info("evaluation begun", extra={"prompts": evaluation.prompts, **version})
+            is_odd = evaluation.left_out or evaluation.disputed_by
+            level = logging.WARNING if is_odd else logging.INFO
+            logger.log(level, "version evaluated", extra=asdict(evaluation))
+            self._metrics.evaluation_odd_samplers.inc(len(change.odd_samplers))
+            self._metrics.evaluation_disputes.inc(bool(evaluation.disputed_by))

@@ -32,6 +32,7 @@ from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.generations import Generation, LostSlots
 from node.coordinator.work.open_slots import OpenSlots
 from node.coordinator.work.slots import (
+    FIRST_RETRY_S,
     SAME_SAMPLER_S,
     SETTLED,
     UNTRAINED,
@@ -39,11 +40,9 @@ from node.coordinator.work.slots import (
     Attempt,
     Slot,
     SlotState,
-    given_up,
     group_id,
     prompt_of_slot,
     reopened,
-    retry_after_s,
     slot_and_attempt,
 )
 from node.coordinator.work.task_size import NO_DATA, DataSeen
@@ -276,7 +275,11 @@ class SlotTable:
     def given_up(self, now: float, *, is_kept_from_some: Callable[[int], bool]) -> tuple[Slot, ...]:
         """End the slots that have waited too long for a sampler that may have their prompt."""
         waiting = map(self.open_slots.__getitem__, _due(self._waiting, now))
-        return tuple(given_up(slot) for slot in waiting if is_kept_from_some(slot.prompt_index))
+        return tuple(
+            replace(slot, state=SlotState.ABANDONED if slot.attempts else SlotState.SKIPPED)
+            for slot in waiting
+            if is_kept_from_some(slot.prompt_index)
+        )
 
     def submitted(self, slot: int, attempt: int) -> Slot:
         """Return the slot as a WANTED attempt wins it."""
@@ -348,8 +351,8 @@ class SlotTable:
             if slot.state is SlotState.LOST:
                 self._lost.add(slot.number)
             self._retry_at_s.pop(slot.number, None)
-            if (pause_s := retry_after_s(slot)) is not None:
-                self._retry_at_s[slot.number] = now + pause_s
+            if slot.state is SlotState.AVAILABLE and slot.last_failure in FAULTS:
+                self._retry_at_s[slot.number] = now + FIRST_RETRY_S
             if slot.state is not SlotState.AVAILABLE:
                 self._waiting.pop(slot.number, None)
             elif before is None or before.state is not SlotState.AVAILABLE:

@@ -132,24 +132,12 @@ def slot_and_attempt(text: str) -> tuple[int, int]:
     return parse_group_id(text) or (-1, 0)
 
 
-def retry_after_s(slot: Slot) -> float | None:
-    """Return how long a slot waits before it is leased again; None: it does not wait."""
-    if slot.state is not SlotState.AVAILABLE or slot.last_failure not in FAULTS:
-        return None
-    return FIRST_RETRY_S
-
-
 def reopened(slot: Slot) -> Slot:
     """Return a slot whose attempt failed as it goes on: available, or abandoned after too many."""
     witnesses = [attempt.holder for attempt in slot.attempts if attempt.failure in FAULTS]
     has_failed = len(set(witnesses)) >= MAX_WITNESSES or len(witnesses) >= MAX_FAULTS
     is_spent = has_failed or len(slot.attempts) >= MAX_ATTEMPTS
     return replace(slot, state=SlotState.ABANDONED if is_spent else SlotState.AVAILABLE, winner=0)
-
-
-def given_up(slot: Slot) -> Slot:
-    """Return a slot that nobody has taken for too long."""
-    return replace(slot, state=SlotState.ABANDONED if slot.attempts else SlotState.SKIPPED)
 
 
 def prompt_of_slot(
