@@ -23,6 +23,7 @@ from node.policy import PolicyVersion
 from node.rpc.auth import Context, peer_of
 from node.run import Role, RunStatus
 from node.wire.field_owners import check_owners
+from node.wire.mapping import from_wire, to_wire
 from node.wire.members import (
     metric_families_from_wire,
     revocations_to_wire,
@@ -253,17 +254,14 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         )
         answer = self.peers.heartbeat(peer, heartbeat, now=received_at_s)
         lost = self.spool.renew(peer.node_id, tuple(request.running_lease_ids))
-        return membership_pb2.HeartbeatResponse(
+        return to_wire(
+            membership_pb2.HeartbeatResponse,
+            answer,
             sequence=request.sequence,
             received_at_s=received_at_s,
             head=optional_version_to_wire(answer.head),
             lost_lease_ids=lost,
             verdicts=map(group_verdict_to_wire, answer.verdicts),
-            must_repair=answer.must_repair,
-            longest_lag_versions=answer.longest_lag_versions,
-            best_version=answer.best_version,
-            evaluating_version=answer.evaluating_version,
-            is_evaluated=answer.is_evaluated,
             revocations=self._revocations_for(peer, request.revocations_digest),
             sent_at_s=self.clock.now(),
         )
@@ -297,14 +295,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
 
 def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
     base = base_model_from_wire(request)
-    return Learner(
+    return from_wire(
+        Learner,
+        request,
         node_id=peer.node_id,
         epoch=request.learner_epoch,
-        layout_digest=request.layout_digest,
-        tokenizer_digest=request.tokenizer_digest,
-        vocabulary_size=request.vocabulary_size,
         version=request.held.number,
-        chat_template_digest=request.chat_template_digest,
         base_root=base.root,
         base_parts=base.parts,
         layout_summary=_summary(request),
