@@ -1,6 +1,7 @@
 """RolloutService at the coordinator: translates between the wire and the spool."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -193,12 +194,11 @@ def _read(submission: Submission) -> GroupHeader | RolloutGroup | RefusedError:
 
 
 async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> rollout_pb2.DrainHello:
-    try:
+    first = None
+    with contextlib.suppress(TimeoutError, StopAsyncIteration):
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             first = await anext(requests)
-    except (TimeoutError, StopAsyncIteration) as error:
-        raise RefusedError(Reason.MALFORMED, "the stream does not begin with a hello") from error
-    if not first.HasField("hello"):
+    if first is None or not first.HasField("hello"):
         raise RefusedError(Reason.MALFORMED, "the stream does not begin with a hello")
     return first.hello
 

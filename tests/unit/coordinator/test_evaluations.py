@@ -11,7 +11,7 @@ import pytest
 from node.coordinator.work import decisions, standing
 from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.decisions import Released, release
-from node.coordinator.work.evaluation import evaluations
+from node.coordinator.work.evaluation import evaluation_record
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
 from node.coordinator.work.slot_table import SlotBalance
@@ -376,13 +376,6 @@ def test_a_heartbeat_keeps_a_lease_while_its_evaluation_lasts(desk: Desk) -> Non
     desk.now += TTL_S - 1
     assert desk.accounts.renew("s1", [lease_id, "e0-3.1", "e7-0.1"], now=desk.now) == ("e0-3.1", "e7-0.1")
     assert desk.expire(TTL_S - 1) == 0
-
-
-def test_a_lease_given_back_unbegun_costs_no_attempt(desk: Desk) -> None:
-    lease_id = lease(desk)
-    assert desk.release("s2", lease_id) == 0
-    assert desk.release("s1", lease_id) == 1
-    assert lease(desk, "s2") == "e0-0.2"
 
 
 def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_counted(desk: Desk) -> None:
@@ -760,11 +753,11 @@ def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_a
 def test_answers_kept_for_a_revocation_are_bounded_and_those_of_the_best_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(evaluations, "ANSWERS_KEPT", 8)
+    monkeypatch.setattr(evaluation_record, "ANSWERS_KEPT", 8)
     desk = make_desk()
     for version, reward in ((0, 0.9), (10, 0.1), (20, 0.2)):
         evaluate(desk, version, {"s1": [reward] * 4})
-    assert sorted(desk.accounts.evaluations._kept) == [0, 20]
+    assert sorted(desk.accounts.evaluations.record.kept) == [0, 20]
 
 
 def test_the_best_goes_by_the_metric_that_is_named_and_a_version_without_it_is_never_the_best() -> None:

@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
+from node.coordinator.work.evaluation.evaluation_record import Record
 from node.coordinator.work.evaluation.evaluation_settings import EvaluationSettings
 from node.coordinator.work.evaluation.scores import (
     PromptScore,
     by_prompt,
-    decider,
     is_contested,
     odd_answers,
     prompt_score,
@@ -40,7 +40,7 @@ from node.coordinator.work.slot_table import Claim, SlotTable
 from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, slot_and_attempt
 from node.failure import FAULTS, FailedLease, Failure
 from node.rollout import RolloutGroup
-from node.run import REWARD, Evaluation, EvaluationStatus
+from node.run import Evaluation
 
 LEASES_PER_EVALUATION_LEASE: Final = 2
 """At most one in so many of a sampler's leases is for evaluation, or one if it has fewer: training goes on
@@ -55,10 +55,6 @@ FINAL_FAULTS: Final = frozenset(
 )
 """Faults after which a sampler is not asked the prompt again in this evaluation: it would fail likewise, and
 what timed out has cost all the time it may. Other samplers are asked instead."""
-
-ANSWERS_KEPT: Final = 1 << 17
-"""Answers in the record of finished evaluations, 30 MB of memory. Beyond that those of the oldest one go, but
-for the best: what a sampler said there is then out of a revocation's reach."""
 
 _LEASE_ID: Final = re.compile(r"e(0|[1-9][0-9]{0,15})-(.*)")
 
@@ -118,9 +114,7 @@ class Evaluations:
         """Restore; leases get a full term from ``now``, and so do samplers to ask for more."""
         self.settings = settings
         self._lease_ttl_s = lease_ttl_s
-        self._finished: dict[int, Evaluation] = {}
-        self._kept: dict[int, tuple[PromptScore, ...]] = {}
-        """Answers that count, of finished evaluations."""
+        self.record = Record(best_by=settings.best_by)
         self._slots: dict[int, Slot] = {}
         self._scores: dict[int, PromptScore] = {}
         self._clear()
@@ -128,18 +122,20 @@ class Evaluations:
         """In memory only, as deadlines are."""
         self._planned: int | None = None
         under_way = None
+        kept: dict[int, list[PromptScore]] = {}
         for version, score in balance.scores:
-            self._kept[version] = (*self._kept.get(version, ()), score)
+            kept.setdefault(version, []).append(score)
         for evaluation in balance.record:
+            scores = kept.get(evaluation.version, [])
             if evaluation.finished_at_s:
-                self._finished[evaluation.version] = evaluation
+                self.record.add(evaluation, scores)
             else:
                 under_way = evaluation
-                self._scores = {score.slot: score for score in self._kept.pop(evaluation.version, ())}
+                self._scores = {score.slot: score for score in scores}
         self._apply_slots(balance.slots, now=now)
         self._last_change_s = now
         self._waits_until_s = now + lease_ttl_s if under_way else 0.0
-        self.status = self._made_status(under_way)
+        self.status = self.record.status(under_way)
 
     @property
     def is_configured(self) -> bool:
@@ -297,15 +293,7 @@ class Evaluations:
     def revoked(self, node_ids: Iterable[str], *, now: float) -> EvaluationChange | None:
         """Take back what these samplers said, here and in the record; None: nothing."""
         gone = frozenset(node_ids)
-        recomputed = []
-        for version, kept in self._kept.items():
-            left = [score for score in kept if score.sampler_id not in gone]
-            if len(left) < len(kept):
-                before = self._finished[version]
-                answers = by_prompt(left, prompts=before.prompts)
-                _, disputed = odd_answers(answers, self._measures)
-                record = scored(before, left, dropped=before.prompts - len(answers))
-                recomputed.append(replace(record, disputed_by=", ".join(disputed)))
+        recomputed = self.record.without(gone)
         current, slots = self.under_way, {}
         if current is not None:
             for slot in self._open():
@@ -319,17 +307,13 @@ class Evaluations:
             current = _progress(current, scores) if has_changed else None
         if not (recomputed or current):
             return None
-        return EvaluationChange(
-            current, tuple(slots.values()), removed_samplers=gone, recomputed=tuple(recomputed)
-        )
+        return EvaluationChange(current, tuple(slots.values()), removed_samplers=gone, recomputed=recomputed)
 
     def apply(self, change: EvaluationChange, *, now: float) -> None:
         """Make a decided change the truth."""
-        self._finished |= {evaluation.version: evaluation for evaluation in change.recomputed}
         if change.removed_samplers:
             self._remove(change.removed_samplers)
-        for version in change.forgotten:
-            self._kept.pop(version, None)
+        self.record.change(change.recomputed, without=change.removed_samplers, forgotten=change.forgotten)
         evaluation = change.evaluation
         if evaluation is not None:
             self._apply_slots(change.slots, now=now)
@@ -343,15 +327,14 @@ class Evaluations:
                 }
             self._planned, self._last_change_s = None, now
             if evaluation.finished_at_s:
-                counting = (s for n, s in self._scores.items() if n not in change.uncounted)
-                self._kept[evaluation.version] = tuple(counting)
-                self._finished[evaluation.version] = evaluation
+                counting = [s for n, s in self._scores.items() if n not in change.uncounted]
+                self.record.add(evaluation, counting)
                 self._clear()
         under_way = self.under_way if evaluation is None else evaluation
         if under_way is not None and under_way.finished_at_s:
             under_way = None
         if change.recomputed or under_way is None:
-            self.status = self._made_status(under_way)
+            self.status = self.record.status(under_way)
         else:
             self.status = replace(self.status, under_way=under_way)
 
@@ -407,12 +390,8 @@ class Evaluations:
         """Whether two samplers took the likeliest tokens of a prompt and say different things."""
         if self.settings.temperature or len(answers) != 2:
             return False
-        said = {name: said_of({0: dict(answers)}, name)[0] for name in self._measures}
+        said = {name: said_of({0: dict(answers)}, name)[0] for name in self.record.measures}
         return any(is_contested(values.values(), widest=0.0) for values in said.values())
-
-    @property
-    def _measures(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((REWARD, self.settings.best_by)))
 
     def _finish(
         self, evaluation: Evaluation, scores: Mapping[int, PromptScore], *, now: float
@@ -428,7 +407,7 @@ class Evaluations:
             for prompt, of_prompt in answers.items()
             if len(of_prompt) >= min(2, self.settings.answers) or able <= of_prompt.keys()
         }
-        left_out, disputed = odd_answers(counting, self._measures)
+        left_out, disputed = odd_answers(counting, self.record.measures)
         kept = [
             score
             for of_prompt in counting.values()
@@ -446,18 +425,8 @@ class Evaluations:
             record,
             uncounted=tuple(sorted(scores.keys() - {score.slot for score in kept})),
             odd_samplers=left_out,
-            forgotten=self._to_forget(len(kept)),
+            forgotten=self.record.surplus(len(kept)),
         )
-
-    def _to_forget(self, further: int) -> tuple[int, ...]:
-        excess = further + sum(map(len, self._kept.values())) - ANSWERS_KEPT
-        best = self.status.best
-        forgotten = []
-        for version in sorted(self._kept):
-            if excess > 0 and (best is None or version != best.version):
-                forgotten.append(version)
-                excess -= len(self._kept[version])
-        return tuple(forgotten)
 
     def _may_go_on(self, now: float) -> bool:
         """Whether an active sampler may still answer. One that does not come is waited for once."""
@@ -501,10 +470,6 @@ class Evaluations:
         return now - asker.at_s <= self._lease_ttl_s
 
     def _remove(self, gone: frozenset[str]) -> None:
-        self._kept = {
-            version: tuple(score for score in kept if score.sampler_id not in gone)
-            for version, kept in self._kept.items()
-        }
         self._scores = {n: score for n, score in self._scores.items() if score.sampler_id not in gone}
         self._askers = {name: asker for name, asker in self._askers.items() if name not in gone}
 
@@ -524,23 +489,6 @@ class Evaluations:
     def _next_version(self, head: int) -> int:
         every, newest = max(1, self.settings.every_versions), self.under_way or self.status.newest
         return max(head, 0 if newest is None else (newest.version // every + 1) * every)
-
-    def _made_status(self, under_way: Evaluation | None) -> EvaluationStatus:
-        finished = [self._finished[version] for version in sorted(self._finished)]
-        newest = finished[-1] if finished else None
-        alike = [one for one in finished if newest is not None and one.terms == newest.terms]
-        # One sampler's word, as of the first to join, holds only until two have been asked.
-        confirmed = min((one.version for one in alike if one.samplers > 1), default=0)
-        best_by = self.settings.best_by
-        by_score = [
-            (score, one)
-            for one in alike
-            if one.is_sound and one.version >= confirmed and (score := decider(one, best_by)) is not None
-        ]
-        # Of equals the oldest.
-        best = max(by_score, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
-        first = alike[0] if alike else None
-        return EvaluationStatus(newest, first, best, under_way=under_way, best_by=best_by)
 
     def _own(self, lease_ids: Iterable[str]) -> list[str]:
         """Return those of the evaluation under way, as its slots' ids."""
