@@ -356,7 +356,7 @@ class Spool:
                 extra={"detail": str(refusal), "groups": len(named), "first": next(iter(named), "")},
             )
             if refusal.reason is Reason.LEDGER_BEHIND:
-                self._accounts.confirm(gap=outcome.gap)
+                self._accounts.doubt(outcome.gap)
             raise refusal
         for record in outcome.recorded:
             logger.info("step recorded", extra={"version": record.version, "groups": len(record.group_ids)})

@@ -32,7 +32,7 @@ class LedgerDesk(Desk):
         """Do what the spool does when a learner opens its stream."""
         outcome: history.Outcome = self.settle(history.drain_opens(self.accounts, hello))  # type: ignore[assignment]
         if outcome.gap:
-            self.accounts.confirm(gap=outcome.gap)
+            self.accounts.doubt(outcome.gap)
         elif outcome.refusal is None:
             self.accounts.confirm()
         return outcome

@@ -187,9 +187,13 @@ class Accounts:
     def _lost_versions(self) -> list[range]:
         return [g.lost_versions for g in self._generations.values() if g.lost_versions is not None]
 
-    def confirm(self, *, gap: str = "") -> None:
-        """Note what the learner finds missing in the ledger; empty: nothing."""
-        self.is_confirmed, self.gap = not gap, gap
+    def confirm(self) -> None:
+        """Note that the learner finds nothing missing in the ledger."""
+        self.is_confirmed, self.gap = True, ""
+
+    def doubt(self, gap: str) -> None:
+        """Note that the learner has done what the ledger does not know of."""
+        self.is_confirmed, self.gap = False, gap
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
         """Add a transaction that is on disk."""

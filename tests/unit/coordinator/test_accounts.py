@@ -31,7 +31,7 @@ def test_only_the_ledger_of_a_new_run_needs_no_word_of_the_learner(
     assert accounts.is_confirmed == is_confirmed
     accounts.confirm()
     assert accounts.is_confirmed
-    accounts.confirm(gap="version 2")
+    accounts.doubt("version 2")
     assert (accounts.is_confirmed, accounts.gap) == (False, "version 2")
     accounts.confirm()
     assert (accounts.is_confirmed, accounts.gap) == (True, "")

@@ -201,7 +201,7 @@ def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> Non
     assert room(desk.accounts) == Capacity(6, "staleness")
     assert room(make_accounts(Balance())) == Capacity(0, "learner")
     assert room(make_accounts(prompts=None)) == Capacity(0, "task")
-    desk.accounts.confirm(gap="version 2")
+    desk.accounts.doubt("version 2")
     assert room(desk.accounts) == Capacity(0, "ledger")
 
 

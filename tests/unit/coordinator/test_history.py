@@ -241,13 +241,13 @@ def test_a_ledger_read_back_leases_nothing_before_the_learner_finds_nothing_miss
     assert (lease(desk).waits_for, lease(desk).retry_after_s) == ("learner", decisions.LEARNER_PAUSE_S)
     desk.accounts.confirm()
     assert [one.lease_id for one in lease(desk).leases] == ["1.1"]
-    desk.accounts.confirm(gap="versions 2 to 9")
+    desk.accounts.doubt("versions 2 to 9")
     assert lease(desk).waits_for == "ledger"
 
 
 def test_a_ledger_known_to_be_behind_takes_no_groups_that_the_right_one_would_not_have(desk: Desk) -> None:
     desk.lease()
-    desk.accounts.confirm(gap="versions 2 to 9")
+    desk.accounts.doubt("versions 2 to 9")
     with pytest.raises(RefusedError, match="the ledger is behind") as error:
         desk.submit("0.1")
     assert error.value.reason is Reason.BUSY
