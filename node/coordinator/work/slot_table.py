@@ -73,7 +73,7 @@ class Claim(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What step records make of the slots; where it was none of ours, the winner is unknown."""
+    """What step records make of the slots."""
 
     slots: tuple[Slot, ...]
     doubled: tuple[str, ...]
@@ -81,7 +81,7 @@ class Training:
     unknown: tuple[str, ...]
     """Groups never submitted here."""
     lost: tuple[str, ...]
-    """Groups of lost slots, which are found by that: trained on, by whose attempt nobody knows."""
+    """Groups of lost slots, which are among ``slots``: trained on, by whose attempt nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
