@@ -24,7 +24,6 @@ from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import run_until, wait_at_most
-from node.weights.transfer.advance import fetch_into
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.head_pursuit import HeadPursuit
 from sampler.engines.restartable_engine import EngineEndedError
@@ -131,8 +130,8 @@ class PolicySync:
         async for announcement in self._watch():
             try:
                 # It is not signed, so that it only says what may be asked for.
-                high_water = self._held.saved.mark.high_water
-                high_water.admit(learner_epoch=announcement.learner_epoch, version=announcement.head)
+                mark = self._held.saved.mark
+                mark.check(learner_epoch=announcement.learner_epoch, version=announcement.head)
             except RefusedError as refused:
                 self._node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
                 logger.warning("announcement refused", extra={"detail": str(refused)})
@@ -205,7 +204,7 @@ class PolicySync:
     async def _assembled(self, artifact: Artifact) -> VersionAssembly:
         manifest = await self._fetcher.manifest(artifact.key)
         assembly = await self._held.begin(manifest)
-        await fetch_into(assembly, self._fetcher, manifest, metrics=self._transfer_metrics)
+        await self._fetcher.fetch_into(assembly, manifest)
         await asyncio.to_thread(assembly.finish)
         return assembly
 

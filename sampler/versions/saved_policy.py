@@ -19,7 +19,7 @@ from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
-from node.weights.store.head_file import Head, StoreMark
+from node.weights.store.high_water import HighWater
 from sampler.engines.model_words import LiveWords, ModelWords, copy_words
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
@@ -73,7 +73,7 @@ class SavedPolicy:
         self._saved_version = 0
         self._saved_at_s = clock.monotonic()
         self._log: DeltaLog
-        self.mark = StoreMark()
+        self.mark = HighWater()
 
     def open(self, live: ModelWords) -> None:
         """Read the mark, and write the base model, which is live, to disk.
@@ -83,7 +83,7 @@ class SavedPolicy:
         """
         path = self._directory / MARK_FILE
         try:
-            self.mark = StoreMark.load(path)
+            self.mark = HighWater.load(path)
         except (OSError, ValueError) as error:
             raise StartupError(
                 f"{path} cannot be read: {error}",
@@ -127,7 +127,7 @@ class SavedPolicy:
             self.mark = self.admitted(newest)
         return held
 
-    def admitted(self, manifest: Manifest) -> StoreMark:
+    def admitted(self, manifest: Manifest) -> HighWater:
         """Return the mark after believing a manifest. Versions on the way to the head leave it unchanged.
 
         Raises:
@@ -136,14 +136,8 @@ class SavedPolicy:
         seen = self.mark
         if seen.head is not None and manifest.version < seen.head.number:
             return seen
-        seen.high_water.admit(learner_epoch=manifest.learner_epoch, version=manifest.policy_version)
-        head = Head(
-            number=manifest.version,
-            root=manifest.root.hex(),
-            learner_epoch=manifest.learner_epoch,
-            published_at_s=manifest.published_at_s,
-        )
-        return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
+        seen.check(learner_epoch=manifest.learner_epoch, version=manifest.policy_version)
+        return seen.after(manifest)
 
     def begin(self, manifest: Manifest) -> LoggedArtifact | None:
         """Return where to write an artifact's payloads as they arrive; None: they cannot be kept."""

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, make_frame, may_be_held
+from node.weights.assembly.apply import WrongBaseError, make_frame, may_be_held
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import Manifest
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec, DamagedFrameError, Manifest
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
 from sampler.versions.delta_log import LoggedArtifact

@@ -9,14 +9,20 @@ from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
+from node.weights.assembly.apply import WrongBaseError
 from node.weights.assembly.held import HeldPolicy
-from node.weights.codec.frame_codec import encode_frame
-from node.weights.codec.planes import encode_planes, encode_step_planes
+from node.weights.codec.frame_codec import encode_frame, encode_planes, encode_step_planes
 from node.weights.format.digests import payload_digest, words_check, words_digest
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.format.manifest import DOMAIN, FrameRecord, Manifest, sign, verify_signed
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import (
+    DOMAIN,
+    Codec,
+    DamagedFrameError,
+    FrameRecord,
+    Manifest,
+    sign,
+    verify_signed,
+)
 from support.weights import RUN_ID, drifted, random_words
 
 KEY = SigningKey.generate()

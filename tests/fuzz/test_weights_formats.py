@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 
 from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
-from node.weights.assembly.apply import DamagedFrameError
-from node.weights.codec.frame_codec import decode_frame, encode_frame
-from node.weights.codec.planes import encode_planes, encode_step_planes
+from node.weights.codec.frame_codec import decode_frame, encode_frame, encode_planes, encode_step_planes
 from node.weights.format.dtypes import DTYPES
-from node.weights.format.manifest import parse, verify_signed
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec, DamagedFrameError, parse, verify_signed
 from support.weights import LAYOUT, RUN_ID, Learner, drifted, random_words
 
 LEARNER = Learner()

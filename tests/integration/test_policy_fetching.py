@@ -15,9 +15,9 @@ from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
-from node.weights.assembly.apply import DamagedFrameError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
+from node.weights.format.manifest import DamagedFrameError
 from node.weights.planning.cheapest_chain import plan_fresh
 from node.weights.transfer.fetcher import Fetcher
 from support.fetching import fetch_version
@@ -37,7 +37,6 @@ async def fetch(
     key: ArtifactKey,
     *,
     held: HeldPolicy | None = None,
-    registry: Registry | None = None,
 ) -> HeldPolicy:
     announcement = hub.store.announcement()
     assert announcement is not None
@@ -46,8 +45,6 @@ async def fetch(
         await fetcher.manifest(key),
         layout=hub.learner.layout,
         held=held,
-        spare=None,
-        metrics=(registry or Registry()).metrics,
     )
 
 
@@ -77,7 +74,7 @@ async def test_a_late_joiner_starts_from_a_keyframe_of_many_pieces(made: MadeRun
     async with policy_hub(made, tmp_path / "hub", layout=LARGE) as hub:
         hub.learner.put(hub.store, (1, None))
         registry = Registry()
-        held = await fetch(hub, await hub.fetcher(registry), ArtifactKey(1), registry=registry)
+        held = await fetch(hub, await hub.fetcher(registry), ArtifactKey(1))
         assert held.version == hub.learner.versions[1].version
         assert registry.value("heterorl_node_frames_applied_total", codec="keyframe") == 2
         assert registry.value("heterorl_node_fetch_seconds_count", kind="keyframe") == 1
@@ -153,7 +150,7 @@ async def test_a_fetch_broken_off_for_a_while_goes_on_with_every_byte_it_had(
         fetching.cancel()
         await asyncio.gather(fetching, return_exceptions=True)
         halts = False
-        await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0], registry=registry)
+        await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0])
         await fetcher.fetch(await fetcher.manifest(ArtifactKey(1)), stage.missing(), stage.put)
         assert stage.finish().version == hub.learner.versions[1].version
         assert registry.transferred("keyframe", "in") == size_bytes

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 from node.weights.codec.frame_codec import decode_frame, encode_frame
 from node.weights.format.digests import Words
 from node.weights.format.dtypes import DTYPES
-from node.weights.format.payload_codec import Codec, payload_limit
+from node.weights.format.manifest import Codec, payload_limit
 
 WORDS = hnp.arrays(np.uint16, st.integers(1, 600))
 

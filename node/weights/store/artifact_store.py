@@ -29,7 +29,7 @@ from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
-from node.weights.store.head_file import Head, StoreMark
+from node.weights.store.high_water import HighWater
 from node.weights.store.offers import admit_offer, surplus
 from node.weights.store.readers import Readers
 
@@ -90,7 +90,7 @@ class ArtifactStore:
         self._announcement: Announcement | None = None
         try:
             self._directories = ArtifactDirectories(root, public_key=public_key, run_id=run_id)
-            self._mark = self._load_mark()
+            self._mark = self._loaded_mark()
             self._announce()
         except OSError as error:
             raise StartupError(
@@ -184,8 +184,9 @@ class ArtifactStore:
             known = self._directories.get(manifest.key)
             if known is None or known.manifest != manifest:
                 retained = [artifact.manifest for artifact in self._directories]
-                forked = admit_offer(manifest, retained=retained, mark=self._mark.high_water)
-                self._raise_epoch(manifest.learner_epoch)
+                forked = admit_offer(manifest, retained=retained, mark=self._mark)
+                if manifest.learner_epoch > self._mark.learner_epoch:
+                    self._save(self._mark.model_copy(update={"learner_epoch": manifest.learner_epoch}))
                 for key in forked:
                     self._directories.remove(key)
                 # The same words coded again: whichever is whole will do.
@@ -288,8 +289,9 @@ class ArtifactStore:
         newest = newest_reachable(visible.values())
         head = self._mark.head
         if newest is not None and (head is None or newest > head.number):
-            head = self._head_of(newest)
-            self._save(StoreMark(learner_epoch=self._mark.learner_epoch, head=head))
+            makers = (manifest for manifest in manifests.values() if manifest.version == newest)
+            self._save(self._mark.after(max(makers, key=lambda manifest: manifest.learner_epoch)))
+            head = self._mark.head
         if head is None:
             return
         goes = surplus(
@@ -312,31 +314,17 @@ class ArtifactStore:
             self._announcement = announcement
             self._listeners.notify()
 
-    def _head_of(self, number: int) -> Head:
-        manifests = (a.manifest for a in self._directories if a.manifest.version == number)
-        manifest = max(manifests, key=lambda manifest: manifest.learner_epoch)
-        return Head(
-            number=number,
-            root=manifest.root.hex(),
-            learner_epoch=manifest.learner_epoch,
-            published_at_s=manifest.published_at_s,
-        )
-
-    def _raise_epoch(self, learner_epoch: int) -> None:
-        if learner_epoch > self._mark.learner_epoch:
-            self._save(StoreMark(learner_epoch=learner_epoch, head=self._mark.head))
-
-    def _save(self, mark: StoreMark) -> None:
+    def _save(self, mark: HighWater) -> None:
         mark.save(self._root / _HEAD_FILE)
         self._mark = mark
 
-    def _load_mark(self) -> StoreMark:
+    def _loaded_mark(self) -> HighWater:
         try:
-            return StoreMark.load(self._root / _HEAD_FILE)
+            return HighWater.load(self._root / _HEAD_FILE)
         except ValueError as error:
             logger.warning(
                 "the mark of the store is damaged; taken from what is retained",
                 extra={"error": str(error)},
             )
             epochs = (artifact.manifest.learner_epoch for artifact in self._directories)
-            return StoreMark(learner_epoch=max(epochs, default=0))
+            return HighWater(learner_epoch=max(epochs, default=0))

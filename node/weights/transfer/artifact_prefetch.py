@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from heterorl.v1 import policy_pb2
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
@@ -111,9 +111,9 @@ class ArtifactPrefetch:
         backoff = Backoff(self._random)
         try:
             while self._pushed is None:
-                source = self._sources.preferred()
+                source, stub = self._sources.preferred()
                 try:
-                    self._pushed = await self._ask(source)
+                    self._pushed = await self._ask(source, stub)
                 except ConnectionLost as lost:
                     logger.debug("prefetch interrupted", extra={"source": source, "error": str(lost)})
                 except RefusedError as refused:
@@ -127,14 +127,14 @@ class ArtifactPrefetch:
         finally:
             self._settled.set()
 
-    async def _ask(self, source: str) -> Pushed:
+    async def _ask(self, source: str, stub: "policy_pb2_grpc.PolicyServiceAsyncStub") -> Pushed:
         request = policy_pb2.AwaitArtifactRequest(
             held_version=self.held_version,
             most_bytes=limits.PUSH_BYTES,
             artifact_cost_bytes=self._artifact_cost_bytes,
         )
         asked_at_s = time.monotonic()
-        stream: ChunkStream = self._sources.standing_stub(source).AwaitArtifact(request)
+        stream: ChunkStream = stub.AwaitArtifact(request)
         try:
             with classified():
                 message = await stream.read()

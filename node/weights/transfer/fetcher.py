@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from heterorl.v1 import policy_pb2
 from node import limits
@@ -19,17 +19,30 @@ from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import side_by_side
+from node.weights.assembly.apply import WrongBaseError
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Link, Progress
 from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
-from node.weights.transfer.attempts import Attempts
 from node.weights.transfer.lane import FetchLimits, Lane, NotTakenError
 from node.weights.transfer.payload_order import fetch_order, pushed_frames
 from node.weights.transfer.ranges import PausedTransfers, PutFrame, Range, Transfer, Unasked
-from node.weights.transfer.sources import Sources
+from node.weights.transfer.sources import Attempts, Sources
 from node.wire.policies import artifact_key_to_wire
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
+
+
+class Assembly(Protocol):
+    """A version being assembled. Called in threads."""
+
+    def take_held(self) -> tuple[int, ...]:
+        """Use what the base has already; return the unchanged frames that are wrong there."""
+
+    def missing(self) -> tuple[int, ...]:
+        """Return the frames whose payload is still needed."""
+
+    def put(self, frame: int, payload: bytes) -> None:
+        """Apply a payload. Raises DamagedFrameError or WrongBaseError."""
 
 
 class Fetcher:
@@ -134,6 +147,34 @@ class Fetcher:
                 self._paused.keep(transfer)
             took_s = self.progress.last_at_s - self.progress.first_at_s
             self.link = self.link.carried(self.progress.arrived_bytes, took_s=took_s)
+
+    async def fetch_into(self, assembly: Assembly, manifest: Manifest) -> None:
+        """Fetch the frames that ``assembly`` lacks of the manifest's version.
+
+        Raises RefusedError: WRONG_BASE: the base is not what it claims to be, once every other frame is
+        fetched; others as ``fetch``. ConnectionLost: as ``fetch``.
+        """
+        wrong = set(await asyncio.to_thread(assembly.take_held))
+
+        def put(frame: int, payload: bytes) -> None:
+            started_s = time.perf_counter()
+            try:
+                assembly.put(frame, payload)
+            except WrongBaseError:
+                wrong.add(frame)
+            else:
+                codec = manifest.frames[frame].codec.name.lower()
+                self._metrics.count_applied_frame(codec, took_s=time.perf_counter() - started_s)
+
+        started_s = time.perf_counter()
+        await self.fetch(manifest, [frame for frame in assembly.missing() if frame not in wrong], put)
+        self._metrics.count_fetch(manifest.key, took_s=time.perf_counter() - started_s)
+        if wrong:
+            raise RefusedError(
+                Reason.WRONG_BASE,
+                f"{len(wrong)} held frames are not what version {manifest.version} needs",
+                fix="start from a keyframe or from the public base model",
+            )
 
     def _lane(self, transfer: Transfer, *, lanes: int) -> Lane:
         return Lane(

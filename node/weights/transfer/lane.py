@@ -22,11 +22,10 @@ from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
-from node.weights.assembly.apply import DamagedFrameError
-from node.weights.transfer.attempts import ATTEMPTS, LONGEST_WAIT_S, Attempts
+from node.weights.format.manifest import DamagedFrameError
 from node.weights.transfer.ranges import Arrived, ChunkStream, PutFrame, Range, Transfer
 from node.weights.transfer.source_scores import Fault
-from node.weights.transfer.sources import Sources
+from node.weights.transfer.sources import Attempts, Sources
 from node.wire.policies import artifact_key_to_wire
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,6 @@ _WORTH_TAKING_S: Final = 1.0
 _MOST_TAKEOVERS: Final = 2
 """Most takeovers of one range: where every source waits for the same upstream, moving it gains nothing."""
 
-
 _MOST_DECODED: Final = min(4, os.cpu_count() or 1)
 """Messages of one lane being decoded at a time; one more waits."""
 
@@ -67,9 +65,19 @@ class FetchLimits:
     part_bytes: int = 16 << 10
     """Smallest part of a frame, and a lane's first request while nothing is known of the link."""
     stall_s: float = 20.0
-    attempts: int = ATTEMPTS
-    longest_wait_s: float = LONGEST_WAIT_S
+    attempts: int = 8
+    """In a row without a byte, for each source: with the waits between about 10 s, at most 20 s."""
+    longest_wait_s: float = 5.0
+    """Longest wait between two attempts: another artifact may be had while this one is not."""
     attempts_per_damaged_frame: int = 3
+
+
+class NotTakenError(Exception):
+    """The receiver of a frame refused it; no source is to blame."""
+
+    def __init__(self, refusal: RefusedError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
 
 
 class Lane:
@@ -94,35 +102,31 @@ class Lane:
         self._metrics = metrics
         self._limits = limits
         self._lanes = lanes
-        self._queue = DecodeQueue(
-            transfer, sources=sources, metrics=metrics, most_attempts=limits.attempts_per_damaged_frame
-        )
+        self._decoding: deque[asyncio.Task[None]] = deque()
 
     async def run(self) -> None:
         """Read until nothing is left of the transfer.
 
-        Raises DamagedFrameError, NotTakenError: as ``DecodeQueue.begin``. RefusedError, ConnectionLost: as
-        ``Attempts``.
+        Raises DamagedFrameError: a frame was damaged too often. NotTakenError: the receiver refused one.
+        RefusedError, ConnectionLost: as ``Attempts``.
         """
         try:
             await self._read_ranges()
         finally:
-            await self._queue.end()
+            await asyncio.gather(*self._decoding, return_exceptions=True)
 
     async def _read_ranges(self) -> None:
-        transfer = self._transfer
+        transfer, scores = self._transfer, self._sources.scores
         bytes_per_s: float | None = None
         asked_bytes = 0
         while True:
             transfer.changed.clear()
-            self._queue.look()
+            self._look_at_decoding()
             if transfer.is_over:
                 return
             names = self._attempts.names()
             if bytes_per_s is None:
-                bytes_per_s = max(
-                    (self._sources.scores.bytes_per_s(name) or 0.0 for name in names), default=0.0
-                )
+                bytes_per_s = max((scores.bytes_per_s(name) or 0.0 for name in names), default=0.0)
             span = transfer.take(self._enough_bytes(bytes_per_s, asked_bytes)) or self._take_over(names)
             if span is None:
                 await wait_at_most(transfer.changed, _WORTH_TAKING_S)
@@ -130,7 +134,7 @@ class Lane:
             asked_bytes = span.left_bytes(transfer.manifest)
             if span.stream is None:
                 others = [name for name in names if name not in span.avoid]
-                span.source = self._sources.scores.choose(others or names)
+                span.source = scores.choose(others or names)
             source = span.source
             try:
                 bytes_per_s = await self._read(span)
@@ -176,7 +180,7 @@ class Lane:
     async def _read(self, span: Range) -> float:
         """Read one stream and return its goodput, bytes a second; 0: the source sent it unasked.
 
-        However it ends, what arrived has left the range, or is in its ``partial``.
+        However it ends, what arrived has left the range.
         """
         transfer = self._transfer
         request = policy_pb2.FetchFramesRequest(
@@ -195,11 +199,11 @@ class Lane:
                     data = chunk.data  # each look at the field is a copy
                     self._metrics.count_received(transfer.key, len(data))
                     self._arrived(len(data))
-                    taken = span.take(chunk.frame, chunk.offset_bytes, data, transfer.manifest)
+                    arrived = transfer.arrive(span, chunk.frame, chunk.offset_bytes, data)
                     self._attempts.reset()
                     span.read_bytes += len(data)
-                    if arrived := transfer.whole(taken):
-                        await self._queue.begin(arrived)
+                    if arrived:
+                        await self._begin_decoding(arrived)
             finally:
                 stream.cancel()
                 took_s = time.monotonic() - span.started_s
@@ -222,81 +226,47 @@ class Lane:
             raise ConnectionLost("the stream ended before the last frame")
         return message
 
-
-class NotTakenError(Exception):
-    """The receiver of a frame refused it; no source is to blame."""
-
-    def __init__(self, refusal: RefusedError) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
-
-
-class DecodeQueue:
-    """Payloads that one lane has read and not yet decoded.
-
-    A payload that fails its digest goes back to the transfer, to be fetched from another source.
-    """
-
-    def __init__(
-        self, transfer: Transfer, *, sources: Sources, metrics: TransferMetrics, most_attempts: int
-    ) -> None:
-        """Hand payloads to ``transfer.put``; give up when one frame was damaged ``most_attempts`` times."""
-        self._transfer = transfer
-        self._sources = sources
-        self._metrics = metrics
-        self._most_attempts = most_attempts
-        self._under_way: deque[asyncio.Task[None]] = deque()
-
-    async def begin(self, arrived: list[Arrived]) -> None:
-        """Begin to decode frames, beside a few others.
-
-        Raises DamagedFrameError: a frame that was begun earlier was damaged too often. NotTakenError: the
-        receiver refused one.
-        """
+    async def _begin_decoding(self, arrived: list[Arrived]) -> None:
+        """Decode frames beside a few others; raise what became of those begun earlier, as ``run``."""
         self._transfer.decoding += 1
-        self._under_way.append(asyncio.create_task(self._decode(arrived)))
-        if len(self._under_way) > _MOST_DECODED:
-            # Not awaited itself: a cancelled lane would cancel it, and its thread would outlive ``end``.
-            await asyncio.wait({self._under_way[0]})
-            self.look()
+        self._decoding.append(asyncio.create_task(self._decode(arrived)))
+        if len(self._decoding) > _MOST_DECODED:
+            # Not awaited itself: a cancelled lane would cancel it, and its thread would outlive ``run``.
+            await asyncio.wait({self._decoding[0]})
+            self._look_at_decoding()
 
-    def look(self) -> None:
-        """Forget the tasks that have ended. Raises DamagedFrameError, NotTakenError: as ``begin``."""
-        ended = [task for task in self._under_way if task.done()]
+    def _look_at_decoding(self) -> None:
+        ended = [task for task in self._decoding if task.done()]
         for task in ended:
-            self._under_way.remove(task)
+            self._decoding.remove(task)
         for task in ended:
             task.result()
 
-    async def end(self) -> None:
-        """Wait until nothing is being decoded; ignore what was raised."""
-        await asyncio.gather(*self._under_way, return_exceptions=True)
-
     async def _decode(self, arrived: list[Arrived]) -> None:
         try:
-            await self._put(arrived)
+            damaged = await asyncio.to_thread(_put_all, self._transfer.put, arrived)
+            for each, fault in damaged:
+                self._fetch_again(each, fault)
+        except DamagedFrameError:
+            raise
+        except RefusedError as error:
+            raise NotTakenError(error) from error
         finally:
             self._transfer.decoded()
 
-    async def _put(self, arrived: list[Arrived]) -> None:
-        try:
-            damaged = await asyncio.to_thread(_put_all, self._transfer.put, arrived)
-        except RefusedError as error:
-            raise NotTakenError(error) from error
-        for each, fault in damaged:
-            frame = each.frame
-            self._metrics.count_damaged_frame()
-            self._transfer.damaged[frame] += 1
-            logger.warning(
-                "a frame arrived damaged",
-                extra={"version": self._transfer.key.version, "frame": frame, "error": str(fault)},
-            )
-            if len(each.senders) == 1:
-                (sender,) = each.senders
-                self._sources.fault(sender, Fault.DAMAGED, str(fault))
-            if self._transfer.damaged[frame] >= self._most_attempts:
-                raise fault
-            self._transfer.give_back(Range(deque([frame]), avoid=each.senders))
+    def _fetch_again(self, each: Arrived, fault: DamagedFrameError) -> None:
+        """Give a damaged frame back, to be fetched elsewhere; raise ``fault`` if it was damaged too often."""
+        transfer, frame = self._transfer, each.frame
+        self._metrics.count_damaged_frame()
+        transfer.damaged[frame] += 1
+        fields = {"version": transfer.key.version, "frame": frame, "error": str(fault)}
+        logger.warning("a frame arrived damaged", extra=fields)
+        if len(each.senders) == 1:
+            (sender,) = each.senders
+            self._sources.fault(sender, Fault.DAMAGED, str(fault))
+        if transfer.damaged[frame] >= self._limits.attempts_per_damaged_frame:
+            raise fault
+        transfer.give_back(Range(deque([frame]), avoid=each.senders))
 
 
 def _put_all(put: PutFrame, arrived: list[Arrived]) -> list[tuple[Arrived, DamagedFrameError]]:

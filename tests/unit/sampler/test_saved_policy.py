@@ -17,7 +17,7 @@ from node.policy import PolicyVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.manifest import signed_by
-from node.weights.store.head_file import StoreMark
+from node.weights.store.high_water import HighWater
 from sampler.versions.delta_log import LoggedArtifact
 from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE, SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly
@@ -154,7 +154,7 @@ def test_killed_at_any_write_a_verified_version_is_found_and_gone_on_with(
         else:
             break
         kill_at(0)
-        mark = StoreMark.load(directory / MARK_FILE)
+        mark = HighWater.load(directory / MARK_FILE)
         held, words = load(disk_of(directory))
         expected = LEARNER.versions[held.number]
         assert held == expected.version
@@ -242,7 +242,7 @@ def test_a_mark_that_cannot_be_written_refuses_the_version(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(StoreMark, "save", fail)
+    monkeypatch.setattr(HighWater, "save", fail)
     with pytest.raises(RefusedError) as refused:
         disk.remember(artifact(1, 0).manifest, None)
     assert refused.value.reason is Reason.DISK

@@ -10,9 +10,9 @@ import torch
 from bench.whole_versions import EncodedVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
+from node.weights.assembly.apply import WrongBaseError
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import signed_by
+from node.weights.format.manifest import DamagedFrameError, signed_by
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact

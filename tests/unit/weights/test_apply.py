@@ -8,9 +8,11 @@ import pytest
 from bench.whole_versions import EncodedVersion, WholeVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
+from node.weights.assembly.apply import WrongBaseError
 from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.merge import rebuild_frame
 from node.weights.format.layout import Layout
+from node.weights.format.manifest import DamagedFrameError
 from support.weights import LAYOUT, SPECS, Learner
 
 LEARNER = Learner()

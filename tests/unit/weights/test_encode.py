@@ -14,7 +14,7 @@ from node.weights.assembly.encode import CodedFrame, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec
 from support.weights import LAYOUT, RUN_ID, Learner, random_words
 
 

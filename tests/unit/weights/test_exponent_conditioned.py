@@ -11,6 +11,7 @@ from node.weights.codec.exponent_conditioned import choice, reference
 from node.weights.codec.exponent_conditioned import payload_format as format
 from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.payload_format import Fault
+from node.weights.codec.frame_codec import split_words
 from node.weights.format.digests import words_digest
 from support.exponent_conditioned import (
     FAULTS,
@@ -211,6 +212,25 @@ def test_the_longest_codes_of_a_frame_are_written_alike(implementation: Implemen
         words = base.copy()
         words[changed] += random.integers(1, 1 << 15, changed.size, dtype=np.uint16)
         assert implementation.encode(words, base=base, limit_bytes=999).payload == coded(words, base=base)
+
+
+@each
+@pytest.mark.parametrize("size", [1, 31, 32, 120, 121, 4095, 4096, 4097, 70_001])
+def test_the_words_of_a_keyframe_are_joined(implementation: Implementation, size: int) -> None:
+    """Sizes are around what the kernel hashes and makes at a time."""
+    words = np.random.default_rng(size).integers(0, 1 << 16, size).astype(np.uint16)
+    made = np.zeros(size, np.uint16)
+    assert implementation.join(*split_words(words), out=made) == words_digest(words)
+    np.testing.assert_array_equal(made, words)
+
+
+@pytest.mark.needs("kernel")
+def test_the_kernel_reads_no_bytes_that_are_not_there() -> None:
+    kernel = native.load()
+    assert kernel is not None
+    for rest, exponents in ((b"\0" * 4, b"\0" * 5), (b"\0" * 5, b"\0" * 4), (b"\0" * 6, b"\0" * 6)):
+        with pytest.raises(ValueError, match="5 words"):
+            kernel.join(rest, exponents, out=np.zeros(5, np.uint16))
 
 
 def test_the_kernel_has_the_numbers_of_the_format() -> None:

@@ -11,8 +11,16 @@ from node.identity.signatures import SigningKey
 from node.policy import NO_BASE, ArtifactKey
 from node.weights.format.digests import payload_digest
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import DOMAIN, FrameRecord, Manifest, parse, sign, signed_by, verify_signed
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import (
+    DOMAIN,
+    Codec,
+    FrameRecord,
+    Manifest,
+    parse,
+    sign,
+    signed_by,
+    verify_signed,
+)
 from support.weights import LAYOUT, RUN_ID, SPECS, Learner
 
 LEARNER = Learner()
