@@ -133,8 +133,7 @@ class HeldVersion:
     async def begin(self, manifest: Manifest) -> VersionAssembly:
         """Begin to assemble a verified manifest's version; its payloads are logged on disk as they arrive.
 
-        Raises:
-            RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
+        Raises RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
         """
         self.saved.admitted(manifest)
         payloads = await asyncio.to_thread(self.saved.begin, manifest)
@@ -159,8 +158,7 @@ class HeldVersion:
     async def apply(self, assembly: VersionAssembly) -> None:
         """Change the live words to a version that is on disk.
 
-        Raises:
-            RefusedError: DAMAGED; the words are no version any more.
+        Raises RefusedError: DAMAGED; the words are no version any more.
         """
 
         def change() -> PolicyVersion:

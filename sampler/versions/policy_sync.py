@@ -12,6 +12,7 @@ verified and applied: over a slow link, a version nearer to the head is worth ha
 
 import asyncio
 import contextlib
+import enum
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
@@ -29,9 +30,8 @@ from node.weights.transfer.head_pursuit import HeadPursuit
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.metrics import SamplerMetrics
 from sampler.served_policy import Command, Event, State
-from sampler.versions.fetch_plan import FetchPlan
+from sampler.versions.fetch_plan import FetchPlan, Starvation
 from sampler.versions.held_version import HeldVersion
-from sampler.versions.starvation import DroppedFetch, Starvation
 from sampler.versions.version_assembly import VersionAssembly
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,19 @@ LOOK_AGAIN_S: Final = 1.0
 
 SCRUB_EVERY_S: Final = 2.0
 """From one turn of the memory scrub to the next."""
+
+
+class DroppedFetch(enum.StrEnum):
+    """Why a fetch ended without a version. Closed: the ``reason`` label of dropped fetches."""
+
+    SUPERSEDED = "superseded"
+    """Something else arrives sooner and leads further."""
+    DOUBT = "doubt"
+    """The held version may be damaged and is checked first."""
+    LOST = "lost"
+    """The connection was lost, or the sources do not answer."""
+    REFUSED = "refused"
+    """The sources no longer have it, or what they sent cannot be used."""
 
 
 class PolicySync:
@@ -138,8 +151,7 @@ class PolicySync:
             else:
                 self._announcement, self._unusable = announcement, frozenset()
                 self._pursuit.announced(announcement)
-                behind = self._plan.behind_versions
-                self._starvation.announced(behind_versions=behind, now=self._monotonic())
+                self._note_distance(is_taken=False)
             self._changed.set()
 
     async def _scrub(self) -> None:
@@ -155,8 +167,11 @@ class PolicySync:
         return FetchPlan(self._policy.held, self._announcement, self._unusable, self._policy.stop_from)
 
     async def _position(self) -> FetchPlan:
-        self._log_starvation()
         return self._plan
+
+    def _note_distance(self, *, is_taken: bool) -> None:
+        behind, now = self._plan.behind_versions, self._monotonic()
+        self._starvation.note(behind_versions=behind, is_taken=is_taken, now=now)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """Fetch a newer version, or wait until there may be one."""
@@ -228,7 +243,7 @@ class PolicySync:
             logger.warning("version not applied, going back to the disk", extra=fields)
             return
         self._pursuit.took()
-        self._starvation.took(behind_versions=self._plan.behind_versions, now=self._monotonic())
+        self._note_distance(is_taken=True)
         self._backoff.reset()
         await self._held.save()
 
@@ -260,21 +275,3 @@ class PolicySync:
     def _drop(self, reason: DroppedFetch) -> None:
         self._policy.note(Event.DROP)
         self._metrics.dropped_fetches.labels(reason).inc()
-        self._starvation.dropped[reason] += 1
-
-    def _log_starvation(self) -> None:
-        now, link = self._monotonic(), self._fetcher.link
-        if not self._starvation.is_log_due(link, now=now):
-            return
-        logger.warning(
-            "no version taken",
-            extra={
-                "version": self._policy.held.number,
-                "behind_versions": self._plan.behind_versions,
-                "for_s": round(self._starvation.for_s(now), 1),
-                "round_trip_s": round(link.round_trip_s, 3),
-                "mbytes_per_s": round(link.bytes_per_s / 1e6, 3),
-                "dropped": {reason.value: times for reason, times in self._starvation.dropped.items()},
-                "fix": self._starvation.fix,
-            },
-        )

@@ -125,7 +125,6 @@ def split_words(words: Words) -> tuple[bytes, bytes]:
 
 
 def encode_planes(words: Words, *, element_bytes: int) -> bytes:
-    """Return the elements, plane by plane."""
     return _compress_planes(_elements(words, element_bytes))
 
 

@@ -113,6 +113,14 @@ class Manifest:
     def policy_version(self) -> PolicyVersion:
         return PolicyVersion(self.version, self.root)
 
+    @property
+    def base(self) -> PolicyVersion:
+        return PolicyVersion(self.base_version, self.base_root)
+
+    def can_start(self, held: PolicyVersion) -> bool:
+        """Return whether a peer that holds this version can apply the artifact."""
+        return self.key.is_keyframe or held == self.base
+
     @cached_property
     def size_bytes(self) -> int:
         """Payload bytes of all frames."""

@@ -65,6 +65,8 @@ class ArtifactFiles:
         sizes = np.fromiter((frame.payload_bytes for frame in manifest.frames), np.int64)
         self._offsets = np.cumsum(sizes) - sizes
         self._present = sizes == 0
+        self.is_quarantined = False
+        """It was complete, and waits for a frame that was damaged."""
 
     @classmethod
     def create(cls, directory: Path, manifest: Manifest) -> "ArtifactFiles":
@@ -102,7 +104,6 @@ class ArtifactFiles:
         return bool(self._present[frame])
 
     def missing(self) -> tuple[int, ...]:
-        """Return the frames whose payload is missing."""
         return tuple(np.flatnonzero(~self._present).tolist())
 
     def open(self) -> BinaryIO | None:
@@ -159,11 +160,9 @@ class ArtifactFiles:
                 self.directory = target
 
     def forget(self, frame: int) -> None:
-        """Mark a frame as missing."""
         self._present[frame] = False
 
     def sync(self) -> None:
-        """Wait until the payloads are on disk."""
         durable.sync(self.directory / _FRAMES)
 
     def _pread(self, descriptor: int, frame: int) -> bytes:
@@ -171,7 +170,6 @@ class ArtifactFiles:
 
 
 def directory_name(key: ArtifactKey) -> str:
-    """Return the name of an artifact's directory."""
     return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
 
 

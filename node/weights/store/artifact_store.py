@@ -38,25 +38,22 @@ logger = logging.getLogger(__name__)
 _HEAD_FILE: Final = "head.json"
 
 
-class Listeners:
-    """Calls each listener on the notifying thread: a listener must not block."""
+Listener = Callable[[], object]
+"""Called on the thread that makes a change: it must not block."""
 
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[], object]] = []
 
-    @contextmanager
-    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
-        """Call ``listener`` at each ``notify`` for the time of the body."""
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
+@contextmanager
+def _among(listeners: list[Listener], listener: Listener) -> Iterator[None]:
+    listeners.append(listener)
+    try:
+        yield
+    finally:
+        listeners.remove(listener)
 
-    def notify(self) -> None:
-        """Call every listener."""
-        for listener in tuple(self._listeners):
-            listener()
+
+def _notify(listeners: list[Listener]) -> None:
+    for listener in tuple(listeners):
+        listener()
 
 
 class ArtifactStore:
@@ -85,8 +82,8 @@ class ArtifactStore:
         self._awaited: int | None = None
         self._lock = threading.Lock()
         self.readers = Readers(monotonic=monotonic)
-        self._listeners = Listeners()
-        self._frame_listeners = Listeners()
+        self._listeners: list[Listener] = []
+        self._frame_listeners: list[Listener] = []
         self._announcement: Announcement | None = None
         try:
             self._directories = ArtifactDirectories(root, public_key=public_key, run_id=run_id)
@@ -105,9 +102,9 @@ class ArtifactStore:
         """Return the newest version announced; None before the first."""
         return None if self._announcement is None else self._announcement.head
 
-    def listening(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
-        """Call ``listener`` at each change of the announcement, from any thread: it must not block."""
-        return self._listeners.listening(listener)
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        """Call ``listener`` at each change of the announcement."""
+        return _among(self._listeners, listener)
 
     def whole(self) -> tuple[Artifact, ...]:
         """Return every complete artifact, announced or not."""
@@ -119,9 +116,9 @@ class ArtifactStore:
         """Keep a way to a version that slow peers are still to come to; None: to the head alone."""
         self._awaited = version
 
-    def listening_to_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
-        """Call ``listener`` whenever a frame arrives, from any thread: it must not block."""
-        return self._frame_listeners.listening(listener)
+    def listening_to_frames(self, listener: Listener) -> AbstractContextManager[None]:
+        """Call ``listener`` whenever a frame arrives."""
+        return _among(self._frame_listeners, listener)
 
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
         """Announce an offered artifact while its frames arrive, or only once it is complete.
@@ -135,7 +132,7 @@ class ArtifactStore:
             else:
                 self._arriving.discard(key)
             self._announce()
-        self._frame_listeners.notify()
+        _notify(self._frame_listeners)
 
     def has(self, key: ArtifactKey, frame: int) -> bool:
         """Return whether a frame is here. Raises RefusedError: UNKNOWN_VERSION."""
@@ -163,7 +160,7 @@ class ArtifactStore:
         with self._lock, disk_errors_refused(manifest.key):
             artifact = self._directories.find(manifest.key)
             artifact.adopt(draft)
-        self._frame_listeners.notify()
+        _notify(self._frame_listeners)
         self._finish(artifact)
 
     def offer_signed(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
@@ -206,7 +203,7 @@ class ArtifactStore:
             artifact = self._directories.find(key)
             if not artifact.has(frame):
                 artifact.write(frame, payload)
-        self._frame_listeners.notify()
+        _notify(self._frame_listeners)
         if artifact.is_whole:
             self._finish(artifact)
 
@@ -229,7 +226,7 @@ class ArtifactStore:
         with self._lock:
             artifact = self._directories.find(key)
             is_here = artifact.has(frame)
-            if not is_here and not (key in self._arriving or self._directories.is_quarantined(key)):
+            if not is_here and not (key in self._arriving or artifact.is_quarantined):
                 # Waiting for it could take for ever: a relay may have left it for something newer.
                 raise RefusedError(
                     Reason.UNKNOWN_VERSION,
@@ -312,7 +309,7 @@ class ArtifactStore:
         )
         if announcement != self._announcement:
             self._announcement = announcement
-            self._listeners.notify()
+            _notify(self._listeners)
 
     def _save(self, mark: HighWater) -> None:
         mark.save(self._root / _HEAD_FILE)

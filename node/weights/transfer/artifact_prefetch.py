@@ -11,6 +11,7 @@ not come or is not wanted.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -22,7 +23,8 @@ from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.ranges import ChunkStream
+from node.weights.transfer.payload_order import pushed_frames
+from node.weights.transfer.ranges import ChunkStream, Range
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
 
@@ -36,13 +38,10 @@ Verify = Callable[[bytes], Awaitable[Manifest]]
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """An artifact whose first frames are on their way."""
+    """An artifact whose first frames, perhaps none, are on their way."""
 
     manifest: Manifest
-    stream: ChunkStream
-    source: str
-    artifact_cost_bytes: int
-    """As in the request: it decides whether a keyframe's frames are on their way too."""
+    span: Range
 
 
 class ArtifactPrefetch:
@@ -72,7 +71,6 @@ class ArtifactPrefetch:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether an answer may still come."""
         return not self._settled.is_set()
 
     @property
@@ -92,19 +90,18 @@ class ArtifactPrefetch:
         await wait_at_most(self._settled, PATIENCE_S)
         return self._pushed if self._pushed is not None and self._pushed.manifest.key == key else None
 
-    def take(self, manifest: Manifest) -> Pushed | None:
-        """Return the answer with its stream of frames, once."""
+    def take(self, manifest: Manifest) -> Range | None:
+        """Return the range of frames that is on its way, once."""
         pushed = self._pushed
         if pushed is None or pushed.manifest != manifest:
             return None
         self._pushed = None
-        return pushed
+        return pushed.span
 
     def cancel(self) -> None:
-        """Cancel the request and drop its answer."""
         self._task.cancel()
         if self._pushed is not None:
-            self._pushed.stream.cancel()
+            self._pushed.span.cancel_stream()
             self._pushed = None
 
     async def _ask_until_answered(self) -> None:
@@ -145,4 +142,7 @@ class ArtifactPrefetch:
         except BaseException:
             stream.cancel()
             raise
-        return Pushed(manifest, stream, source, self._artifact_cost_bytes)
+        frames = pushed_frames(
+            manifest, most_bytes=limits.PUSH_BYTES, artifact_cost_bytes=self._artifact_cost_bytes
+        )
+        return Pushed(manifest, Range(deque(frames), source=source, stream=stream))

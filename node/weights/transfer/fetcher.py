@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from heterorl.v1 import policy_pb2
-from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call
@@ -24,8 +23,8 @@ from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Link, Progress
 from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
 from node.weights.transfer.lane import FetchLimits, Lane, NotTakenError
-from node.weights.transfer.payload_order import fetch_order, pushed_frames
-from node.weights.transfer.ranges import PausedTransfers, PutFrame, Range, Transfer, Unasked
+from node.weights.transfer.payload_order import fetch_order
+from node.weights.transfer.ranges import PausedTransfers, PutFrame, Transfer, Unasked
 from node.weights.transfer.sources import Attempts, Sources
 from node.wire.policies import artifact_key_to_wire
 
@@ -188,27 +187,18 @@ class Fetcher:
         )
 
     def _begun(self, manifest: Manifest, frames: Sequence[int], put: PutFrame, *, lanes: int) -> Transfer:
-        waiting = self._pushed(manifest, frames)
-        pushed = {frame for span in waiting for frame in span.frames}
-        rest = [frame for frame in frames if frame not in pushed]
+        pushed = None if self._prefetch is None else self._prefetch.take(manifest)
+        coming = set() if pushed is None else set(pushed.frames)
+        if pushed is not None and not (coming and coming.issubset(frames)):
+            pushed.cancel_stream()
+            pushed, coming = None, set()
+        rest = [frame for frame in frames if frame not in coming]
         unasked = Unasked(
             manifest,
             fetch_order(manifest, rest) if lanes > 1 else rest,
             part_bytes=self._limits.part_bytes if lanes > 1 else None,
         )
-        return Transfer(manifest, put, waiting, unasked)
-
-    def _pushed(self, manifest: Manifest, frames: Iterable[int]) -> deque[Range]:
-        """Return the frames that are on their way, if all of them are wanted."""
-        pushed = None if self._prefetch is None else self._prefetch.take(manifest)
-        if pushed is None:
-            return deque()
-        cost_bytes = pushed.artifact_cost_bytes
-        coming = pushed_frames(manifest, most_bytes=limits.PUSH_BYTES, artifact_cost_bytes=cost_bytes)
-        if not coming or not set(coming).issubset(frames):
-            pushed.stream.cancel()
-            return deque()
-        return deque([Range(deque(coming), source=pushed.source, stream=pushed.stream)])
+        return Transfer(manifest, put, deque() if pushed is None else deque([pushed]), unasked)
 
     def _attempts(self, key: ArtifactKey) -> Attempts:
         backoff = Backoff(self._random, cap_s=self._limits.longest_wait_s)

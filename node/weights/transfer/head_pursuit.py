@@ -66,11 +66,9 @@ class HeadPursuit:
         return self._pursuit.distance(behind_versions, bound_versions=bound_versions)
 
     def announced(self, announcement: Announcement) -> None:
-        """Record an announcement: it tells how fast the head moves."""
         self._pursuit.announced(announcement)
 
     def took(self) -> None:
-        """Record a version that was taken."""
         self._pursuit.drops_in_a_row = 0
 
     async def next_artifact(self, look: Look, tasks: asyncio.TaskGroup) -> Artifact | None:

@@ -270,7 +270,6 @@ class Lane:
 
 
 def _put_all(put: PutFrame, arrived: list[Arrived]) -> list[tuple[Arrived, DamagedFrameError]]:
-    """Put every frame; return those that are damaged."""
     damaged = []
     for each in arrived:
         try:

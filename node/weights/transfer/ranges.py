@@ -63,9 +63,13 @@ class Range:
     """Already open: ``source`` sends these frames without being asked."""
 
     def left_bytes(self, manifest: Manifest) -> int:
-        """Return how many bytes have not arrived."""
         sizes = (manifest.frames[frame].payload_bytes for frame in self.frames)
         return (self.end_bytes if self.frames and self.end_bytes else sum(sizes)) - self.next_bytes
+
+    def cancel_stream(self) -> None:
+        if self.stream is not None:
+            self.stream.cancel()
+            self.stream = None
 
 
 class Unasked:
@@ -80,7 +84,6 @@ class Unasked:
         self.left_bytes = sum(manifest.frames[frame].payload_bytes for frame in self._frames)
 
     def __iter__(self) -> Iterator[int]:
-        """Return the frames of which something is left."""
         return iter(self._frames)
 
     def cut(self, enough_bytes: int) -> Range | None:
@@ -143,7 +146,6 @@ class Transfer:
 
     @property
     def key(self) -> ArtifactKey:
-        """The artifact being fetched."""
         return self.manifest.key
 
     @property
@@ -166,9 +168,7 @@ class Transfer:
         self.waiting.extend(span for span in self.reading if span.frames)
         self.reading.clear()
         for span in self.waiting:
-            if span.stream is not None:
-                span.stream.cancel()
-                span.stream = None
+            span.cancel_stream()
         self.put = _taken_by_nobody  # the receiver may hold a whole model in memory
 
     def take(self, enough_bytes: int) -> Range | None:
@@ -243,17 +243,14 @@ class Transfer:
         return span
 
     def give_back(self, span: Range) -> None:
-        """Offer a range to every lane again."""
         self.waiting.append(span)
         self.changed.set()
 
     def decoded(self) -> None:
-        """Record that a message has been decoded."""
         self.decoding -= 1
         self.changed.set()
 
     def leave(self, span: Range) -> None:
-        """Record that a range is no longer read."""
         self.reading.discard(span)
         self.changed.set()
 

@@ -38,8 +38,6 @@ class LyingSourceError(ConnectionLost):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A hub or a relay."""
-
     address: str
     """Also its name, for people and for the scores."""
     control: grpc.aio.Channel
@@ -139,7 +137,7 @@ class Sources:
     def has_standing(self, key: ArtifactKey) -> bool:
         """Return whether a source that is not set aside can be asked for an artifact."""
         now = self._clock.monotonic()
-        return any(self.scores.is_standing(name, now=now) for name in self.scores.candidates(key, now=now))
+        return any(self.scores.is_standing(name, now=now) for name in self.candidates(key))
 
     def preferred(self) -> "tuple[str, policy_pb2_grpc.PolicyServiceAsyncStub]":
         """Return whom to ask for what no source has yet, on the connection that TCP has measured by now."""
@@ -147,7 +145,6 @@ class Sources:
         return name, self._connections[name][0].stub
 
     def connections(self, names: Iterable[str]) -> int:
-        """Return the number of connections to some sources together."""
         return sum(len(self._connections[name]) for name in names)
 
     @contextmanager
@@ -166,7 +163,6 @@ class Sources:
             self.scores.leave_lane(name)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
-        """Record that a source does not have an artifact."""
         self.scores.lacks(name, key)
         self._changed.set()
 
@@ -224,7 +220,6 @@ class Attempts:
         return names
 
     def reset(self) -> None:
-        """Record progress: earlier failures no longer count."""
         self._failed = 0
         self._backoff.reset()
 

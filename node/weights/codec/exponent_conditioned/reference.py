@@ -149,7 +149,6 @@ class BitWriter:
         self._put(np.array([value]), np.array([width]))
 
     def put_flags(self, flags: NDArray[np.bool_]) -> None:
-        """Write a bit for each flag."""
         self._put(flags.astype(np.int64), np.ones(flags.size, np.int64))
 
     def put_numbers(self, numbers: Numbers, low_bits: int) -> None:
@@ -222,8 +221,6 @@ class BitReader:
 
 
 class _ClassWriter:
-    """Writes one class after the other."""
-
     def __init__(self, bits: BitWriter) -> None:
         self._bits = bits
         self._positions = _SubsetPrediction(*FIRST_POSITIONS)

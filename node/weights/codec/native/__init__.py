@@ -8,7 +8,6 @@ import ctypes
 import functools
 import logging
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -51,29 +50,23 @@ class _Facts(ctypes.Structure):
     """The largest word, sign aside."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Bytes and their address: to ask numpy each time costs 5 us, since frames flush the caches."""
-
-    array: NDArray[np.uint8]
-    address: int
-
-    @classmethod
-    def of(cls, size: int) -> "_Memory":
-        array = np.empty(size, np.uint8)
-        return cls(array, _at(array))
-
-
 class _ThreadMemory(threading.local):
     """Memory of one thread, kept from frame to frame.
 
-    Otherwise the few pages that were touched would be freed and faulted in again for each frame.
+    Otherwise the few pages that were touched would be freed and faulted in again for each frame. Addresses are
+    kept too: to ask numpy each time costs 5 us, since frames flush the caches.
     """
 
     def __init__(self) -> None:
-        self.words = 0
-        self.scratch = _Memory.of(0)
-        self.payload = _Memory.of(0)
+        nothing = np.empty(0, np.uint8)
+        self._known = {"scratch": (nothing, 0), "payload": (nothing, 0)}
+
+    def take(self, name: str, size: int) -> tuple[NDArray[np.uint8], int]:
+        """Return bytes, at least ``size``, and their address."""
+        if self._known[name][0].size < size:
+            array = np.empty(size, np.uint8)
+            self._known[name] = array, _at(array)
+        return self._known[name]
 
 
 class Kernel:
@@ -89,22 +82,21 @@ class Kernel:
         self.name: Final = f"C, {PATHS[path]}"
 
     def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
-        """Return what makes ``words`` from ``base``."""
         _check(words, base)
-        scratch, payload = self._scratch(words.size), self._payload(limit_bytes)
+        payload, payload_at = self._memory.take("payload", limit_bytes)
         facts = _Facts()
         size = self._library.heterorl_encode(
             self._path,
             _at(base),
             _at(words),
             words.size,
-            scratch.address,
-            payload.address,
+            self._scratch(words.size),
+            payload_at,
             limit_bytes,
             facts,
         )
         return Delta(
-            payload.array[:size].tobytes() if size <= limit_bytes else None,
+            payload[:size].tobytes() if size <= limit_bytes else None,
             changes=facts.changes,
             digest=facts.digest or words_digest(words),
             is_finite=facts.largest < INFINITY_BITS,
@@ -118,7 +110,7 @@ class Kernel:
         _check(out, base)
         scratch, facts = self._scratch(out.size), _Facts()
         fault = self._library.heterorl_decode(
-            self._path, payload, len(payload), _at(base), _at(out), out.size, scratch.address, facts
+            self._path, payload, len(payload), _at(base), _at(out), out.size, scratch, facts
         )
         if fault:
             raise BrokenPayloadError(Fault(fault))
@@ -133,17 +125,8 @@ class Kernel:
         self._library.heterorl_join(self._path, rest, exponents, _at(out), out.size, facts)
         return facts.digest or words_digest(out)
 
-    def _scratch(self, words: int) -> _Memory:
-        memory = self._memory
-        if memory.words < words:
-            memory.words, memory.scratch = words, _Memory.of(self._library.heterorl_room(words))
-        return memory.scratch
-
-    def _payload(self, size: int) -> _Memory:
-        memory = self._memory
-        if memory.payload.array.size < size:
-            memory.payload = _Memory.of(size)
-        return memory.payload
+    def _scratch(self, words: int) -> int:
+        return self._memory.take("scratch", self._library.heterorl_room(words))[1]
 
 
 def load(path: int | None = None) -> Kernel | None:
