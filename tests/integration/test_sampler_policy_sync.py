@@ -15,7 +15,7 @@ from sampler.versions import policy_sync
 from sampler.versions.saved_policy import BASE_FILE, HELD_FILE, LOG_DIRECTORY
 from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub
-from support.policy_sync import syncing
+from support.policy_sync import both_ways, syncing
 from support.waiting import until
 from support.weights import LAYOUT, Learner, flip_bit, random_words
 
@@ -30,6 +30,7 @@ async def test_the_base_model_is_served_until_a_version_is_announced(
         assert serving.numbers == [0, 1]
 
 
+@both_ways
 async def test_every_version_on_the_way_is_verified_and_served(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -42,6 +43,7 @@ async def test_every_version_on_the_way_is_verified_and_served(
                 np.testing.assert_array_equal(serving.words[number], hub.learner.versions[number].words)
 
 
+@both_ways
 async def test_while_the_engine_is_busy_newer_versions_replace_older_ones(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -94,6 +96,7 @@ async def test_a_fetch_that_became_needless_is_dropped(
             assert serving.numbers == [0, 9]
 
 
+@both_ways
 async def test_damaged_frames_are_fetched_again_and_never_served(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -226,6 +229,7 @@ async def test_doubt_about_words_that_are_right_fetches_no_frame(
             assert hub.servicer.fetches == []
 
 
+@both_ways
 @pytest.mark.parametrize(
     ("noticed_by", "save_every_s"),
     [("the scrub", 0.0), ("a doubt", 3600.0)],
@@ -255,6 +259,7 @@ async def test_a_frame_that_went_bad_in_memory_is_taken_from_the_disk_again(
             await until(lambda: serving.registry.value("heterorl_node_frames_mended_total") == 1)
 
 
+@both_ways
 async def test_a_frame_that_went_bad_in_memory_is_found_by_the_next_delta_which_is_not_fetched_twice(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -272,6 +277,7 @@ async def test_a_frame_that_went_bad_in_memory_is_found_by_the_next_delta_which_
             assert serving.registry.transferred("delta", "in") == sum(sizes)
 
 
+@both_ways
 async def test_a_damaged_version_that_the_disk_lacks_is_fetched_and_nothing_older_is_sampled_from(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:

@@ -28,7 +28,7 @@ def base_and_new(draw: st.DrawFn) -> tuple[Words, Words]:
     return shifted, new
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(base_and_new())
 def test_a_frame_comes_back_bit_for_bit_and_never_costs_more_than_its_words(
     pair: tuple[Words, Words],
@@ -49,7 +49,7 @@ def test_equal_words_are_unchanged_and_others_are_not(pair: tuple[Words, Words])
     assert (encode_frame(new, base=base).codec is Codec.UNCHANGED) == np.array_equal(base, new)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(pair=base_and_new(), dtype=st.sampled_from(sorted(DTYPES)))
 def test_a_frame_of_any_dtype_comes_back_bit_for_bit(pair: tuple[Words, Words], dtype: str) -> None:
     whole = pair[0].size // 4 * 4

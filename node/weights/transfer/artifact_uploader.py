@@ -39,6 +39,8 @@ STALL_S: Final = 20.0
 class ArtifactUploader:
     """A service of the learner. It listens to the store and to the hub."""
 
+    name = "policy upload"
+
     def __init__(
         self,
         store: ArtifactStore,
@@ -60,10 +62,6 @@ class ArtifactUploader:
         """Uploaded since the last announcement, which does not name them yet."""
         self._refused: set[ArtifactKey] = set()
         """Older versions the hub refused. If it refuses the newest, the learner ends."""
-
-    @property
-    def name(self) -> str:
-        return "policy upload"
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Upload until ``stopping``. What is left then is on disk for the next start.

@@ -142,6 +142,10 @@ def test_an_unchanged_frame_has_no_payload() -> None:
     refusal(Codec.UNCHANGED, b"\0")
 
 
+def test_planes_of_steps_without_a_step_are_refused() -> None:
+    assert "no element changes" in str(refusal(Codec.STEP_PLANES, zstandard.compress(bytes(8192))))
+
+
 def bombs(size: int) -> dict[str, bytes]:
     """Return zstd frames that no encoder makes, of ``size`` bytes where they come so far; 256 to 65 000."""
     plain = b"\1" * size

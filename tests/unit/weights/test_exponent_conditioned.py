@@ -206,7 +206,7 @@ def test_every_cut_of_a_payload_is_refused(implementation: Implementation) -> No
 @each
 def test_the_longest_codes_of_a_frame_are_written_alike(implementation: Implementation) -> None:
     base = np.full(1 << 20, 120 << 7, np.uint16)
-    for seed in range(20):
+    for seed in range(8):
         random = np.random.default_rng(seed)
         changed = random.choice(base.size, 40, replace=False)
         words = base.copy()

@@ -53,8 +53,8 @@ class _Facts(ctypes.Structure):
 class _ThreadMemory(threading.local):
     """Memory of one thread, kept from frame to frame.
 
-    Otherwise the few pages that were touched would be freed and faulted in again for each frame. Addresses are
-    kept too: to ask numpy each time costs 5 us, since frames flush the caches.
+    Otherwise the few pages that were touched would be freed and faulted in again for each frame. The address
+    is kept too: to ask numpy for it each time costs 5 us, since frames flush the caches.
     """
 
     def __init__(self) -> None:
