@@ -8,7 +8,6 @@ import pytest
 from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
-from node.policy import PolicyVersion
 from node.weights.assembly.apply import WrongBaseError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import encode_frame, encode_planes, encode_step_planes
@@ -168,9 +167,3 @@ def test_every_bit_of_the_frame_records_and_roots_is_found_even_when_the_learner
             continue
         # What is left says who made which version when; the words are the same.
         assert made == manifest.root == WANTED.version.root
-
-
-def test_a_base_that_only_claims_to_be_the_one_wanted_is_refused_whatever_bit_of_its_root_is_wrong() -> None:
-    for root in flips(BASE.version.root):
-        with pytest.raises(RefusedError):
-            staged(base=HeldPolicy(PolicyVersion(1, root), BASE.words))

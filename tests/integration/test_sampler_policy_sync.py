@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
 from node.rollout import LeaseGrant
@@ -17,7 +16,7 @@ from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub
 from support.policy_sync import both_ways, syncing
 from support.waiting import until
-from support.weights import LAYOUT, Learner, flip_bit, random_words
+from support.weights import LAYOUT, flip_bit, random_words
 
 
 async def test_the_base_model_is_served_until_a_version_is_announced(
@@ -94,16 +93,6 @@ async def test_a_fetch_that_became_needless_is_dropped(
             await asyncio.to_thread(hub.learner.put, hub.store, (9, None))
             await serving.reaches(hub.learner.versions[9])
             assert serving.numbers == [0, 9]
-
-
-@both_ways
-async def test_damaged_frames_are_fetched_again_and_never_served(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "hub", damage=damage_first(2)) as hub:
-        hub.learner.put(hub.store, (1, 0))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[1])
 
 
 async def test_a_hub_that_only_sends_damage_is_never_believed_and_can_recover(
@@ -196,22 +185,6 @@ async def test_a_hub_rolled_back_behind_what_was_verified_is_refused(
         async with syncing(rolled_back, state_dir) as serving:
             await until(lambda: serving.refusals[Reason.ROLLBACK] == 1)
             assert serving.numbers == [0]
-
-
-async def test_a_second_learner_with_an_older_epoch_is_refused(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "new") as hub:
-        hub.learner.epoch = 2
-        hub.learner.put(hub.store, (1, 0))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[1])
-    older = Learner(layout=LAYOUT, run_id=made.run_id, key=made.signing_key, epoch=1)
-    async with policy_hub(made, tmp_path / "old", learner=older) as second:
-        second.learner.put(second.store, (2, 0))
-        async with syncing(second, state_dir) as serving:
-            await until(lambda: serving.refusals[Reason.FENCED] == 1)
-            assert serving.numbers == [1]
 
 
 async def test_doubt_about_words_that_are_right_fetches_no_frame(

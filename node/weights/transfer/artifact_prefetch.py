@@ -1,6 +1,6 @@
 """Asks for an artifact before it exists, of the source that delivers best.
 
-    ask -> wait for the learner -> manifest, verified -> ``Pushed``: its first frames are on their way
+    ask -> wait for the learner -> manifest, verified -> its first frames are on their way
      ^          |
      `-- backoff: link cut, source draining
 
@@ -13,13 +13,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
@@ -34,14 +32,6 @@ PATIENCE_S: Final = 1.0
 """How long an announcement may arrive before the artifact: they are sent together, on two connections."""
 
 Verify = Callable[[bytes], Awaitable[Manifest]]
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """An artifact whose first frames, perhaps none, are on their way."""
-
-    manifest: Manifest
-    span: Range
 
 
 class ArtifactPrefetch:
@@ -65,7 +55,8 @@ class ArtifactPrefetch:
         self._sources = sources
         self._verify = verify
         self._random = random
-        self._pushed: Pushed | None = None
+        self._pushed: tuple[Manifest, Range] | None = None
+        """The answer, and its first frames, perhaps none, which are on their way."""
         self._settled = asyncio.Event()
         self._task = tasks.create_task(self._ask_until_answered())
 
@@ -78,30 +69,22 @@ class ArtifactPrefetch:
         """Return whether there is no answer, and none may still come."""
         return not self.is_waiting and self._pushed is None
 
-    async def artifact(self, *, patience_s: float) -> Artifact | None:
-        """Return the artifact that comes; None: nothing comes in time."""
-        await wait_at_most(self._settled, patience_s)
-        return None if self._pushed is None else self._pushed.manifest.artifact
-
-    async def answer(self, key: ArtifactKey) -> Pushed | None:
-        """Return the answer if it is the announced artifact ``key``; None: it is another, or none comes."""
-        if key.version <= self.held_version:
-            return None
-        await wait_at_most(self._settled, PATIENCE_S)
-        return self._pushed if self._pushed is not None and self._pushed.manifest.key == key else None
+    async def answer(self, *, patience_s: float | None = None) -> Manifest | None:
+        """Return the manifest of the artifact that comes; None: none comes in time, by default PATIENCE_S."""
+        await wait_at_most(self._settled, PATIENCE_S if patience_s is None else patience_s)
+        return None if self._pushed is None else self._pushed[0]
 
     def take(self, manifest: Manifest) -> Range | None:
         """Return the range of frames that is on its way, once."""
-        pushed = self._pushed
-        if pushed is None or pushed.manifest != manifest:
+        if self._pushed is None or self._pushed[0] != manifest:
             return None
-        self._pushed = None
-        return pushed.span
+        (_, span), self._pushed = self._pushed, None
+        return span
 
     def cancel(self) -> None:
         self._task.cancel()
         if self._pushed is not None:
-            self._pushed.span.cancel_stream()
+            self._pushed[1].cancel_stream()
             self._pushed = None
 
     async def _ask_until_answered(self) -> None:
@@ -124,7 +107,9 @@ class ArtifactPrefetch:
         finally:
             self._settled.set()
 
-    async def _ask(self, source: str, stub: "policy_pb2_grpc.PolicyServiceAsyncStub") -> Pushed:
+    async def _ask(
+        self, source: str, stub: "policy_pb2_grpc.PolicyServiceAsyncStub"
+    ) -> tuple[Manifest, Range]:
         request = policy_pb2.AwaitArtifactRequest(
             held_version=self.held_version,
             most_bytes=limits.PUSH_BYTES,
@@ -145,4 +130,4 @@ class ArtifactPrefetch:
         frames = pushed_frames(
             manifest, most_bytes=limits.PUSH_BYTES, artifact_cost_bytes=self._artifact_cost_bytes
         )
-        return Pushed(manifest, Range(deque(frames), source=source, stream=stream))
+        return manifest, Range(deque(frames), source=source, stream=stream)

@@ -101,7 +101,8 @@ class Fetcher:
         if prefetch is None or prefetch.held_version != held_version or prefetch.is_spent:
             self.prefetch(held_version, tasks, artifact_cost_bytes=self.link.artifact_cost_bytes)
         assert self._prefetch is not None
-        return await self._prefetch.artifact(patience_s=patience_s)
+        manifest = await self._prefetch.answer(patience_s=patience_s)
+        return None if manifest is None else manifest.artifact
 
     def give_up(self) -> None:
         """Record that the fetch under way is dropped: a link silent for so long may be that long."""
@@ -114,8 +115,11 @@ class Fetcher:
         is the manifest of another artifact. ConnectionLost: after ``FetchLimits.attempts``.
         """
         self.progress = Progress(time.monotonic())
-        pushed = None if self._prefetch is None else await self._prefetch.answer(key)
-        manifest = await self._asked_manifest(key) if pushed is None else pushed.manifest
+        manifest = None
+        if self._prefetch is not None and key.version > self._prefetch.held_version:
+            manifest = await self._prefetch.answer()
+        if manifest is None or manifest.key != key:
+            manifest = await self._asked_manifest(key)
         self._sources.signed(manifest)
         self.progress.signed(manifest.size_bytes, now=time.monotonic())
         return manifest

@@ -14,7 +14,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from heterorl.v1 import policy_pb2
@@ -80,29 +80,20 @@ class NotTakenError(Exception):
         self.refusal = refusal
 
 
+@dataclass(eq=False)
 class Lane:
-    """Reads ranges of a transfer, which it shares with the other lanes."""
+    """Reads ranges of a transfer, which it shares with ``lanes - 1`` others."""
 
-    def __init__(
-        self,
-        transfer: Transfer,
-        *,
-        sources: Sources,
-        attempts: Attempts,
-        arrived: Callable[[int], None],
-        metrics: TransferMetrics,
-        limits: FetchLimits,
-        lanes: int,
-    ) -> None:
-        """Read for ``transfer``, of which there are ``lanes``; ``arrived`` is told how many bytes came."""
-        self._transfer = transfer
-        self._sources = sources
-        self._attempts = attempts
-        self._arrived = arrived
-        self._metrics = metrics
-        self._limits = limits
-        self._lanes = lanes
-        self._decoding: deque[asyncio.Task[None]] = deque()
+    transfer: Transfer
+    _: KW_ONLY
+    sources: Sources
+    attempts: Attempts
+    arrived: Callable[[int], None]
+    """Told how many bytes came."""
+    metrics: TransferMetrics
+    limits: FetchLimits
+    lanes: int
+    _decoding: deque[asyncio.Task[None]] = field(default_factory=deque, init=False)
 
     async def run(self) -> None:
         """Read until nothing is left of the transfer.
@@ -116,7 +107,7 @@ class Lane:
             await asyncio.gather(*self._decoding, return_exceptions=True)
 
     async def _read_ranges(self) -> None:
-        transfer, scores = self._transfer, self._sources.scores
+        transfer, scores = self.transfer, self.sources.scores
         bytes_per_s: float | None = None
         asked_bytes = 0
         while True:
@@ -124,7 +115,7 @@ class Lane:
             self._look_at_decoding()
             if transfer.is_over:
                 return
-            names = self._attempts.names()
+            names = self.attempts.names()
             if bytes_per_s is None:
                 bytes_per_s = max((scores.bytes_per_s(name) or 0.0 for name in names), default=0.0)
             span = transfer.take(self._enough_bytes(bytes_per_s, asked_bytes)) or self._take_over(names)
@@ -146,35 +137,35 @@ class Lane:
                 if span.frames:  # else it was taken over
                     span.avoid = frozenset({source})
                     transfer.give_back(span)
-                    await self._attempts.wait_after(source, error)
+                    await self.attempts.wait_after(source, error)
 
     def _enough_bytes(self, bytes_per_s: float, asked_bytes: int) -> int:
         """Return how much to ask for after ``asked_bytes``, at such a goodput."""
-        if self._lanes == 1:
-            return self._limits.range_bytes
+        if self.lanes == 1:
+            return self.limits.range_bytes
         if not bytes_per_s:
-            return self._limits.part_bytes  # so little that the first frames are complete very soon
-        wanted_bytes = min(int(_RANGE_S * bytes_per_s), self._limits.range_bytes)
+            return self.limits.part_bytes  # so little that the first frames are complete very soon
+        wanted_bytes = min(int(_RANGE_S * bytes_per_s), self.limits.range_bytes)
         # At the end half as much, but no less: that would be waiting for answers rather than reading.
-        share_bytes = self._transfer.unasked.left_bytes // (_RANGES_PER_LANE * self._lanes)
+        share_bytes = self.transfer.unasked.left_bytes // (_RANGES_PER_LANE * self.lanes)
         enough_bytes = min(wanted_bytes, max(share_bytes, wanted_bytes // 2))
-        enough_bytes = max(enough_bytes, self._limits.least_range_bytes)
+        enough_bytes = max(enough_bytes, self.limits.least_range_bytes)
         return min(enough_bytes, _GROWTH * asked_bytes) if asked_bytes else enough_bytes
 
     def _take_over(self, names: Iterable[str]) -> Range | None:
         """Remove and return a range of a lane that another source would overtake; None: there is none."""
         now = time.monotonic()
-        for slow in self._transfer.reading:
-            known = (self._sources.scores.bytes_per_s(name) for name in names if name != slow.source)
+        for slow in self.transfer.reading:
+            known = (self.sources.scores.bytes_per_s(name) for name in names if name != slow.source)
             best = max((rate for rate in known if rate), default=None)
             read_s = now - slow.started_s
             may_be_taken = slow.frames and slow.deadline is not None and slow.times_taken < _MOST_TAKEOVERS
             if best is None or not may_be_taken or read_s < _WORTH_TAKING_S:
                 continue
-            left_bytes = slow.left_bytes(self._transfer.manifest)
+            left_bytes = slow.left_bytes(self.transfer.manifest)
             here_s, there_s = left_bytes * read_s / max(slow.read_bytes, 1), left_bytes / best
             if here_s - there_s > _WORTH_TAKING_S and there_s < here_s / 2:
-                return self._transfer.take_over(slow)
+                return self.transfer.take_over(slow)
         return None
 
     async def _read(self, span: Range) -> float:
@@ -182,7 +173,7 @@ class Lane:
 
         However it ends, what arrived has left the range.
         """
-        transfer = self._transfer
+        transfer = self.transfer
         request = policy_pb2.FetchFramesRequest(
             key=artifact_key_to_wire(transfer.key),
             frames=span.frames,
@@ -191,16 +182,16 @@ class Lane:
         )
         span.started_s, span.read_bytes = time.monotonic(), 0
         pushed, span.stream = span.stream, None
-        with self._sources.lane(span.source) as stub:
+        with self.sources.lane(span.source) as stub:
             stream: ChunkStream = pushed or stub.FetchFrames(request)
             try:
                 while span.frames:
                     chunk = await self._next(stream, span)
                     data = chunk.data  # each look at the field is a copy
-                    self._metrics.count_received(transfer.key, len(data))
-                    self._arrived(len(data))
+                    self.metrics.count_received(transfer.key, len(data))
+                    self.arrived(len(data))
                     arrived = transfer.arrive(span, chunk.frame, chunk.offset_bytes, data)
-                    self._attempts.reset()
+                    self.attempts.reset()
                     span.read_bytes += len(data)
                     if arrived:
                         await self._begin_decoding(arrived)
@@ -208,16 +199,16 @@ class Lane:
                 stream.cancel()
                 took_s = time.monotonic() - span.started_s
                 if span.read_bytes and pushed is None:  # what was pushed may have waited here for long
-                    self._sources.scores.delivered(span.source, span.read_bytes, took_s=took_s)
+                    self.sources.scores.delivered(span.source, span.read_bytes, took_s=took_s)
         return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
 
     async def _next(self, stream: ChunkStream, span: Range) -> Any:
         try:
             with classified():
-                async with asyncio.timeout(self._limits.stall_s) as span.deadline:
+                async with asyncio.timeout(self.limits.stall_s) as span.deadline:
                     message = await stream.read()
         except TimeoutError:
-            raise ConnectionLost(f"no byte arrived for {self._limits.stall_s:g} s") from None
+            raise ConnectionLost(f"no byte arrived for {self.limits.stall_s:g} s") from None
         finally:
             span.deadline = None
         if not span.frames:
@@ -228,7 +219,7 @@ class Lane:
 
     async def _begin_decoding(self, arrived: list[Arrived]) -> None:
         """Decode frames beside a few others; raise what became of those begun earlier, as ``run``."""
-        self._transfer.decoding += 1
+        self.transfer.decoding += 1
         self._decoding.append(asyncio.create_task(self._decode(arrived)))
         if len(self._decoding) > _MOST_DECODED:
             # Not awaited itself: a cancelled lane would cancel it, and its thread would outlive ``run``.
@@ -244,7 +235,7 @@ class Lane:
 
     async def _decode(self, arrived: list[Arrived]) -> None:
         try:
-            damaged = await asyncio.to_thread(_put_all, self._transfer.put, arrived)
+            damaged = await asyncio.to_thread(_put_all, self.transfer.put, arrived)
             for each, fault in damaged:
                 self._fetch_again(each, fault)
         except DamagedFrameError:
@@ -252,19 +243,19 @@ class Lane:
         except RefusedError as error:
             raise NotTakenError(error) from error
         finally:
-            self._transfer.decoded()
+            self.transfer.decoded()
 
     def _fetch_again(self, each: Arrived, fault: DamagedFrameError) -> None:
         """Give a damaged frame back, to be fetched elsewhere; raise ``fault`` if it was damaged too often."""
-        transfer, frame = self._transfer, each.frame
-        self._metrics.count_damaged_frame()
+        transfer, frame = self.transfer, each.frame
+        self.metrics.count_damaged_frame()
         transfer.damaged[frame] += 1
         fields = {"version": transfer.key.version, "frame": frame, "error": str(fault)}
         logger.warning("a frame arrived damaged", extra=fields)
         if len(each.senders) == 1:
             (sender,) = each.senders
-            self._sources.fault(sender, Fault.DAMAGED, str(fault))
-        if transfer.damaged[frame] >= self._limits.attempts_per_damaged_frame:
+            self.sources.fault(sender, Fault.DAMAGED, str(fault))
+        if transfer.damaged[frame] >= self.limits.attempts_per_damaged_frame:
             raise fault
         transfer.give_back(Range(deque([frame]), avoid=each.senders))
 

@@ -14,7 +14,7 @@ def artifact(version: int, base: int, size: int = 10) -> Artifact:
 
 STEPS = tuple(artifact(version, version - 1) for version in range(1, 9))
 HOLE = [*STEPS[:4], *STEPS[5:]]
-CHEAP, EQUAL, DEAR = (artifact(8, 4, size) for size in (39, 40, 41))
+EQUAL, DEAR = (artifact(8, 4, size) for size in (40, 41))
 KEYFRAME_6, KEYFRAME_7 = artifact(6, NO_BASE, 25), artifact(7, NO_BASE, 500)
 PUBLIC = artifact(8, 0, 30)
 
@@ -23,41 +23,25 @@ PUBLIC = artifact(8, 0, 30)
     ("held", "head", "artifacts", "way"),
     [
         (3, 3, STEPS, ()),
-        (3, 3, (), ()),
         (5, 8, STEPS, STEPS[5:]),
-        (4, 8, [*STEPS, CHEAP], (CHEAP,)),
         (4, 8, [*STEPS, DEAR], STEPS[4:]),
         (4, 8, [*STEPS, EQUAL], (EQUAL,)),
         (2, 8, [*STEPS, KEYFRAME_6], (KEYFRAME_6, *STEPS[6:])),
-        (4, 8, [*STEPS, KEYFRAME_6], STEPS[4:]),
-        (NO_BASE, 8, STEPS[1:], None),
-        (NO_BASE, 8, [*STEPS[1:], KEYFRAME_7], (KEYFRAME_7, STEPS[7])),
         (2, 8, HOLE, None),
         (8, 3, [*STEPS, artifact(3, NO_BASE)], None),
         (2, 8, [*STEPS, PUBLIC], (PUBLIC,)),
-        (6, 8, [*STEPS, PUBLIC], STEPS[6:]),
-        (9, 8, [PUBLIC], None),
         (NO_BASE, 8, [PUBLIC], (PUBLIC,)),
-        (8, 8, [PUBLIC], ()),
     ],
     ids=[
         "held",
-        "held, nothing to be had",
         "steps in order",
-        "a skip delta that costs less",
         "a skip delta that costs more",
         "among equals the fewest artifacts",
         "a keyframe on the way",
-        "a keyframe that costs more",
-        "without weights steps do not help",
-        "without weights a keyframe does",
         "no way across a hole",
         "no way back",
         "from the public base model after a long sleep",
-        "not after a short one",
-        "catching up goes forward",
         "without weights, from the public base model",
-        "caught up",
     ],
 )
 def test_the_cheapest_way_is_planned(

@@ -140,12 +140,6 @@ def test_class_0_may_start_so_high_that_the_last_classes_have_no_exponent(
 
 
 @each
-def test_what_did_not_change_has_an_empty_payload(implementation: Implementation) -> None:
-    delta = implementation.encode(FAULTS_BASE.copy(), base=FAULTS_BASE, limit_bytes=40)
-    assert (delta.payload, delta.changes) == (b"", 0)
-
-
-@each
 def test_a_payload_over_the_limit_is_not_given(implementation: Implementation) -> None:
     base = trained_words(5000, seed=3)
     words = trained_step(base, seed=4, step=1e-4)
