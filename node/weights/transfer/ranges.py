@@ -22,6 +22,8 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.sources import LyingSourceError
 
+_SMALL_BYTES: Final = 4096
+
 _MOST_PAUSED: Final = 2
 """A relay interrupts a keyframe for every new step. Each transfer holds its ranges and partial frames."""
 
@@ -122,11 +124,30 @@ class Unasked:
 
 @dataclass(slots=True)
 class _Partial:
-    """A payload of which some parts have arrived."""
+    """A payload of which some pieces have arrived."""
 
-    data: bytearray
     left_bytes: int
+    pieces: dict[int, bytes | bytearray] = field(default_factory=dict)
+    """By where they begin. Small ones join the one before: a source may send a byte at a time."""
+    _ends: dict[int, int] = field(default_factory=dict)
+    """Where a piece ends -> where it begins."""
     senders: set[str] = field(default_factory=set)
+
+    def add(self, start: int, piece: bytes, sender: str) -> None:
+        begin = self._ends.pop(start, start) if len(piece) < _SMALL_BYTES else start
+        if begin == start:
+            self.pieces[start] = piece
+        else:
+            held = self.pieces[begin]
+            if isinstance(held, bytes):
+                held = self.pieces[begin] = bytearray(held)
+            held += piece
+        self._ends[start + len(piece)] = begin
+        self.left_bytes -= len(piece)
+        self.senders.add(sender)
+
+    def joined(self) -> bytes:
+        return b"".join(self.pieces[begin] for begin in sorted(self.pieces))
 
 
 class Transfer:
@@ -161,7 +182,7 @@ class Transfer:
     @property
     def held_bytes(self) -> int:
         """Memory of incomplete payloads."""
-        return sum(len(partial.data) for partial in self._partial.values())
+        return sum(len(piece) for partial in self._partial.values() for piece in partial.pieces.values())
 
     def pause(self) -> None:
         """Stop reading, and keep what has arrived for whoever continues."""
@@ -216,16 +237,12 @@ class Transfer:
         size_bytes = self.manifest.frames[frame].payload_bytes
         if len(piece) == size_bytes:
             return Arrived(frame, piece, frozenset({sender}))
-        if frame not in self._partial:
-            self._partial[frame] = _Partial(bytearray(size_bytes), size_bytes)
-        partial = self._partial[frame]
-        partial.data[start : start + len(piece)] = piece
-        partial.left_bytes -= len(piece)
-        partial.senders.add(sender)
+        partial = self._partial.setdefault(frame, _Partial(size_bytes))
+        partial.add(start, piece, sender)
         if partial.left_bytes:
             return None
         del self._partial[frame]
-        return Arrived(frame, bytes(partial.data), frozenset(partial.senders))
+        return Arrived(frame, partial.joined(), frozenset(partial.senders))
 
     def take_over(self, slow: Range) -> Range:
         """Move what is left of a range to a new one; empty the old one."""

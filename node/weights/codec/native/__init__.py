@@ -103,7 +103,7 @@ class Kernel:
         )
 
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
-        """Write the words to ``out``, which may be ``base``, and return their digest.
+        """Write the words to ``out`` and return their digest.
 
         Raises BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
         """
