@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, Protocol
 
 from heterorl.v1 import policy_pb2
@@ -44,31 +45,25 @@ class Assembly(Protocol):
         """Apply a payload. Raises DamagedFrameError or WrongBaseError."""
 
 
+@dataclass(eq=False)
 class Fetcher:
     """Fetches one artifact after the other, and measures the link by them."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        *,
-        public_key: bytes,
-        run_id: str,
-        metrics: TransferMetrics,
-        random: Callable[[], float],
-        limits: FetchLimits | None = None,
-    ) -> None:
-        self._sources = sources
-        self._public_key = public_key
-        self._run_id = run_id
-        self._metrics = metrics
-        self._random = random
-        self._limits = limits or FetchLimits()
-        self._prefetch: ArtifactPrefetch | None = None
-        self.link = Link()
-        """As measured by what was fetched."""
-        self.progress = Progress(time.monotonic())
-        """Progress of the fetch under way, or of the last one."""
-        self._paused = PausedTransfers(metrics)
+    sources: Sources
+    _: KW_ONLY
+    public_key: bytes
+    run_id: str
+    metrics: TransferMetrics
+    random: Callable[[], float]
+    limits: FetchLimits = field(default_factory=FetchLimits)
+    link: Link = field(default_factory=Link, init=False)
+    """As measured by what was fetched."""
+    progress: Progress = field(default_factory=lambda: Progress(time.monotonic()), init=False)
+    """Progress of the fetch under way, or of the last one."""
+    _prefetch: ArtifactPrefetch | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._paused = PausedTransfers(self.metrics)
 
     def prefetch(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``, instead of an earlier one.
@@ -83,10 +78,10 @@ class Fetcher:
         self._prefetch = ArtifactPrefetch(
             held_version,
             artifact_cost_bytes=artifact_cost_bytes,
-            sources=self._sources,
+            sources=self.sources,
             verify=self._verify,
             answered=self._answered,
-            random=self._random,
+            random=self.random,
             tasks=tasks,
         )
 
@@ -120,7 +115,7 @@ class Fetcher:
             manifest = await self._prefetch.answer()
         if manifest is None or manifest.key != key:
             manifest = await self._asked_manifest(key)
-        self._sources.signed(manifest)
+        self.sources.signed(manifest)
         self.progress.signed(manifest.size_bytes, now=time.monotonic())
         return manifest
 
@@ -131,13 +126,13 @@ class Fetcher:
         RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
         ConnectionLost: after ``attempts`` in a row without a byte.
         """
-        connections = self._sources.connections(self._attempts(manifest.key).names())
-        lanes = min(self._limits.streams * connections, self._limits.most_streams)
+        connections = self.sources.connections(self._attempts(manifest.key).names())
+        lanes = min(self.limits.streams * connections, self.limits.most_streams)
         frames = [frame for frame in frames if manifest.frames[frame].payload_bytes]
         transfer = self._paused.take(manifest, frames, put)
         transfer = transfer or self._begun(manifest, frames, put, lanes=lanes)
         left_bytes = transfer.unasked.left_bytes
-        most_ranges = len(transfer.waiting) + -(-left_bytes // self._limits.least_range_bytes)
+        most_ranges = len(transfer.waiting) + -(-left_bytes // self.limits.least_range_bytes)
         try:
             async with side_by_side() as group:
                 for _ in range(min(lanes, most_ranges)):
@@ -167,11 +162,11 @@ class Fetcher:
                 wrong.add(frame)
             else:
                 codec = manifest.frames[frame].codec.name.lower()
-                self._metrics.count_applied_frame(codec, took_s=time.perf_counter() - started_s)
+                self.metrics.count_applied_frame(codec, took_s=time.perf_counter() - started_s)
 
         started_s = time.perf_counter()
         await self.fetch(manifest, [frame for frame in assembly.missing() if frame not in wrong], put)
-        self._metrics.count_fetch(manifest.key, took_s=time.perf_counter() - started_s)
+        self.metrics.count_fetch(manifest.key, took_s=time.perf_counter() - started_s)
         if wrong:
             raise RefusedError(
                 Reason.WRONG_BASE,
@@ -182,11 +177,11 @@ class Fetcher:
     def _lane(self, transfer: Transfer, *, lanes: int) -> Lane:
         return Lane(
             transfer,
-            sources=self._sources,
+            sources=self.sources,
             attempts=self._attempts(transfer.key),
             arrived=lambda size_bytes: self.progress.arrived(size_bytes, now=time.monotonic()),
-            metrics=self._metrics,
-            limits=self._limits,
+            metrics=self.metrics,
+            limits=self.limits,
             lanes=lanes,
         )
 
@@ -200,18 +195,18 @@ class Fetcher:
         unasked = Unasked(
             manifest,
             fetch_order(manifest, rest) if lanes > 1 else rest,
-            part_bytes=self._limits.part_bytes if lanes > 1 else None,
+            part_bytes=self.limits.part_bytes if lanes > 1 else None,
         )
         return Transfer(manifest, put, deque() if pushed is None else deque([pushed]), unasked)
 
     def _attempts(self, key: ArtifactKey) -> Attempts:
-        backoff = Backoff(self._random, cap_s=self._limits.longest_wait_s)
-        return Attempts(key, sources=self._sources, per_source=self._limits.attempts, backoff=backoff)
+        backoff = Backoff(self.random, cap_s=self.limits.longest_wait_s)
+        return Attempts(key, sources=self.sources, per_source=self.limits.attempts, backoff=backoff)
 
     async def _asked_manifest(self, key: ArtifactKey) -> Manifest:
         attempts = self._attempts(key)
         while True:
-            name = self._sources.scores.choose(attempts.names())
+            name = self.sources.scores.choose(attempts.names())
             try:
                 return await self._manifest_from(name, key)
             except (ConnectionLost, RefusedError) as error:
@@ -221,7 +216,7 @@ class Fetcher:
         request = policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key))
         asked_at_s = time.monotonic()
         try:
-            with self._sources.lane(name) as stub:
+            with self.sources.lane(name) as stub:
                 answer = await call(stub.GetManifest, request, timeout_s=_MANIFEST_TIMEOUT_S)
         except RefusedError:
             self._answered(time.monotonic() - asked_at_s)
@@ -236,6 +231,4 @@ class Fetcher:
         self.link = self.link.answered(took_s)
 
     async def _verify(self, signed: bytes) -> Manifest:
-        return await asyncio.to_thread(
-            verify_signed, signed, public_key=self._public_key, run_id=self._run_id
-        )
+        return await asyncio.to_thread(verify_signed, signed, public_key=self.public_key, run_id=self.run_id)

@@ -150,20 +150,20 @@ class _Partial:
         return b"".join(self.pieces[begin] for begin in sorted(self.pieces))
 
 
+@dataclass(eq=False)
 class Transfer:
     """The ranges of one fetch: waiting for a lane, or being read."""
 
-    def __init__(self, manifest: Manifest, put: PutFrame, waiting: deque[Range], unasked: Unasked) -> None:
-        self.manifest = manifest
-        self.put = put
-        self.waiting = waiting
-        self.unasked = unasked
-        self.reading: set[Range] = set()
-        self._partial: dict[int, _Partial] = {}
-        self.decoding = 0
-        """Messages being decoded: each may give a damaged frame back."""
-        self.damaged: Counter[int] = Counter()
-        self.changed = asyncio.Event()
+    manifest: Manifest
+    put: PutFrame
+    waiting: deque[Range]
+    unasked: Unasked
+    reading: set[Range] = field(default_factory=set, init=False)
+    decoding: int = field(default=0, init=False)
+    """Messages being decoded: each may give a damaged frame back."""
+    damaged: Counter[int] = field(default_factory=Counter, init=False)
+    changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _partial: dict[int, _Partial] = field(default_factory=dict, init=False)
 
     @property
     def key(self) -> ArtifactKey:

@@ -94,8 +94,8 @@ def test_what_is_left_of_a_range_that_is_taken_over_is_read_from_another_source(
     assert span.avoid == {"slow"}
     assert span.left_bytes(transfer.manifest) == 5
     first, second = transfer.arrive(span, 0, 2, b"cdxyz")
-    assert (first.payload, first.senders) == (b"abcd", {"slow", "fast"})
-    assert (second.payload, second.senders) == (b"xyz", {"fast"})
+    assert (first.payload, first.senders) == (b"abcd", frozenset({"slow", "fast"}))
+    assert (second.payload, second.senders) == (b"xyz", frozenset({"fast"}))
 
 
 @pytest.mark.parametrize(
