@@ -32,7 +32,8 @@ from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
 from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState
 from sampler.served_policy import ServedPolicy, State
-from sampler.tasks.grader_process import Grades, TaskChangedError, TaskError
+from sampler.tasks.grader_pool import Grades
+from sampler.tasks.grader_process import TaskChangedError, TaskError
 
 logger = logging.getLogger(__name__)
 
@@ -224,14 +225,13 @@ class GroupPipeline:
             self._start(self._grade(job, group.conversations), self.grading)
 
     async def _grade(self, job: Job, conversations: Sequence[Conversation]) -> None:
-        task, finished_at_s = self.task, self._clock.now()
-        has_replies = task.max_turns > 1
-        if has_replies:
+        assert job.prompt is not None, "a generated job has a prompt"
+        finished_at_s = self._clock.now()
+        if self.task.description.max_turns > 1:
             for conversation in conversations:
                 self._metrics.completion_turns.observe(conversation.turns)
-        texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
         try:
-            grades = await task.grade(job, texts)
+            _, grades = await self.task.grade(job.prompt, conversations)
         except TaskError as error:
             self._fail_task(job.lease.lease_id, error, Dropped.UNGRADED)
             return
@@ -266,7 +266,7 @@ class GroupPipeline:
             sampling_finished_at_s=min(finished_at_s, graded_at_s) + offset_s,
             graded_at_s=graded_at_s + offset_s,
             task_digest=lease.task_digest,
-            grader_digest=self.task.code_digest,
+            grader_digest=self.task.description.code_digest,
             metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
         )
 

@@ -88,7 +88,7 @@ class TurnTaking:
         for conversation, drawn in zip(speaking, finished.completions, strict=True):
             text = text_before_stop(self._tokenizer.decode(drawn.token_ids), group.job.lease.sampling.stop)
             conversation.add_turn(drawn, text)
-            if not conversation.is_over and conversation.turns == task.max_turns:
+            if not conversation.is_over and conversation.turns == task.description.max_turns:
                 conversation.end(is_cut=False)
         return group, [conversation for conversation in speaking if not conversation.is_over]
 
@@ -99,9 +99,11 @@ class TurnTaking:
             TaskError: there is no reply that the conversation could go on with. Not raised where the group
                 was cancelled meanwhile.
         """
+        prompt = group.job.prompt
+        assert prompt is not None, "a job that generates has a prompt"
         try:
             with self._metrics.reply_seconds.time():
-                reply = await task.reply(group.job, conversation.messages, self._tokenizer)
+                reply = await task.reply(prompt, conversation.messages, self._tokenizer)
         except TaskError:
             if self._has(group):
                 raise
@@ -111,14 +113,14 @@ class TurnTaking:
         if reply is None:
             conversation.end(is_cut=False)
             return
-        sampling, prompt = group.job.lease.sampling, group.job.prompt
-        assert prompt is not None, "a job that generates has a prompt"
-        token_ids = conversation.to_append(reply.token_ids)
+        messages, token_ids = reply
+        sampling = group.job.lease.sampling
+        token_ids = conversation.to_append(token_ids)
         room = sampling.max_new_tokens - len(conversation.token_ids) - len(token_ids)
         if room < 1:
             conversation.end(is_cut=True)
             return
-        conversation.add_reply(token_ids, reply.messages)
+        conversation.add_reply(token_ids, messages)
         self._engine_thread.add(
             GenerationRequest(
                 _request_id(group.lease_id, group.conversations.index(conversation)),

@@ -35,8 +35,7 @@ from node.errors import ConfigError
 from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
 from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
 from sampler.tasks.code_digest import code_digest
-from sampler.tasks.grader_outage import GraderOutageError
-from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task
+from sampler.tasks.task import CompletionText, GraderOutageError, Task, TaskSetup, load_task
 
 PROMPT_CHARACTERS: Final = 4 << 20
 """About the length of a prompt of a million tokens, the most that a group may have."""

@@ -27,8 +27,8 @@ import httpx
 
 from node.task_options import JUDGE_FIELD, JudgeOptions
 from node.waits import side_by_side
-from sampler.tasks.grader_outage import GraderOutageError, Outage
-from sampler.tasks.local_graders import JudgeEndpoint
+from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.task import GraderOutageError, Outage
 
 REPLY_BYTES: Final = 1 << 20
 """Longest HTTP answer that is read. A judge's longest, 8192 tokens, takes a tenth of it."""

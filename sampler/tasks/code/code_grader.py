@@ -21,7 +21,7 @@ from sampler.tasks.code.inside.shared import BEGUN
 from sampler.tasks.code.inside.tests_host import GONE, PASSED
 from sampler.tasks.code.row_tests import Exchange, asserts_of, column, exchanges_of, program_of
 from sampler.tasks.code.sandbox import Sandbox, memory_file
-from sampler.tasks.grader_outage import GraderOutageError, Outage
+from sampler.tasks.task import GraderOutageError, Outage
 
 START_S: Final = 1.0
 """Time for a sandbox and its Python to start: 0.2 to 0.4 s on two cores with a load of 20."""

@@ -2,7 +2,6 @@ import os
 
 import pytest
 
-from sampler.tasks.local_graders import JudgeEndpoint, LocalGraders
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grading, setup_of
 
@@ -10,15 +9,15 @@ from support.graded_texts import grading, setup_of
 async def told(setup: TaskSetup) -> str:
     """Return the first prompt of a task in a process of its own."""
     async with grading(setup) as grader:
-        return str(await grader.prompt(0))
+        return str((await grader.pool.prompt(0)).content)
 
 
 def telling(variable: str, *, environment: tuple[str, ...] = ()) -> TaskSetup:
     return setup_of(
         "telling",
         {"variable": variable},
-        custom={"telling": "support.unruly_tasks:Telling"},
-        local_graders=LocalGraders(None, False, 30, 1 << 30, environment),
+        custom_tasks={"telling": "support.unruly_tasks:Telling"},
+        grader_environment=environment,
     )
 
 
@@ -54,11 +53,11 @@ def test_the_judges_key_is_only_where_the_judge_is_asked(
     grader: str, has_key: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-1")
-    judge = JudgeEndpoint(url="http://127.0.0.1:1/v1", models=("wise",), api_key_env="JUDGE_KEY", timeout_s=5)
+    judge = {"url": "http://127.0.0.1:1/v1", "models": ["wise"], "api_key_env": "JUDGE_KEY", "timeout_s": 5}
     asked = {"model": "wise", "template": "{completion}", "score_key": "score"}
     setup = setup_of(
         "jsonl",
         {"grader": grader} | ({"judge": asked} if has_key else {}),
-        local_graders=LocalGraders(judge, False, 30, 1 << 30),
+        judge=judge,
     )
     assert ("JUDGE_KEY" in setup.environment) is has_key

@@ -109,15 +109,15 @@ async def grade_with(pool: GraderPool, harm: str, mark: str) -> None:
     began = time.monotonic()
     fault = HARMS[harm]
     if fault is None:
-        assert (await pool.grade(prompt, 1, texts("x"))).rewards == [1.0]
+        assert (await pool.grade(prompt, texts("x"))).rewards == [1.0]
     else:
         with pytest.raises(TaskError) as error:
-            await pool.grade(prompt, 1, texts("x"))
+            await pool.grade(prompt, texts("x"))
         assert error.value.fault is fault
         assert time.monotonic() - began < WALL_LIMIT_S + PATIENCE_S
     stop.set()
     assert await watching < 1.0, "heartbeats would have waited"
-    assert (await pool.grade(prompt, 2, texts("x", "y"))).rewards == [1.0, 1.0]
+    assert (await pool.grade(await pool.prompt(2), texts("x", "y"))).rewards == [1.0, 1.0]
     assert len(marked(mark)) <= 4, "what the grader started is gone before the next group"
     # A child that the grader did not wait for is its own.
     assert harm == "fork_and_return" or not zombies(), "orphans are reaped before the next group"
@@ -135,7 +135,7 @@ def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
         killed: list[None] = []
         async with grading("support.hostile_tasks:Leaving", killed=lambda: killed.append(None)) as grader:
             assert (await grader.grade(1, texts("x"))).rewards == [1.0]
-            process = grader._process
+            process = grader.process._process
             assert process is not None
             assert process.stdin is not None
             await until(process.stdin.is_closing)
@@ -148,16 +148,17 @@ def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
 GRADING = """
 import asyncio
 from sampler.tasks.task import TaskSetup
-from support.graded_texts import grader_of, texts
+from sampler.tasks.grader_pool import GraderPool
+from support.graded_texts import grader_of, prompt_of, texts
 
 async def main():
     setup = TaskSetup(
         "support.hostile_tasks:Hostile", {"harm": "swallow"}, environment=["HETERORL_TEST_MARK"]
     )
-    grader = grader_of(setup, wall_limit_s=600, cpu_limit_s=600)
-    await grader.describe()
+    pool = GraderPool(lambda: grader_of(setup, wall_limit_s=600, cpu_limit_s=600), most=1)
+    await pool.start()
     print("ready", flush=True)
-    await grader.grade(1, texts("x"))
+    await pool.grade(prompt_of(1), texts("x"))
 
 asyncio.run(main())
 """

@@ -13,11 +13,10 @@ from pydantic import ValidationError
 
 from node.errors import ConfigError, StartupError
 from node.task_options import JudgeOptions
-from sampler.tasks.grader_outage import GraderOutageError, Outage
 from sampler.tasks.grader_process import TaskError
 from sampler.tasks.judge import Judge
-from sampler.tasks.local_graders import JudgeEndpoint, LocalGraders
-from sampler.tasks.task import CompletionText, TaskSetup, load_task
+from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.task import CompletionText, GraderOutageError, Outage, TaskSetup, load_task
 from support.graded_texts import grading, setup_of, texts
 from support.judge_server import JudgeServer, Request, judge_server
 
@@ -217,12 +216,8 @@ def setup(
         "jsonl",
         {"grader": "judge", "judge": OPTIONS, "answer_from": "tags"},
         group_size=group_size,
-        local_graders=LocalGraders(
-            JudgeEndpoint.model_validate(given),
-            run_code=False,
-            wall_limit_s=wall_limit_s,
-            memory_limit_bytes=1 << 30,
-        ),
+        judge=given,
+        grader_wall_limit_s=wall_limit_s,
     )
 
 

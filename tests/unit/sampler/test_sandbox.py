@@ -16,7 +16,7 @@ from node.task_options import CodeOptions
 from sampler.tasks.code import sandbox as sandbox_module
 from sampler.tasks.code.code_grader import CodeGrader, Verdict, completion_limit_s, end
 from sampler.tasks.code.sandbox import Sandbox, find_sandbox
-from sampler.tasks.grader_outage import GraderOutageError, Outage
+from sampler.tasks.task import GraderOutageError, Outage
 
 pytestmark = pytest.mark.needs("bwrap", "libseccomp")
 
