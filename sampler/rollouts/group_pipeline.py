@@ -127,10 +127,8 @@ class GroupPipeline:
     def judged(self, verdict: GroupVerdict) -> None:
         """Count the learner's verdict on a group."""
         self._metrics.groups.labels(verdict.verdict).inc()
-        logger.debug(
-            "verdict",
-            extra={"group_id": verdict.group_id, "verdict": verdict.verdict, "detail": verdict.detail},
-        )
+        fields = {"group_id": verdict.group_id, "verdict": verdict.verdict, "detail": verdict.detail}
+        logger.debug("verdict", extra=fields)
 
     def settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
         """Forget a group that the hub has answered for."""
@@ -142,23 +140,7 @@ class GroupPipeline:
             return
         self._metrics.groups.labels(verdict).inc()
         purpose = job.lease.purpose
-        totals = self._tallies[purpose].add(group, verdict, now=self._clock.monotonic())
-        _log_totals(purpose, totals)
-        logger.debug(
-            "group",
-            extra={
-                "group_id": group.group_id,
-                "purpose": purpose,
-                "prompt_index": group.prompt_index,
-                "verdict": verdict,
-                "reward_mean": round(group.reward_mean, 4),
-                "oldest_version": group.oldest_version,
-                "newest_version": group.newest_version,
-                "tokens": group.drawn_tokens,
-                "sampled_s": round(group.sampling_finished_at_s - group.sampling_started_at_s, 3),
-                "graded_s": round(group.graded_at_s - group.sampling_finished_at_s, 3),
-            },
-        )
+        _log_totals(purpose, self._tallies[purpose].add(group, verdict, now=self._clock.monotonic()))
 
     def give_back_unfinished(self, reason: Dropped) -> None:
         """Give back the leases whose groups are not generated."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from node.rollout import RolloutGroup, Verdict
 
 LOG_EVERY_S: Final = 30.0
-"""A sampler of a small model submits tens of groups a second: each of them is an event at DEBUG."""
+"""A sampler of a small model submits tens of groups a second."""
 
 
 class GroupTally:

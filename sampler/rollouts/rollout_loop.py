@@ -14,7 +14,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from node.clients.membership_client import MembershipClient
@@ -104,15 +103,8 @@ class RolloutLoop:
 
     async def _lease(self) -> None:
         """Lease until the task changes, then load it again."""
-        pipeline = self._pipeline
-        await run_until(pipeline.task_changed, self._leasing.run(pipeline.leased))
-        settings = await self._membership.settings()
-        if settings.task_digest != pipeline.task.digest or settings.prompts in (0, pipeline.task.prompts):
-            await self._load_again()
-        else:  # the same task has more rows
-            pipeline.task_changed.clear()
-            pipeline.task = replace(pipeline.task, prompts=settings.prompts)
-            await self._tell_task()
+        await run_until(self._pipeline.task_changed, self._leasing.run(self._pipeline.leased))
+        await self._load_again()
 
     async def _load(self) -> None:
         settings = await self._membership.settings()

@@ -14,16 +14,18 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from node.failure import Failure
-from node.limits import GROUP_METRICS, METRIC_VALUE, REWARD
+from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN, METRIC_VALUE, REWARD
 from sampler.tasks.grader_process import Grader, Request, TaskDescription, TaskError
 from sampler.tasks.grader_worker import PROMPT_CHARACTERS
 from sampler.tasks.task import CompletionText, Message
 
 SLOW_S: Final = 0.1
 """A request that takes longer may hang. Longer than a fast task takes, and far below any limit."""
+
+_ORDER: Final = (Request.GRADE, Request.REPLY, Request.PROMPT)
 
 QUICK: Final = 2
 """Processes to have besides those that may hang, once one may: one works while the other is spare."""
@@ -43,6 +45,7 @@ class TaskPrompt:
 
 
 _Reward = Annotated[float, Field(ge=-REWARD, le=REWARD, allow_inf_nan=False)]
+_Name = Annotated[str, StringConstraints(pattern=f"^{METRIC_NAME_PATTERN}$")]
 _Metric = Annotated[float, Field(ge=-METRIC_VALUE, le=METRIC_VALUE, allow_inf_nan=False)]
 
 
@@ -52,7 +55,7 @@ class Grades(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True)
 
     rewards: list[_Reward]
-    metrics: dict[str, list[_Metric | None]] = Field(default_factory=dict, max_length=GROUP_METRICS)
+    metrics: dict[_Name, list[_Metric | None]] = Field(default_factory=dict, max_length=GROUP_METRICS)
     """Name -> a number for each completion; None where the grader returned none."""
 
 
@@ -67,8 +70,7 @@ class GraderPool:
         self._idle = [*self._graders]
         self._slow: set[Grader] = set()
         self._starting: dict[Grader, asyncio.Task[None]] = {}
-        self._gradings: deque[asyncio.Future[Grader]] = deque()
-        self._prompts: deque[asyncio.Future[Grader]] = deque()
+        self._waiting: dict[Request, deque[asyncio.Future[Grader]]] = {kind: deque() for kind in _ORDER}
         self._is_stateful = False
 
     @property
@@ -79,7 +81,7 @@ class GraderPool:
     @property
     def waiting(self) -> int:
         """Requests that wait for a process; bounded by the completions being worked on."""
-        return len(self._gradings) + len(self._prompts)
+        return sum(map(len, self._waiting.values()))
 
     async def start(self) -> TaskDescription:
         """Start the first process and return what the task declares; errors as of ``Grader.describe``."""
@@ -93,7 +95,7 @@ class GraderPool:
         Raises:
             TaskError: the call raised, was killed at a limit, or returned no prompt or too much.
         """
-        async with self._any(self._prompts) as grader:
+        async with self._any(Request.PROMPT) as grader:
             reply = await grader.ask(Request.PROMPT, {"index": index, "row": row})
             return TaskPrompt(index, row, _said(reply, Request.PROMPT), grader, grader.incarnation)
 
@@ -147,7 +149,7 @@ class GraderPool:
         """Ask the process that made a prompt, where the task is stateful, or else any."""
         request = {"index": prompt.index, "row": prompt.row, **given}
         if not self._is_stateful:
-            async with self._any(self._gradings) as grader:
+            async with self._any(kind) as grader:
                 return await grader.ask(kind, request)
         was_idle = prompt.grader in self._idle
         if was_idle:
@@ -160,9 +162,9 @@ class GraderPool:
                 self._give(prompt.grader)
 
     @contextlib.asynccontextmanager
-    async def _any(self, queue: deque[asyncio.Future[Grader]]) -> AsyncIterator[Grader]:
+    async def _any(self, kind: Request) -> AsyncIterator[Grader]:
         """Lend the next process that is free."""
-        grader = await self._take(queue)
+        grader = await self._take(self._waiting[kind])
         try:
             with self._watched(grader):
                 yield grader
@@ -196,7 +198,7 @@ class GraderPool:
             raise
 
     def _give(self, grader: Grader) -> None:
-        for queue in (self._gradings, self._prompts):
+        for queue in self._waiting.values():
             while queue:
                 place = queue.popleft()
                 if not place.done():

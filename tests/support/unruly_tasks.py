@@ -70,13 +70,13 @@ class Broken(_Unruly):
 
 
 class Telling(_Unruly):
-    """Says the value of the variable that its argument names, as an environment's argument may ask it to."""
+    """Says the values of variables that its argument names, as an environment's argument may ask it to."""
 
-    def __init__(self, variable: str) -> None:
-        self._variable = variable
+    def __init__(self, variables: list[str]) -> None:
+        self._variables = variables
 
     def prompt(self, index: int, row: object) -> str:
-        return os.environ.get(self._variable, "nothing")
+        return os.environ.get(self._variables[index], "nothing")
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
         return 1.0
