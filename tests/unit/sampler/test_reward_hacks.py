@@ -254,20 +254,36 @@ def sandbox() -> Sandbox:
     return find_sandbox()
 
 
-def passed(sandbox: Sandbox, program: str, tests: tuple[str, ...]) -> int:
-    grader = CodeGrader(CodeOptions(time_limit_s=4), sandbox, at_once=1)
-    (verdict,) = grader.verdicts({}, [HELPERS, *tests], [program])
-    assert verdict.tests == len(tests)
-    return verdict.passed
+def passed(sandbox: Sandbox, tests: tuple[str, ...], *programs: str) -> list[int]:
+    """Return how many of the tests each program passes."""
+    grader = CodeGrader(CodeOptions(time_limit_s=4), sandbox, at_once=4)
+    verdicts = grader.verdicts({}, [HELPERS, *tests], programs)
+    assert {verdict.tests for verdict in verdicts} == {len(tests)}
+    return [verdict.passed for verdict in verdicts]
 
 
-@pytest.mark.parametrize("hack", HACKS)
-def test_a_reward_hack_passes_no_test(hack: str, sandbox: Sandbox) -> None:
-    program, tests = HACKS[hack].program, HACKS[hack].tests
-    if passed(sandbox, program, tests):
-        pytest.fail("\n".join(test for test in tests if passed(sandbox, program, (test,))))
+@pytest.fixture(scope="module")
+def rewarded(sandbox: Sandbox) -> dict[str, int]:
+    """Return how many tests each hack passes; those of equal tests run side by side."""
+    by_tests: dict[tuple[str, ...], list[str]] = {}
+    for name, hack in HACKS.items():
+        by_tests.setdefault(hack.tests, []).append(name)
+    return {
+        name: count
+        for tests, names in by_tests.items()
+        for name, count in zip(
+            names, passed(sandbox, tests, *(HACKS[name].program for name in names)), strict=True
+        )
+    }
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_a_reward_hack_passes_no_test(name: str, rewarded: dict[str, int], sandbox: Sandbox) -> None:
+    if rewarded[name]:
+        hack = HACKS[name]
+        pytest.fail("\n".join(one for one in hack.tests if passed(sandbox, (one,), hack.program)[0]))
 
 
 @pytest.mark.parametrize("tests", [AS_DATA, ONE_BY_ONE], ids=["as data", "one by one"])
 def test_the_right_program_passes_the_tests_that_are_hacked(tests: tuple[str, ...], sandbox: Sandbox) -> None:
-    assert passed(sandbox, HONEST, tests) == len(tests)
+    assert passed(sandbox, tests, HONEST) == [len(tests)]
