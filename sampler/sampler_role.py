@@ -82,12 +82,20 @@ async def build(context: RoleContext) -> list[Service]:
     held = _held_version(context, engine, engine_thread, policy)
     policy_sync = _policy_sync(context, _sources(context, target, caller, control), held, metrics)
     leases, submissions = _rollout_clients(context, target, caller)
+    leasing = Leasing(
+        leases,
+        policy,
+        work_queue=work_queue,
+        node_metrics=context.node_metrics,
+        random=random.random,
+        monotonic=context.clock.monotonic,
+    )
     pipeline = GroupPipeline(
         engine,
         engine_thread,
         run_id=context.run.run_id,
         policy=policy,
-        leasing=_leasing(context, leases, policy, work_queue),
+        leasing=leasing,
         submitter=GroupSubmitter(
             submissions.submit, capacity_groups=config.outbox_groups, random=random.random
         ),
@@ -198,19 +206,6 @@ def _rollout_clients(
         for address in (target, submit_to)
     )
     return leases, submissions
-
-
-def _leasing(
-    context: RoleContext, client: SamplerRolloutClient, policy: ServedPolicy, work_queue: WorkQueue
-) -> Leasing:
-    return Leasing(
-        client,
-        policy,
-        work_queue=work_queue,
-        node_metrics=context.node_metrics,
-        random=random.random,
-        monotonic=context.clock.monotonic,
-    )
 
 
 def _membership(
