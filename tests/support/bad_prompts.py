@@ -41,24 +41,6 @@ class PromptRaises(Fine):
         return f"{index}="
 
 
-class PromptHangs(Fine):
-    """Some prompts never come."""
-
-    def prompt(self, index: int, row: object) -> str:
-        if is_bad(index):
-            time.sleep(3600)
-        return f"{index}="
-
-
-class GraderRaises(Fine):
-    """Some completions cannot be graded."""
-
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        if is_bad(index):
-            raise RuntimeError("no such answer")
-        return 1.0
-
-
 class GraderHangs(Fine):
     """Some completions are graded for ever."""
 
