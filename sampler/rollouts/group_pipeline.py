@@ -11,14 +11,14 @@ Prompts, replies and grades are made in other processes, in tasks that end with 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from node.clock import Clock
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease, Failure
+from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
 from sampler.engines.engine import Engine, FinishedRequest
@@ -114,15 +114,16 @@ class GroupPipeline:
         """Give up a group whose request the engine refuses."""
         is_too_long = refused.reason is Reason.OVER_LIMIT
         fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
-        self._fail(split_request_id(request_id)[0], fault, str(refused), Dropped.REFUSED)
+        error = TaskError(str(refused), fault=fault)
+        self._fail(split_request_id(request_id)[0], error, Dropped.REFUSED)
 
     def engine_failed(self) -> None:
         """Give back the groups being generated: the engine has lost them."""
-        self._drop_generating(Dropped.ENGINE)
+        self.leasing.give_back(self._drop({JobState.GENERATING}, Dropped.ENGINE))
 
     def lost(self, lease_ids: Iterable[str]) -> None:
         """Drop the unfinished work on leases that the hub has given to other samplers."""
-        self._drop(self._work_queue.drop(NOT_GENERATED, lease_ids), Dropped.LOST)
+        self._drop(NOT_GENERATED, Dropped.LOST, lease_ids)
 
     def judged(self, verdict: GroupVerdict) -> None:
         """Count the learner's verdict on a group."""
@@ -146,9 +147,7 @@ class GroupPipeline:
         """Give back the leases whose groups are not generated."""
         for step in self._preparing:
             step.cancel()
-        dropped = self._work_queue.drop(NOT_GENERATED)
-        self._drop(dropped, reason)
-        self.leasing.give_back(dropped)
+        self.leasing.give_back(self._drop(NOT_GENERATED, reason))
 
     async def submit(self) -> None:
         """Submit graded groups until cancelled."""
@@ -169,7 +168,7 @@ class GroupPipeline:
 
     def _note_policy(self, was_served: PolicyVersion | None) -> None:
         if was_served is not None and self._policy.state is State.SUSPECT:
-            self._drop_generating(Dropped.DOUBTFUL)
+            self.leasing.give_back(self._drop({JobState.GENERATING}, Dropped.DOUBTFUL))
 
     def _start(self, step: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
         started = self._tasks.create_task(step)
@@ -180,7 +179,7 @@ class GroupPipeline:
         try:
             prompt = await self.task.prompt(lease, self._engine.tokenizer)
         except TaskError as error:
-            self._fail_task(lease.lease_id, error, Dropped.REFUSED)
+            self._fail(lease.lease_id, error, Dropped.REFUSED)
             return
         self._work_queue.make_ready(lease.lease_id, prompt, now=self._clock.now())
         self._begin_ready()
@@ -195,7 +194,7 @@ class GroupPipeline:
         try:
             await self._turns.reply(group, conversation, self.task)
         except TaskError as error:
-            self._fail_task(group.lease_id, error, Dropped.UNGRADED)
+            self._fail(group.lease_id, error, Dropped.UNGRADED)
         self._grade_generated(group)
 
     def _grade_generated(self, group: GroupInTurns) -> None:
@@ -215,7 +214,7 @@ class GroupPipeline:
         try:
             _, grades = await self.task.grade(job.prompt, conversations)
         except TaskError as error:
-            self._fail_task(job.lease.lease_id, error, Dropped.UNGRADED)
+            self._fail(job.lease.lease_id, error, Dropped.UNGRADED)
             return
         self.leasing.note_success()
         group = self._group(job, conversations, grades, finished_at_s=finished_at_s)
@@ -252,13 +251,10 @@ class GroupPipeline:
             metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
         )
 
-    def _fail_task(self, lease_id: str, error: TaskError, reason: Dropped) -> None:
-        self._fail(lease_id, error.fault, str(error), reason)
+    def _fail(self, lease_id: str, error: TaskError, reason: Dropped) -> None:
+        """Return a lease that cannot be answered."""
         if isinstance(error, TaskChangedError):
             self.task_changed.set()
-
-    def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
-        """Return a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
         self._turns.cancel([lease_id])
         job = self._work_queue.settle(lease_id)
         self._begin_ready()
@@ -270,26 +266,23 @@ class GroupPipeline:
             extra={
                 "lease_id": lease_id,
                 "prompt_index": job.lease.prompt_index,
-                "fault": "not the prompt" if fault is None else fault,
-                "detail": detail,
+                "fault": "not the prompt" if error.fault is None else error.fault,
+                "detail": str(error),
             },
         )
-        if fault is None:
-            self.leasing.give_back([lease_id])
-            self.leasing.note_failure()
-        else:
-            self._metrics.count_prompt_fault(fault)
-            self.leasing.give_up(FailedLease(lease_id, fault, detail))
+        if error.fault is not None:
+            self._metrics.count_prompt_fault(error.fault)
+        self.leasing.give_up(lease_id, error.fault, str(error))
 
-    def _drop_generating(self, reason: Dropped) -> None:
-        dropped = self._work_queue.drop({JobState.GENERATING})
-        self._drop(dropped, reason)
-        self.leasing.give_back(dropped)
-
-    def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
-        self._turns.cancel(lease_ids)
-        self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
+    def _drop(
+        self, states: Collection[JobState], reason: Dropped, lease_ids: Iterable[str] | None = None
+    ) -> tuple[str, ...]:
+        """Forget the jobs in any of ``states``, all or those named; return their leases."""
+        dropped = self._work_queue.drop(states, lease_ids)
+        self._turns.cancel(dropped)
+        self._metrics.dropped_groups.labels(reason).inc(len(dropped))
         self._begin_ready()
+        return dropped
 
 
 def _log_totals(purpose: LeasePurpose, totals: dict[str, Any] | None) -> None:

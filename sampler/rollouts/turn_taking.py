@@ -89,7 +89,7 @@ class TurnTaking:
             text = text_before_stop(self._tokenizer.decode(drawn.token_ids), group.job.lease.sampling.stop)
             conversation.add_turn(drawn, text)
             if not conversation.is_over and conversation.turns == task.description.max_turns:
-                conversation.end(is_cut=False)
+                conversation.is_over = True
         return group, [conversation for conversation in speaking if not conversation.is_over]
 
     async def reply(self, group: GroupInTurns, conversation: Conversation, task: RunTask) -> None:
@@ -111,16 +111,13 @@ class TurnTaking:
         if not self._has(group):
             return
         if reply is None:
-            conversation.end(is_cut=False)
+            conversation.is_over = True
             return
         messages, token_ids = reply
         sampling = group.job.lease.sampling
-        token_ids = conversation.to_append(token_ids)
-        room = sampling.max_new_tokens - len(conversation.token_ids) - len(token_ids)
-        if room < 1:
-            conversation.end(is_cut=True)
+        room = conversation.add_reply(token_ids, messages, max_tokens=sampling.max_new_tokens)
+        if not room:
             return
-        conversation.add_reply(token_ids, messages)
         self._engine_thread.add(
             GenerationRequest(
                 _request_id(group.lease_id, group.conversations.index(conversation)),
