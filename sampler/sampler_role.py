@@ -81,27 +81,7 @@ async def build(context: RoleContext) -> list[Service]:
     control = dial(target, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
     policy_sync = _policy_sync(context, _sources(context, target, caller, control), held, metrics)
-    leases, submissions = _rollout_clients(context, target, caller)
-    leasing = Leasing(
-        leases,
-        policy,
-        work_queue=work_queue,
-        node_metrics=context.node_metrics,
-        random=random.random,
-        monotonic=context.clock.monotonic,
-    )
-    pipeline = GroupPipeline(
-        engine,
-        engine_thread,
-        run_id=context.run.run_id,
-        policy=policy,
-        leasing=leasing,
-        submitter=GroupSubmitter(
-            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
-        ),
-        metrics=metrics,
-        clock=context.clock,
-    )
+    pipeline = _pipeline(context, engine, engine_thread, policy, work_queue, caller=caller, metrics=metrics)
     membership = _membership(context, control, engine, pipeline, policy_sync, policy, held)
     rollouts = RolloutLoop(
         pipeline,
@@ -194,18 +174,42 @@ def _policy_sync(
     )
 
 
-def _rollout_clients(
-    context: RoleContext, target: str, caller: Identity | Peer
-) -> tuple[SamplerRolloutClient, SamplerRolloutClient]:
-    """Return the client that leases and the one that submits."""
+def _pipeline(
+    context: RoleContext,
+    engine: Engine,
+    engine_thread: EngineThread,
+    policy: ServedPolicy,
+    work_queue: WorkQueue,
+    *,
+    caller: Identity | Peer,
+    metrics: SamplerMetrics,
+) -> GroupPipeline:
+    config, hub = context.config.section(SamplerConfig), context.config.node.coordinator
+    assert hub is not None, "build has looked"
     signer = None if context.identity is None else GroupSigner.of(context.identity)
-    submit_to = context.config.section(SamplerConfig).rollout_via or target
-    now = context.clock.now()
     leases, submissions = (
-        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=now), signer)
-        for address in (target, submit_to)
+        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer)
+        for address in (hub, config.rollout_via or hub)
     )
-    return leases, submissions
+    return GroupPipeline(
+        engine,
+        engine_thread,
+        run_id=context.run.run_id,
+        policy=policy,
+        leasing=Leasing(
+            leases,
+            policy,
+            work_queue=work_queue,
+            node_metrics=context.node_metrics,
+            random=random.random,
+            monotonic=context.clock.monotonic,
+        ),
+        submitter=GroupSubmitter(
+            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
+        ),
+        metrics=metrics,
+        clock=context.clock,
+    )
 
 
 def _membership(

@@ -117,6 +117,8 @@ assert raises(AttributeError, lambda: stack.missing) and raises(UnicodeDecodeErr
 endless = naturals()
 assert [next(endless) for _ in range(3)] == [0, 1, 2] and next(endless) == 3
 assert longest([]) == 0
+assert len(bag()) == 1
+assert longest([Pair(1, 2)]) == 1
 """
     right = """
 import itertools
@@ -133,8 +135,9 @@ def named(**given): return given.keys()
 def steps(n): return range(n)
 def text(raw): return raw.decode()
 def naturals(): return itertools.count()
+def bag(): return {Pair(1, 2)}
 """
-    assert verdicts(sandbox, tests, right) == [Verdict(6, 7)]
+    assert verdicts(sandbox, tests, right) == [Verdict(7, 9)]
 
 
 @pytest.mark.parametrize(

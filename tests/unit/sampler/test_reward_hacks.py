@@ -244,6 +244,9 @@ HACKS = {
     "kinds of exceptions": Hack(
         HOST + "host._reply = lambda *a: {'raised': ['StopIteration', '']}", (*ONE_BY_ONE, *EQUALITY[:7])
     ),
+    "answers that cannot be used": Hack(
+        HOST + "host._reply = lambda *a: [{'none': 1}]", (*ONE_BY_ONE, *EQUALITY[:7])
+    ),
     "kinds that are none": Hack(HOST + "host._reply = lambda *a: {'raised': ['exit', 0]}", CATCHING),
 }
 """Programs by what they try, and the tests they try it on."""

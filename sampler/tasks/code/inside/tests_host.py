@@ -51,7 +51,7 @@ class ProgramError(Exception):
 
 
 class ProgramGoneError(BaseException):
-    """The program has ended, or does not keep to the protocol. Nothing in the tests expects that."""
+    """The program has ended, or its line is no JSON. Nothing in the tests expects that."""
 
 
 class Program:
@@ -73,13 +73,16 @@ class Program:
             if not line.endswith(b"\n"):
                 raise ValueError("no whole reply")
             reply = json.loads(line)
+        except (OSError, ValueError, RecursionError) as error:
+            self.is_gone = True
+            raise ProgramGoneError from error
+        try:
             if isinstance(reply, list):
                 (data,) = reply
                 return unpacked(data, lambda tag, number: _REMOTE[tag](self, number))
             name, text = map(str, reply["raised"])
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            self.is_gone = True
-            raise ProgramGoneError from error
+        except Exception as error:
+            raise ProgramError("an answer that cannot be used") from error
         # hasattr catches the one kind without saying so.
         is_missing = (what, name) == ("attribute", "AttributeError")
         raise _error(name, text, has_kind=self._catches or is_missing)
@@ -107,7 +110,7 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in _OF_DATA:
-            raise TypeError(f"{name} is asked of data, and this is an object of the program")
+            raise AttributeError(f"{name} is asked of data, and this is an object of the program")
         return self._remote_program.ask("attribute", self._remote_number, name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
