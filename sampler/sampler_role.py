@@ -186,7 +186,7 @@ def _pipeline(
 ) -> GroupPipeline:
     config, hub = context.config.section(SamplerConfig), context.config.node.coordinator
     assert hub is not None, "build has looked"
-    signer = None if context.identity is None else GroupSigner.of(context.identity)
+    signer = None if context.identity is None else GroupSigner(context.identity)
     leases, submissions = (
         SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer)
         for address in (hub, config.rollout_via or hub)
