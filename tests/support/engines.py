@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
 from sampler.config import SamplerConfig
+from sampler.engines.decoding.cached_model import cache_argument
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.engine_registry import ENGINES, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
@@ -147,7 +148,7 @@ class Driven:
             end = len(ids) - n - 1 + versions.index(version) + versions.count(version)
             put_words(model, self.versions[version])
             with torch.no_grad():
-                logits.append(model(ids[None, begin:end], past_key_values=cache).logits[0])
+                logits.append(model(ids[None, begin:end], **{cache_argument(model): cache}).logits[0])
             begin = end
         scores = torch.log_softmax(torch.cat(logits)[-n:], dim=-1)
         return np.asarray(scores.gather(-1, ids[-n:, None])[:, 0].numpy(), np.float32)

@@ -5,6 +5,7 @@ every step before. So it gets whole masks where its layers take them: attention 
 torch's kernels, with rotary positions. Other models get the mask of rows and columns, and the wait with it.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class CachedModel:
                 fix="Set sampler.engine = 'vllm', or choose another model.",
             )
         self._model = model
+        self._cache_argument = cache_argument(model)
         self.device: torch.device = model.device
         is_rotary = getattr(config, "rope_parameters", None) is not None and not getattr(
             config, "alibi", False
@@ -65,7 +67,7 @@ class CachedModel:
             "attention_mask": (
                 cache.mask(columns) if self._takes_whole_masks else cache.padding_mask(columns)
             ),
-            "past_key_values": cache.past,
+            self._cache_argument: cache.past,
             "use_cache": True,
         }
 
@@ -109,3 +111,9 @@ class TokenReading:
         self._model.read(chunk, self.cache)
         self._columns_read += chunk.shape[1]
         return chunk.numel()
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return by which name a model takes a cache: ``cache`` since transformers 5.24."""
+    parameters = inspect.signature(model.base_model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
