@@ -45,7 +45,7 @@ def made(model_dir: Path, *, like: str = "cpu", **options: Any) -> TorchEngine:
         options=TorchOptions(**options),
     )
     if like == "cuda":
-        engine._decoder._batch._is_cpu = False
+        engine._batch._is_cpu = False
     return engine
 
 

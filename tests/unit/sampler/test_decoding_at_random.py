@@ -66,7 +66,7 @@ def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
             copy_words(others[version], engine.weights.live, layout=engine.layout)
             engine.weights.settle()
             engine.serve(version)
-        assert engine._decoder.held_bytes <= 4 << 20
+        assert engine.cache_bytes <= 4 << 20
     while engine.running:
         step()
     assert finished.keys() | cancelled == requests.keys()
