@@ -12,19 +12,7 @@ from node.errors import Reason, RefusedError
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
 from sampler.engines.decoding.sampling import by_inverse, by_noise
-from sampler.engines.torch_engine import TorchEngine
 from support.torch_engines import assert_scored, live, load, made, other_words, request, run_out
-
-
-@pytest.mark.parametrize("prompts", [["7"], ["7", "3+4=", "abc def ghi 12345"]], ids=len)
-def test_logprobs_equal_a_forward_pass_without_cache_for_prompts_of_different_length(
-    engine: TorchEngine, model_dir: Path, prompts: list[str]
-) -> None:
-    for prompt in prompts:
-        engine.add(request(engine, prompt))
-    finished = run_out(engine)
-    for prompt in prompts:
-        assert_scored(engine, model_dir, finished[prompt], prompt)
 
 
 @pytest.mark.parametrize(

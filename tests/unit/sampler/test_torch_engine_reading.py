@@ -86,7 +86,7 @@ def test_long_rows_finish_though_versions_and_new_requests_come_faster_than_rows
     model_dir: Path,
 ) -> None:
     engine = made(model_dir, prefill_chunk_tokens=24)
-    engine.add(request(engine, "abc def ghi 1", completions=4, sampling=replace(PLAIN, max_new_tokens=30)))
+    engine.add(request(engine, "abc def ghi 1", completions=4, sampling=replace(PLAIN, max_new_tokens=10)))
     finished: set[str] = set()
     behind = 0
     for version in range(1, 400):
