@@ -12,7 +12,6 @@ import pytest
 
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
-from node.wire.rollouts import delivered_group_from_wire
 from sampler.engines import engine_thread
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub, running_hub
@@ -99,13 +98,9 @@ async def spooled_from_now(learner: HandPeer, sampler: RunningSampler, *, groups
     """Wait for more groups; return all there are, which are whole and different."""
     wanted = int(sampler.value("groups_total", verdict="spooled")) + groups
     await until(lambda: sampler.value("groups_total", verdict="spooled") >= wanted, within_s=100)
-    drain = await learner.drain(credits=wanted)
-    found: list[RolloutGroup] = []
-    while len(found) < wanted:
-        response = await drain.hear()
-        if response.WhichOneof("message") == "group":
-            found.append(delivered_group_from_wire(response.group).group)
-            check_group(found[-1], vocabulary_size=VOCABULARY_SIZE)
+    found = await learner.groups(wanted)
+    for group in found:
+        check_group(group, vocabulary_size=VOCABULARY_SIZE)
     assert len({group.group_id for group in found}) == len(found)
     return found
 

@@ -1,6 +1,6 @@
 """The engines installed here, one way to drive them all, and a slow twin that recomputes what they say."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,14 @@ class Driven:
             GenerationRequest(prompt, self.engine.tokenizer.encode(prompt), completions, sampling)
         )
 
+    @property
+    def shuffled(self) -> Words:
+        """Another version: every tensor shuffled, which keeps its scale."""
+        words, random = self.base.copy(), np.random.default_rng(5 + len(self.versions))
+        for span in self.engine.layout.tensors:
+            random.shuffle(words[span.start_word : span.start_word + span.words])
+        return words
+
     def step(self) -> None:
         self.finished |= {request.request_id: request for request in self.engine.step()}
 
@@ -135,6 +143,17 @@ class Driven:
         """
         token_ids = self.engine.tokenizer.encode(prompt)
         return scores_of(self.model_dir, self.versions, token_ids, completion, sampling)
+
+    def assert_scored(
+        self, prompt: str, completions: Iterable[SampledCompletion], sampling: SamplingParameters
+    ) -> None:
+        """Assert that logprobs and kept masses are those of the version that each token names."""
+        for completion in completions:
+            scores, masses = self.recomputed(prompt, completion, sampling)
+            np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+            assert (completion.kept_mass is None) == (not sampling.is_truncated)
+            if completion.kept_mass is not None:
+                np.testing.assert_allclose(completion.kept_mass, masses, atol=1e-4)
 
     def recomputed_over_kept_caches(self, prompt: str, completion: SampledCompletion) -> NDArray[np.float32]:
         """Score every token with transformers, each version going on with the cache of those before, [n]."""
