@@ -19,7 +19,6 @@ from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import tensor_specs
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.engine_registry import has_vllm
 from sampler.engines.model_words import version_of
 from support.engines import WAYS, Driven, load
 from support.tiny_model import END, make_tiny_model
@@ -28,10 +27,6 @@ PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1
 GREEDY = SamplingParameters(temperature=1.0, top_p=1.0, top_k=1, max_new_tokens=24)
 END_ID = 1
 PROMPTS = ["7", "3+4=", "abc def ghi 12345"]
-
-
-# vLLM sets the environment before it is imported.
-pytestmark = [] if has_vllm("cpu") else [pytest.mark.usefixtures("warm_engines")]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])

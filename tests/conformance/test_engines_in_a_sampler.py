@@ -28,7 +28,7 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
     learner = learner_of(made, base)
     twin = Driven.of(base, "spare", model_dir)
     async with (
-        running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
+        running_hub(made, max_new_tokens=100, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as peer,
         sampling(made, hub.address, model_dir, apply=apply, **settings_of(name, model_dir)) as sampler,
     ):
