@@ -14,8 +14,6 @@ has a bounded number of tokens, which also bounds the memory of its activations.
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-import torch
-
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import DecodeBatch
 from sampler.engines.decoding.kv_cache import KeyValueCache, uploaded
@@ -123,7 +121,7 @@ class _Reading:
         """Read nothing yet."""
         self._model = model
         self.cache = cache
-        self._ids = uploaded(rows, dtype=torch.long, device=model.device)
+        self._ids = uploaded(rows, device=model.device)
         self._columns_read = 0
 
     @property
