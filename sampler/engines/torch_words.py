@@ -55,9 +55,10 @@ class TorchWords:
 
     def __init__(self, layout: Layout, *, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate room for a version in ``dtype``, bfloat16 or float32; its contents are undefined."""
-        narrow = [frame.slice for frame in layout.frames if frame.dtype is BFLOAT16]
+        narrow = [frame for frame in layout.frames if frame.dtype is BFLOAT16]
         # A layout keeps each dtype together.
-        self._start, self._end = (narrow[0].start, narrow[-1].stop) if narrow else (0, 0)
+        self._start = narrow[0].start_word if narrow else 0
+        self._end = self._start + sum(frame.words for frame in narrow)
         self.flat = torch.empty(self._end - self._start, dtype=dtype, device=device)
         # Zeros: half a word after a tensor of single bytes belongs to no element.
         self._others = torch.zeros(layout.words - self.flat.numel(), dtype=torch.int16, device=device)

@@ -175,7 +175,8 @@ class HandPeer:
 
     async def groups(self, number: int) -> list[RolloutGroup]:
         """Wait for so many groups on a new stream."""
-        drain, found = await self.drain(credits=number), []
+        drain = await self.drain(credits=number)
+        found: list[RolloutGroup] = []
         while len(found) < number:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":

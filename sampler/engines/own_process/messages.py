@@ -86,7 +86,7 @@ def error_from(message: Message) -> HeteroRLError | ValueError | RuntimeError:
     fields = message["fields"]
     match message["error"]:
         case "RefusedError":
-            return RefusedError(Reason(fields["reason"]), fields["what"], fix=fields["fix"])
+            return RefusedError(Reason[fields["reason"].upper()], fields["what"], fix=fields["fix"])
         case "StartupError":
             return StartupError(**fields)
         case "ConfigError":
