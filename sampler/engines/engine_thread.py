@@ -84,7 +84,7 @@ class EngineThread:
         metrics.watch(engine_waiting_requests=lambda: engine.waiting)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
-        """Run ``change`` before the next step; RefusedError if it fails, and the live words are no version."""
+        """Run ``change`` before the next step; RefusedError if it fails: the words are no version then."""
         made: asyncio.Future[PolicyVersion | None] = asyncio.get_running_loop().create_future()
         self._offered = (change, made)
         self._something_to_do.set()
