@@ -29,14 +29,23 @@ END_ID = 1
 PROMPTS = ["7", "3+4=", "abc def ghi 12345"]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"), head_size=32, is_tied=request.param)
+CASES = [
+    (name, apply, is_tied)
+    for name, apply in WAYS
+    for is_tied in (True, False)
+    # How torch's words are tied does not depend on the process or on how a version is taken.
+    if is_tied or not name.startswith("torch") or apply == "spare"
+]
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=["-".join(way) for way in WAYS])
-def loaded(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Driven]:
-    name, apply = request.param
+@pytest.fixture(
+    scope="module",
+    params=CASES,
+    ids=[f"{name}-{apply}-{'tied' if is_tied else 'untied'}" for name, apply, is_tied in CASES],
+)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+    name, apply, is_tied = request.param
+    model_dir = make_tiny_model(tmp_path_factory.mktemp("base"), head_size=32, is_tied=is_tied)
     engine = load(name, model_dir, apply=apply)
     yield Driven.of(engine, apply, model_dir)
     engine.close()
