@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
@@ -19,24 +19,9 @@ from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, STAMP_S
 from node.policy import PolicyVersion
 from node.rpc.auth import Context, peer_of
-from node.run import Role, RunSettings, RunStatus
-from node.wire.field_owners import check_owners
-from node.wire.members import (
-    metric_families_from_wire,
-    revocations_to_wire,
-    role_from_wire,
-    run_status_to_wire,
-    settings_to_wire,
-    step_report_from_wire,
-    teaching_from_wire,
-)
-from node.wire.policies import (
-    base_model_from_wire,
-    optional_version_from_wire,
-    optional_version_to_wire,
-    policy_version_to_wire,
-)
-from node.wire.rollouts import group_verdict_to_wire
+from node.run import Role, RunSettings, RunStatus, StepReport, Teaching
+from node.wire.mapping import member_from_wire, optional_from_wire, optional_to_wire, to_wire
+from node.wire.members import base_model_from_wire, check_owners, metric_families_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +63,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self._peers = peers
         self._spool = spool
         self._run_id = run_id
-        self._settings = settings_to_wire(settings)
+        self._settings = to_wire(membership_pb2.JoinResponse, settings)
         self._revocations = revocations
         self._clock = clock
         self._streams: dict[Peer, object] = {}
@@ -95,7 +80,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 f"the peer is configured for run {request.run_id[:100]!r}, this is {self._run_id!r}",
                 fix="check node.run_file",
             )
-        if (role := role_from_wire(request.role)) is not peer.role:
+        if (role := member_from_wire(Role, request, "role")) is not peer.role:
             raise RefusedError(
                 Reason.WRONG_ROLE,
                 f"{peer.node_id} joins as a {role}, its certificate is for a {peer.role}",
@@ -141,7 +126,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         grader = self._spool.accounts.grader
         response.grader_digest, response.grader_said_by = grader.digest, grader.said_by
         if (head := self._peers.head) is not None:
-            response.head.CopyFrom(policy_version_to_wire(head))
+            response.head.CopyFrom(to_wire(common_pb2.PolicyVersion, head))
         return response
 
     async def Heartbeat(  # noqa: N802 - the rpc's name
@@ -178,7 +163,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         now = self._clock.now()
         if self._shared_status is not None and 0 <= now - self._shared_status[0] < SHARED_STATUS_S:
             return self._shared_status[1]
-        answer = run_status_to_wire(self.status())
+        answer = to_wire(membership_pb2.GetStatusResponse, self.status())
         self._shared_status = (now, answer) if len(answer.peers) >= LARGE_FLEET_PEERS else None
         return answer
 
@@ -255,8 +240,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             clock_offset_s=request.clock_offset_s,
             waits_for=request.waits_for,
             metrics=metric_families_from_wire(request.metrics) if self._peers.shows_metrics_of(peer) else (),
-            step=step_report_from_wire(request.step) if request.HasField("step") else None,
-            teaching=teaching_from_wire(request),
+            step=optional_from_wire(StepReport, request, "step"),
+            teaching=optional_from_wire(Teaching, request, "teaching"),
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
             best_version=request.best_version if request.HasField("best_version") else None,
@@ -266,9 +251,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         return membership_pb2.HeartbeatResponse(
             sequence=request.sequence,
             received_at_s=received_at_s,
-            head=optional_version_to_wire(answer.head),
+            head=optional_to_wire(common_pb2.PolicyVersion, answer.head),
             lost_lease_ids=lost,
-            verdicts=map(group_verdict_to_wire, answer.verdicts),
+            verdicts=[to_wire(membership_pb2.GroupVerdict, one) for one in answer.verdicts],
             must_repair=answer.must_repair,
             longest_lag_versions=answer.longest_lag_versions,
             best_version=answer.best_version,
@@ -282,7 +267,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         if peer.role is not Role.RELAY:
             return None
         current = self._revocations.current()
-        return None if digest == current.digest else revocations_to_wire(current)
+        return None if digest == current.digest else to_wire(membership_pb2.Revocations, current)
 
     def _check_not_fenced(self, peer: Peer) -> None:
         learner = self._spool.accounts.learner
@@ -334,4 +319,4 @@ def _twins_logged(peer: Peer, context: Context) -> Iterator[None]:
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:
-    return optional_version_from_wire(request, "held")
+    return optional_from_wire(PolicyVersion, request, "held")

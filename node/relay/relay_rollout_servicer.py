@@ -11,7 +11,7 @@ from node.rollout import Verdict
 from node.rpc.auth import Context, peer_of
 from node.serving.submissions import SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire.rollouts import verdict_to_wire
+from node.wire.mapping import verdict_to_wire
 
 
 class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
