@@ -243,7 +243,8 @@ class _Server:
         gc.freeze()
         while True:
             for key, _ in self._selector.select():
-                if (arguments := key.data()) is not None:
+                arguments: tuple[str, ...] | None = key.data()
+                if arguments is not None:
                     return arguments
 
     def _accept(self) -> None:
@@ -259,8 +260,9 @@ class _Server:
         arguments, environ, numbers, directory, open_files = pickle.loads(message)
         pid = os.fork()
         if pid == 0:
-            for ours in (self._selector, self._listener, *self._workers):
-                ours.close()  # now: later these numbers are the new process's own
+            self._selector.close()  # now: later these numbers are the new process's own
+            for ours in (self._listener, *self._workers):
+                ours.close()
             _become(environ, dict(zip(numbers, received[1:], strict=True)), directory, open_files)
             return tuple(arguments)
         os.write(received[0], str(pid).encode())
