@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from node.run import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
 from support.rpc import METHODS, invoke, recheck_often
+from support.warm_processes import start_warm
 
 GET_STATUS = "/heterorl.v1.MembershipService/GetStatus"
 
@@ -33,16 +34,15 @@ class Said:
 
 async def command(*argv: object) -> Said:
     """Run ``heterorl-node`` as an operator would, its output into a pipe."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "node", *map(str, argv)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
-    )
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    return Said(process.returncode or 0, out.decode(), err.decode())
+    with tempfile.TemporaryFile() as errors:
+        process = await start_warm(
+            ["node", *map(str, argv)], asyncio.subprocess.PIPE, errors, env={"PATH": os.environ["PATH"]}
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            out, code = await process.stdout.read(), await process.wait()
+        errors.seek(0)
+        return Said(code, out.decode(), errors.read().decode())
 
 
 def enrolment_of(hub: RunningHub) -> str:

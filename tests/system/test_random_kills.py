@@ -7,8 +7,7 @@ import pytest
 from bench.kill_lab.plan import Plan
 from bench.kills import run
 
-KILLS = 3
-"""One of each process that `make kills` kills, with this seed."""
+KILLS = 4
 
 
 @pytest.mark.usefixtures("warm_processes")
