@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from learner.training.master_words import MasterWords
 from learner.training.token_logprob import token_logprob
+from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
@@ -32,29 +33,21 @@ _UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
 
 
-class ScoringModel:
-    """A causal language model that is asked for logprobs of tokens.
+class TokenScorer(torch.nn.Module):
+    """A causal language model whose one forward pass goes from token ids to logprobs of tokens.
 
-    ``model`` stays in evaluation mode: with dropout, learner logprobs would be another policy's.
+    Base model and head are used inside this forward alone, so that hooks on it see every parameter.
     """
 
-    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None = None) -> None:
-        """Wrap ``model``, which nobody else may use from now on.
-
-        ``compute_dtype`` is of matrix products (autocast); None: that of the parameters.
-        """
-        model.train(False)
+    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None) -> None:
+        """Wrap ``model``, which stays in evaluation mode: dropout would make it another policy."""
+        super().__init__()
         self.model = model
-        """In evaluation mode."""
-        self._compute_dtype = compute_dtype
-        self._has_plain_head = has_plain_head(model)
+        self.train(False)
+        self.compute_dtype = compute_dtype
+        self.has_plain_head = has_plain_head(model)
 
-    @property
-    def device(self) -> torch.device:
-        """The model's device."""
-        return next(self.model.parameters()).device
-
-    def token_logprobs(
+    def forward(
         self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
     ) -> Tensor:
         """Return log p(target | everything before it) under softmax(logits / temperature).
@@ -68,9 +61,9 @@ class ScoringModel:
         Returns:
             [targets], nats; carries the gradient.
         """
-        is_narrow = self._compute_dtype is not None
-        with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
-            if not self._has_plain_head:
+        is_narrow = self.compute_dtype is not None
+        with torch.autocast(input_ids.device.type, dtype=self.compute_dtype, enabled=is_narrow):
+            if not self.has_plain_head:
                 logits = self.model(input_ids=input_ids, use_cache=False).logits
                 logits = logits.flatten(0, 1).index_select(0, positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
@@ -84,8 +77,42 @@ class ScoringModel:
             head.bias,
             target_ids=target_ids,
             temperature=temperature,
-            compute_dtype=self._compute_dtype,
+            compute_dtype=self.compute_dtype,
         )
+
+
+class ScoringModel:
+    """A causal language model that is asked for logprobs of tokens, whole or as one rank's part of it."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        compute_dtype: torch.dtype | None = None,
+        ranks: Ranks = ONE_RANK,
+    ) -> None:
+        """Wrap ``model``, which nobody else may use from now on.
+
+        Args:
+            compute_dtype: of matrix products (autocast); None: that of the parameters.
+            ranks: that share the model; each keeps its part.
+        """
+        self.model = model
+        """In evaluation mode."""
+        self.scorer = TokenScorer(model, compute_dtype=compute_dtype)
+        self.ranks = ranks
+
+    @property
+    def device(self) -> torch.device:
+        """The model's device."""
+        return next(self.model.parameters()).device
+
+    def token_logprobs(
+        self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
+    ) -> Tensor:
+        """Return what ``TokenScorer.forward`` returns."""
+        logprobs: Tensor = self.scorer(input_ids, positions, target_ids, temperature)
+        return logprobs
 
 
 class Policy(ScoringModel):
@@ -98,6 +125,7 @@ class Policy(ScoringModel):
         stored: StoredDtypes = _ALL_BFLOAT16,
         compute_dtype: torch.dtype | None = None,
         checkpoints_activations: bool = False,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         """Wrap ``model``, as ``ScoringModel`` does.
 
@@ -105,26 +133,38 @@ class Policy(ScoringModel):
             stored: dtypes that floats are published in.
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
-        super().__init__(model, compute_dtype=compute_dtype)
+        super().__init__(model, compute_dtype=compute_dtype, ranks=ranks)
         # The publisher reads them as they lie.
         state = model.state_dict(keep_vars=True)
         for tensor in state.values():
             if not tensor.is_contiguous():
                 tensor.data = tensor.data.contiguous()
-        self.tensors: dict[str, Tensor] = canonical_tensors(state)
-        """Name -> parameter or buffer, sorted by the bytes of the name."""
+        names = canonical_tensors(state)
         self.layout = Layout.of(tensor_specs(state, stored))
-        self.master_words = MasterWords(self.tensors, self.layout)
+        if checkpoints_activations:
+            _checkpoint_layers(model)
+        if ranks.is_shared:
+            ranks.shard(self.scorer)
+            state = model.state_dict(keep_vars=True)
+        self.tensors: dict[str, Tensor] = {name: state[name] for name in names}
+        """Name -> parameter or buffer, sorted by the bytes of the name."""
+        self.master_words: MasterWords
+        """Only where this process holds the whole model: see ``learner.ranks`` for shards."""
+        if not ranks.is_shared:
+            self.master_words = MasterWords(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
-        if checkpoints_activations:
-            _checkpoint_layers(model)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The trainable ones of ``tensors``."""
         return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+
+    @torch.no_grad()
+    def local_parameters(self) -> list[Tensor]:
+        """Return this rank's part of each of them; writing to it changes the parameter."""
+        return [self.ranks.local(parameter) for parameter in self.parameters.values()]
 
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
@@ -132,9 +172,11 @@ class Policy(ScoringModel):
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
+        self.ranks.tell("check")
         with torch.no_grad():
+            parts = [self.ranks.local(tensor) for tensor in self.tensors.values()]
             # One copy to the host for all tensors.
-            return bool(torch.stack([tensor.isfinite().all() for tensor in self.tensors.values()]).all())
+            return self.ranks.all_true(bool(torch.stack([part.isfinite().all() for part in parts]).all()))
 
 
 def load_policy(
