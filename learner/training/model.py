@@ -18,8 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
-from learner.training.master_words import MasterWords
-from learner.training.token_logprob import token_logprob
+from learner.training.token_logprob import VocabularySlice, token_logprob
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
 from node.weights.format.digests import Words
@@ -46,6 +45,8 @@ class TokenScorer(torch.nn.Module):
         self.train(False)
         self.compute_dtype = compute_dtype
         self.has_plain_head = has_plain_head(model)
+        self.vocabulary: VocabularySlice | None = None
+        """The part of the head that is here; None: all of it."""
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
@@ -71,13 +72,17 @@ class TokenScorer(torch.nn.Module):
                 return chosen - torch.logsumexp(logits, dim=-1)
             hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        weight, bias = head.weight, head.bias
+        if self.vocabulary is not None:
+            weight, bias = weight.to_local(), None if bias is None else bias.to_local()
         return token_logprob(
             hidden.flatten(0, 1).index_select(0, positions),
-            head.weight,
-            head.bias,
+            weight,
+            bias,
             target_ids=target_ids,
             temperature=temperature,
             compute_dtype=self.compute_dtype,
+            vocabulary=self.vocabulary,
         )
 
 
@@ -148,10 +153,7 @@ class Policy(ScoringModel):
             state = model.state_dict(keep_vars=True)
         self.tensors: dict[str, Tensor] = {name: state[name] for name in names}
         """Name -> parameter or buffer, sorted by the bytes of the name."""
-        self.master_words: MasterWords
-        """Only where this process holds the whole model: see ``learner.ranks`` for shards."""
-        if not ranks.is_shared:
-            self.master_words = MasterWords(self.tensors, self.layout)
+        self.master_words = ranks.words(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
@@ -173,7 +175,7 @@ class Policy(ScoringModel):
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
         self.ranks.tell("check")
-        with torch.no_grad():
+        with torch.no_grad(), self.ranks.failures_named():
             parts = [self.ranks.local(tensor) for tensor in self.tensors.values()]
             # One copy to the host for all tensors.
             return self.ranks.all_true(bool(torch.stack([part.isfinite().all() for part in parts]).all()))
@@ -185,6 +187,7 @@ def load_policy(
     device: str,
     compute_dtype: torch.dtype | None = None,
     checkpoints_activations: bool = False,
+    ranks: Ranks = ONE_RANK,
 ) -> Policy:
     """Load a model directory as float32 masters; the other arguments are those of ``Policy``.
 
@@ -200,10 +203,13 @@ def load_policy(
             stored=StoredDtypes.of(model_dir).of_parts(parts),
             compute_dtype=compute_dtype,
             checkpoints_activations=checkpoints_activations,
+            ranks=ranks,
         )
 
 
-def load_reference(model_dir: Path, *, device: str, compute_dtype: torch.dtype | None) -> ScoringModel:
+def load_reference(
+    model_dir: Path, *, device: str, compute_dtype: torch.dtype | None, ranks: Ranks = ONE_RANK
+) -> ScoringModel:
     """Load a model directory to be compared with; nothing of it is trained.
 
     What a policy of the same directory casts for every product is stored cast: logprobs are bit for bit the
@@ -215,13 +221,15 @@ def load_reference(model_dir: Path, *, device: str, compute_dtype: torch.dtype |
     with _model_errors_explained(model_dir, device=device):
         model = _load(model_dir)
         model.requires_grad_(False)
-        scoring = ScoringModel(model, compute_dtype=compute_dtype)
+        scoring = ScoringModel(model, compute_dtype=compute_dtype, ranks=ranks)
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         for layer in model.modules():
             # The head may share its weight with the embedding, which no product casts.
             if isinstance(layer, torch.nn.Linear) and layer is not head and compute_dtype is not None:
                 layer.to(compute_dtype)
         torch.nn.Module.to(model, torch.device(device))
+        if ranks.is_shared:
+            ranks.shard(scoring.scorer)
         return scoring
 
 

@@ -155,33 +155,34 @@ def train_step(
         expected_kl_nats: see ``objective_batch``.
         reference: the base model, for the penalty towards it; None: no such penalty.
     """
-    policy.ranks.tell(
-        "step",
-        groups=groups,
-        version=version,
-        settings=settings,
-        expected_kl_nats=expected_kl_nats,
-        has_reference=reference is not None,
-        optimizer=optimizer,
-    )
-    dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
-    batch = objective_batch(
-        groups,
-        version=version,
-        discount=settings.discount,
-        dtype=dtype,
-        device=device,
-        expected_kl_nats=expected_kl_nats,
-    )
-    parts = [
-        collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
-        for part in policy.ranks.share_out(rows_of(groups), budget_tokens=settings.micro_batch_tokens)
-    ]
-    if reference is not None:
-        batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
-    if settings.fast_steps == 0:
-        return _take_step(policy, optimizer, parts, batch, settings, version=version)
-    return _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
+    with policy.ranks.failures_named():
+        policy.ranks.tell(
+            "step",
+            groups=groups,
+            version=version,
+            settings=settings,
+            expected_kl_nats=expected_kl_nats,
+            has_reference=reference is not None,
+            optimizer=optimizer,
+        )
+        dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
+        batch = objective_batch(
+            groups,
+            version=version,
+            discount=settings.discount,
+            dtype=dtype,
+            device=device,
+            expected_kl_nats=expected_kl_nats,
+        )
+        parts = [
+            collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
+            for part in policy.ranks.share_out(rows_of(groups), budget_tokens=settings.micro_batch_tokens)
+        ]
+        if reference is not None:
+            batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
+        if settings.fast_steps == 0:
+            return _take_step(policy, optimizer, parts, batch, settings, version=version)
+        return _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
 
 
 def _take_slow_fast_step(

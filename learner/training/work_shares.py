@@ -5,15 +5,22 @@ gradients and moments, and evaluates the loss over the whole batch: a few floats
 rank has everything, and nothing to exchange; ``learner.ranks`` has the other implementation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from torch import Tensor
 from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 
+from learner.training.master_words import MasterWords
 from learner.training.micro_batches import Row, micro_batches
+from node.weights.format.layout import Layout
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from learner.training.model import TokenScorer
 
 
@@ -29,6 +36,22 @@ class Ranks(Protocol):
 
     def tell(self, order: str, **values: Any) -> None:
         """Have the other ranks do what this one, the first, does next; the others tell nobody."""
+        ...
+
+    def failures_named(self) -> AbstractContextManager[None]:
+        """Raise what other ranks' failures lead to here as one error that names them."""
+        ...
+
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> MasterWords:
+        """Return what reads a version's words off the masters, on the first rank."""
+        ...
+
+    def follow_writes(self, optimizer: Optimizer) -> None:
+        """Have no rank write its masters before the first one does, whose readers may still be at work."""
+        ...
+
+    def saving(self, directory: Path, part: str) -> "ProcessGroup | None":
+        """Have the other ranks save their shards of one part of a checkpoint; return the ranks that do."""
         ...
 
     def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
@@ -66,6 +89,21 @@ class OneRank:
 
     def tell(self, order: str, **values: Any) -> None:
         """Tell nobody."""
+
+    def failures_named(self) -> AbstractContextManager[None]:
+        """Do nothing: there are no others."""
+        return nullcontext()
+
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> MasterWords:
+        """Return what reads a version's words off the masters."""
+        return MasterWords(tensors, layout)
+
+    def follow_writes(self, optimizer: Optimizer) -> None:
+        """Follow nobody."""
+
+    def saving(self, directory: Path, part: str) -> "ProcessGroup | None":
+        """Return None: one process saves all of it."""
+        return None
 
     def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
         """Return all micro-batches."""
