@@ -128,10 +128,22 @@ class LearnerConfig(BaseModel):
     buffer_groups: int = Field(default=64, ge=1)
     """Groups held in memory at most. Less than one batch would never fill a batch."""
 
+    checkpoint_every_versions: int = Field(default=20, ge=1, le=10_000)
+    """Steps from one full checkpoint (12 bytes a parameter) to the next. More write less; a learner that was
+    killed takes the steps since the last one again, which lasts as long as they did."""
+
+    checkpoint_every_s: float = Field(default=1800.0, ge=1)
+    """Longest time from one checkpoint to the next, if steps were taken meanwhile. Infinity: no limit."""
+
+    journal_bytes: int = Field(default=8 << 30, ge=1 << 20)
+    """Size of the journal from which training waits for a checkpoint; one is begun at a quarter of it. A
+    step's entry is as large as its groups, about 16 bytes a token. The disk also holds two checkpoints, and a
+    third while it is written."""
+
     keep_every_versions: int = Field(default=0, ge=0)
     """Keep the float32 masters of every version that is a multiple of this, to be exported later; each is
-    four bytes a parameter on disk. 0: of the newest two and the best only; where versions are evaluated, of
-    the newest four and the one under evaluation too."""
+    four bytes a parameter on disk, and a checkpoint is made for it. 0: only what was published lately, the
+    newest checkpoints, and the best version can be exported."""
 
     samples_every_versions: int = Field(default=10, ge=0)
     """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node import durable
 from node.policy import BaseModel
-from node.weights.format.digests import Words, words_digest
+from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 
 _SERIAL_ELEMENTS: Final = 32_000
@@ -54,6 +54,17 @@ class MasterWords:
                 part[-1] = 0  # Its upper half belongs to no element.
             to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
             round_into(to[: source.numel()], source)
+
+    def frame(self, number: int) -> Words:
+        """Return the words of one frame."""
+        words: Words = np.empty(self.layout.frames[number].words, np.uint16)
+        self.read(number, words)
+        return words
+
+    def root(self) -> bytes:
+        """Return the root of the version that the masters round to."""
+        digests = [words_digest(self.frame(number)) for number in range(len(self.layout.frames))]
+        return version_root(self.layout.digest, digests)
 
 
 def keep_public_base(path: Path, masters: MasterWords) -> tuple[Words, BaseModel]:

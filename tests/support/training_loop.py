@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from learner.config import LearnerConfig
+from learner.journal.records import Origin
 from learner.metrics import Instruments
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
@@ -22,6 +23,7 @@ from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
 from node.identity.peer import Peer
+from node.policy import PolicyVersion
 from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role, RunSettings, StepReport
@@ -86,6 +88,8 @@ class RunningLearner:
     node_metrics: NodeMetrics
     state: TrainingState
     evidence: Evidence
+    published: list[PolicyVersion]
+    """What a publisher would have published, the newest last."""
 
     @property
     def report(self) -> StepReport | None:
@@ -130,7 +134,16 @@ async def learner(
         **{"buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
     )
     policy = load_policy(model_dir, device="cpu")
-    training_state = TrainingState(config, policy, directory=state / "checkpoints", clock=clock)
+    published = [PolicyVersion(0, policy.master_words.root())]
+    training_state = TrainingState(
+        config,
+        policy,
+        directory=state,
+        origin=Origin("run", policy.layout.digest.hex(), published[0].root.hex()),
+        learner_epoch=1,
+        clock=clock,
+        published=lambda: published[-1],
+    )
     training_state.master_access.newest_published = (7, 0.25)
     channel = dial(
         hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
@@ -183,6 +196,7 @@ async def learner(
             instruments.node_metrics,
             training_state,
             evidence,
+            published,
         )
     finally:
         stopping.set()
