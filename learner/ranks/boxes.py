@@ -8,7 +8,6 @@ a run of the second, and all of the others.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,8 @@ Places = slice | NDArray[np.int64]
 """Elements of a flat array."""
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Run:
     """Some indices of an axis."""
 
     first: int

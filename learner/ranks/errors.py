@@ -4,4 +4,4 @@ from node.errors import HeteroRLError
 
 
 class RankLostError(HeteroRLError):
-    """A rank ended, or did not answer in time; all others end with it, and the run resumes at its next start."""
+    """A rank ended, or did not answer in time; all others end with it, and the next start resumes the run."""

@@ -1,6 +1,6 @@
 """A rank other than the first: it does what the first one tells it, until that one ends.
 
-training    steps, checks, copies for a checkpoint: this thread, in the order in which the first rank does them
+training    steps, checks, copies for a checkpoint: this thread, in the first rank's order
 publishing  its words of the frames that the first rank asks for
 saving      its shards of the newest copy
 """
@@ -119,13 +119,13 @@ def main() -> int:
     try:
         _follow()
     except (HeteroRLError, RuntimeError, dist.DistError) as error:
-        logger.error("rank %d ends: %s", rank, error, exc_info=not isinstance(error, HeteroRLError))  # noqa: TRY400
+        logger.error("rank %d ends: %s", rank, error, exc_info=not isinstance(error, HeteroRLError))
         return 1
     return 0
 
 
 def _follow() -> None:
-    join_ranks(limit_s=float(os.environ.get("HETERORL_RANK_TIMEOUT_S", "600")))
+    join_ranks()
     orders = OrderStream()
     config = config_of(orders.receive())
     if config.threads:

@@ -21,6 +21,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from learner.config import LearnerConfig
 from learner.ranks.errors import RankLostError
@@ -32,6 +33,10 @@ from learner.training.model import Policy
 from node.errors import StartupError
 
 LOOPBACK: Final = "127.0.0.1"
+
+_STORE_PORT: Final = "HETERORL_RANK_STORE_PORT"
+_LIMIT_S: Final = "HETERORL_RANK_TIMEOUT_S"
+"""Variables of the ranks that a daemon starts."""
 
 END_LIMIT_S: Final = 10.0
 """For ranks to end after they were told; then they are killed."""
@@ -93,7 +98,7 @@ class Fleet:
 
     def _start(self, sizes: MeshSizes, config: LearnerConfig) -> Sequence[Child]:
         limit = timedelta(seconds=config.rank_timeout_s)
-        store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=limit)
         threads = config.threads or max(1, len(os.sched_getaffinity(0)) // sizes.ranks)
         torch.set_num_threads(threads)
         children = []
@@ -102,10 +107,9 @@ class Fleet:
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(sizes.ranks),
-                "MASTER_ADDR": LOOPBACK,
-                "MASTER_PORT": str(store.port),
                 "OMP_NUM_THREADS": str(threads),
-                "HETERORL_RANK_TIMEOUT_S": str(config.rank_timeout_s),
+                _STORE_PORT: str(store.port),
+                _LIMIT_S: str(config.rank_timeout_s),
             }
             command = [sys.executable, "-m", "learner.ranks"]
             children.append(Child(rank, subprocess.Popen(command, env=environment)))
@@ -181,9 +185,15 @@ def check_world_size(processes: int, sizes: MeshSizes) -> None:
         )
 
 
-def join_ranks(*, limit_s: float) -> None:
-    """Meet the other ranks where the environment says."""
-    dist.init_process_group(_backends(), timeout=timedelta(seconds=limit_s))
+def join_ranks(*, limit_s: float | None = None) -> None:
+    """Meet the other ranks where the environment says: at the daemon that started this one, or torchrun's."""
+    limit = timedelta(seconds=limit_s or float(os.environ.get(_LIMIT_S, "600")))
+    if (port := os.environ.get(_STORE_PORT)) is None:
+        dist.init_process_group(_backends(), timeout=limit)
+        return
+    store = TCPStore(LOOPBACK, int(port), wait_for_workers=False, timeout=limit)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(_backends(), store=store, rank=rank, world_size=ranks, timeout=limit)
 
 
 def _as_json(config: LearnerConfig) -> dict[str, object]:

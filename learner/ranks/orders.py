@@ -1,7 +1,7 @@
 """Orders: what the first rank has the others do, as JSON and arrays; nothing is pickled.
 
-The others wait for the next order for as long as the first has nothing to do. If it ends, so do its connections,
-and with them the wait.
+The others wait for the next order for as long as the first has nothing to do. If it ends, its connections
+are closed, and that ends the wait.
 """
 
 import itertools

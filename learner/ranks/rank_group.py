@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from learner.ranks.errors import RankLostError
 from learner.ranks.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.ranks.orders import ANY_TIME, Order, OrderStream, StepOrder
-from learner.ranks.sharding import layer_plan, shard_fully, shrink, slice_layers
 from learner.ranks.shard_words import ShardWords
+from learner.ranks.sharding import layer_plan, shard_fully, shrink, slice_layers
 from learner.training.micro_batches import Row, share_out
 from learner.training.model import TokenScorer
 from node.weights.format.layout import Layout
@@ -124,7 +124,7 @@ class RankGroup:
         return ShardWords(tensors, layout, sizes=self.sizes, group=self._words_group)
 
     def follow_writes(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have no rank write before the first one does; there, call it after the hook that waits for readers."""
+        """Have no rank write before the first; call it there after adding the hook that waits for readers."""
 
         def wait_for_all(*_: object) -> None:
             dist.barrier()

@@ -92,7 +92,7 @@ class ShardWords(MasterWords):
                 lengths = [count * self._width(name) for name, _, _, count, _ in parts]
                 received = torch.empty(sum(lengths), dtype=torch.uint8)
                 dist.recv(received, src=rank, group=self._group)
-                sent = list(received.split(lengths))
+                sent = list(torch.split(received, lengths))
             assert words is not None
             for (name, _, to, _, target), values in zip(parts, sent, strict=True):
                 piece = torch.from_numpy(words[target]).view(self._dtype(name))

@@ -85,9 +85,11 @@ def slice_layers(scorer: TokenScorer, mesh: DeviceMesh) -> None:
     check_slices(model, tp=mesh.size())
     parallelize_module(model.base_model, mesh, plan, src_data_rank=None)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    tokens = len(embedding.weight)
     # A subclass may scale what it looks up, and a head that is not plain makes all logits at once.
-    if not scorer.has_plain_head or type(embedding) is not torch.nn.Embedding or tokens % mesh.size():
+    if not scorer.has_plain_head or type(embedding) is not torch.nn.Embedding:
+        return
+    tokens = len(embedding.weight)
+    if tokens % mesh.size():
         return
     if len(head.weight) != tokens:
         return
@@ -102,7 +104,7 @@ def slice_layers(scorer: TokenScorer, mesh: DeviceMesh) -> None:
     here = tokens // mesh.size()
     reduction = GroupReduction(mesh.get_group())
     vocabulary = VocabularySlice(mesh.get_local_rank() * here, here, reduction)
-    embedding.forward = partial(_look_up, embedding, vocabulary)
+    embedding.forward = partial(_look_up, embedding, vocabulary)  # type: ignore[method-assign]
     scorer.vocabulary = vocabulary
 
 
@@ -144,7 +146,7 @@ def shrink(sizes: MeshSizes) -> MeshSizes:
 
 def _look_up(embedding: torch.nn.Embedding, vocabulary: VocabularySlice, input_ids: Tensor) -> Tensor:
     place, is_here = vocabulary.place(input_ids)
-    weight: Tensor = embedding.weight.to_local()  # type: ignore[operator]
+    weight: Tensor = embedding.weight.to_local()  # type: ignore[attr-defined]
     padding = embedding.padding_idx
     if padding is not None:
         padding = padding - vocabulary.first if 0 <= padding - vocabulary.first < vocabulary.tokens else None

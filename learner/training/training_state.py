@@ -143,6 +143,8 @@ class TrainingState:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        self._optimizer.register_step_pre_hook(self._before_writing)
+        policy.ranks.follow_writes(self._optimizer)
         self._checkpoints = CheckpointStore(
             directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
         )
@@ -158,6 +160,9 @@ class TrainingState:
         self.progress, place = self._checkpoints.restore(policy, self._optimizer)
         """As the journal has it."""
         self._copied_version, self._copied_at_s = self.version, clock.monotonic()
+        self._masters_wait_s = 0.0
+        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
+        """Closed to readers from the optimizer's step until ``hold`` names the version."""
         plan = read_journal(directory / JOURNAL, self.progress, place, origin=origin, published=published())
         self.restart = self._replay(plan)
         self._journal = StepJournal(
@@ -170,11 +175,8 @@ class TrainingState:
         self._best = self.progress.best
         """As known now; the next entry has it."""
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
-        """Closed to readers from the optimizer's step until ``hold`` names the version."""
-        self._masters_wait_s = 0.0
         self._is_saved = True
         """Whether the parameters are those of ``version``."""
-        self._optimizer.register_step_pre_hook(self._before_writing)
 
     @property
     def version(self) -> int:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 class Ranks(Protocol):
     """The ranks that share a model, seen from one of them."""
 
-    is_shared: bool
-    """Whether there are several."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several."""
+        ...
 
     def shard(self, scorer: "TokenScorer") -> None:
         """Keep this rank's part of a model, in place."""
