@@ -89,8 +89,8 @@ async def build(context: RoleContext) -> list[Service]:
             "The learner does not know its coordinator", fix="Set node.coordinator = HOST:PORT."
         )
     with _disk_errors_explained(context.state_dir):
-        instruments = Instruments.of(context.registry, context.node_metrics, clock=context.clock)
         restored = await _restore(context, config)
+        instruments = Instruments.of(context.registry, context.node_metrics, clock=context.clock)
         _show_restart(restored.state, instruments.metrics)
         writers = _writer_threads(context, config, metrics=instruments.metrics)
     evidence = Evidence(config, clock=context.clock, metrics=instruments.metrics)

@@ -1,7 +1,7 @@
 """The bytes of a journal: segments of records, each of which proves which one it follows; pure.
 
     segment   record of a header | record of an entry*
-    record    magic | check 8 | text bytes u32 | blob bytes u64 | digest 16 | text | blob
+    record    magic | check 8 | text bytes u32 | blob bytes u64 | digest before 16 | digest 16 | text | blob
     text      JSON: of the header, or {"step": ...}, {"news": ...}
     blob      of a step: random state | for each group its header | its columns
 
@@ -33,7 +33,7 @@ NO_DIGEST: Final = b"\0" * 16
 """Before the first record of a run."""
 
 _MAGIC: Final = b"\x89HRLj"
-_HEAD: Final = struct.Struct("<5s 8s I Q 16s")
+_HEAD: Final = struct.Struct("<5s 8s I Q 16s 16s")
 _SIZES_AT: Final = 13
 """Where the part of a head begins that its check is of."""
 _FIRST_KEY: Final = b"heterorl-journal-1"
@@ -166,7 +166,8 @@ def read_segment(data: memoryview) -> Segment:
     while (found := _read(data, end, previous=digest, key=key)) is not None:
         text, blob, digest, end = found
         records.append(JournalRecord(_entry(bytes(text), len(blob), number=len(records) + 1), blob))
-    if _has_record_after(data, end, key=key):
+    is_elsewhere = _has_head(data, end, key=key) and _HEAD.unpack_from(data, end)[4] != digest
+    if is_elsewhere or _has_record_after(data, end, key=key):
         raise DamagedJournalError(
             f"entry {len(records) + 1}, at byte {end}, is not what was written there, or does not follow on "
             "the entry before"
@@ -176,7 +177,7 @@ def read_segment(data: memoryview) -> Segment:
 
 def _record(text: bytes, blobs: Sequence[bytes], *, previous: bytes, key: bytes) -> tuple[bytes, bytes]:
     digest = _digest(previous, text, blobs)
-    sizes = _HEAD.pack(b"", b"", len(text), sum(map(len, blobs)), digest)[_SIZES_AT:]
+    sizes = _HEAD.pack(b"", b"", len(text), sum(map(len, blobs)), previous, digest)[_SIZES_AT:]
     return b"".join((_MAGIC, _check(key, sizes), sizes, text, *blobs)), digest
 
 
@@ -186,7 +187,7 @@ def _read(
     """Return text, blob, digest and end of the record at ``at``; None: there is none that is whole."""
     if not _has_head(data, at, key=key):
         return None
-    _, _, text_bytes, blob_bytes, digest = _HEAD.unpack_from(data, at)
+    _, _, text_bytes, blob_bytes, _, digest = _HEAD.unpack_from(data, at)
     text_at = at + _HEAD.size
     end = text_at + text_bytes + blob_bytes
     text, blob = data[text_at : text_at + text_bytes], data[text_at + text_bytes : end]

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objective.slow_fast import EntropySwitch, slow_fast_step
-from learner.training import training_loop
 from learner.export import best_in
 from learner.journal.progress import BestVersion
+from learner.objective.slow_fast import EntropySwitch, slow_fast_step
+from learner.training import training_loop
 from learner.training.checkpoint import versions_in
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError

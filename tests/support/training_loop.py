@@ -119,6 +119,7 @@ async def learner(
     *,
     run: RunSettings = RUN,
     evaluations: EvaluationNotice = NOT_EVALUATED,
+    head: PolicyVersion | None = None,
     **settings: Any,
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
@@ -126,15 +127,16 @@ async def learner(
     instruments = Instruments.of(registry, NodeMetrics(registry, roles=["learner"], clock=clock), clock=clock)
     config = LearnerConfig(
         model_dir=model_dir,
-        learning_rate=1e-3,
         weight_decay=0.01,
         kl_coefficient=0.0,
         staleness_half_life_versions=8.0,
         micro_batch_tokens=256,
-        **{"buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
+        **{"learning_rate": 1e-3, "buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
     )
     policy = load_policy(model_dir, device="cpu")
     published = [PolicyVersion(0, policy.master_words.root())]
+    if head is not None:
+        published.append(head)
     training_state = TrainingState(
         config,
         policy,
