@@ -84,12 +84,13 @@ class Fleet:
             StartupError: torchrun started another number of processes; a rank did not come.
         """
         sizes = mesh_sizes(config)
-        self._children: Sequence[Child] = ()
+        self.children: Sequence[Child] = ()
+        """The other ranks, if they were started here."""
         if is_under_torchrun():
             check_world_size(int(os.environ["WORLD_SIZE"]), sizes)
             join_ranks(limit_s=config.rank_timeout_s)
         else:
-            self._children = self._start(sizes, config)
+            self.children = self._start(sizes, config)
         self._orders = OrderStream()
         self._orders.send(Order("begin", {"config": _as_json(config)}))
         device_type = config.device.partition(":")[0]
@@ -118,7 +119,7 @@ class Fleet:
 
     def diagnose(self) -> str:
         """Return which of the ranks started here ended or are stopped, and how."""
-        return "; ".join(fate for child in self._children if (fate := child.fate))
+        return "; ".join(fate for child in self.children if (fate := child.fate))
 
     def leads(self, policy: Policy) -> None:
         """Take over ending the exchanges of this policy."""
@@ -134,7 +135,7 @@ class Fleet:
         ready()
         lost = asyncio.Event()
         loop = asyncio.get_running_loop()
-        watched = [os.pidfd_open(child.process.pid) for child in self._children]
+        watched = [os.pidfd_open(child.process.pid) for child in self.children]
         for descriptor in watched:
             loop.add_reader(descriptor, lost.set)
         waits = [asyncio.create_task(event.wait()) for event in (stopping, lost)]
@@ -160,14 +161,14 @@ class Fleet:
                 self._words.end()
             self.group.saves.send(Order("end", {}))
             self._orders.send(Order("end", {}))
-        for child in self._children:
+        for child in self.children:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(END_LIMIT_S)
         self.kill()
 
     def kill(self) -> None:
         """End the ranks started here that have not ended."""
-        for child in self._children:
+        for child in self.children:
             if child.process.poll() is None:
                 child.process.kill()
 

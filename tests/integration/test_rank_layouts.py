@@ -1,12 +1,21 @@
 """A step is the same step however a learner's ranks share it, to the last bits of float64."""
 
 import json
+from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
+import torch
 
+from learner.objective.registry import load_objective
 from learner.ranks.mesh_sizes import MeshSizes
-from support.rank_processes import Case, Compared, compare_all, run_on_ranks
+from learner.training.checkpoint import load_into
+from learner.training.model import Policy
+from learner.training.train_step import train_step
+from support.made_up_groups import VERSION, made_up_groups
+from support.rank_processes import Case, Compared, compare_all, run_on_ranks, save_and_publish, tiny_model
+from support.step_settings import make_step_settings
 
 RANKS: Final = 4
 CASES: Final = {
@@ -57,3 +66,21 @@ def test_a_family_without_a_plan_for_tensor_parallelism_is_sharded_over_all_rank
     compared: dict[str, Compared],
 ) -> None:
     assert compared["no plan"].sizes == "dp_replicate 1, dp_shard 4, tp 1"
+
+
+def test_a_checkpoint_goes_on_in_any_layout_and_the_words_are_those_of_one_process(tmp_path: Path) -> None:
+    run_on_ranks(save_and_publish, tmp_path, ranks=RANKS)
+    settings = make_step_settings(objective=load_objective("drift_aware"))
+    policy = Policy(tiny_model("qwen3"))
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+    for number in range(2):
+        load_into(policy, optimizer, tmp_path / f"checkpoint-{number}")
+        words = np.empty(policy.layout.words, np.uint16)
+        policy.snapshot(words)
+        assert (words == np.load(tmp_path / f"words-{number}.npy")).all()
+    # Slices resumed from the first checkpoint's shards; one process does too, and takes the same step.
+    resumed = {name: tensor.detach().clone() for name, tensor in policy.tensors.items()}
+    load_into(policy, optimizer, tmp_path / "checkpoint-0")
+    train_step(policy, optimizer, made_up_groups(1), version=VERSION, settings=settings)
+    for name, tensor in policy.tensors.items():
+        assert torch.allclose(tensor, resumed[name], rtol=0, atol=1e-9), name

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -23,11 +24,17 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from learner.config import LearnerConfig
 from learner.objective.registry import load_objective
+from learner.ranks.errors import RankLostError
+from learner.ranks.launching import Fleet
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.rank_group import RankGroup
-from learner.training.model import Policy, ScoringModel
-from learner.training.train_step import train_step
+from learner.ranks.shard_words import ShardWords
+from learner.training.checkpoint import load_into, parts_of
+from learner.training.model import Policy, ScoringModel, load_policy
+from learner.training.tensor_files import save_tensors
+from learner.training.train_step import StepSettings, train_step
 from support.made_up_groups import VERSION, made_up_groups
 from support.step_settings import make_step_settings
 
@@ -181,3 +188,69 @@ def compare_all(cases: Mapping[str, Case], path: Path) -> None:
     figures = {name: asdict(compare(case)) for name, case in cases.items()}
     if dist.get_rank() == 0:
         path.write_text(json.dumps(figures))
+
+
+def save_and_publish(directory: Path) -> None:
+    """Take steps on four ranks; leave their checkpoint, its words, and the masters one step later.
+
+    The first half is taken as two copies of two shards, and goes on as two slices of two shards: a checkpoint
+    is loaded into another layout here too.
+    """
+    settings = make_step_settings(objective=load_objective("drift_aware"))
+    first, second = MeshSizes(2, 2, 1), MeshSizes(1, 2, 2)
+    saved: Path | None = None
+    for number, sizes in enumerate((first, second)):
+        group = RankGroup(sizes, device_type="cpu")
+        policy = Policy(tiny_model("qwen3"), ranks=group)
+        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+        if saved is not None:
+            load_into(policy, optimizer, saved)
+        train_step(policy, optimizer, made_up_groups(number), version=VERSION, settings=settings)
+        saved = directory / f"checkpoint-{number}"
+        for name, tensors in parts_of(policy, optimizer).items():
+            if dist.get_rank() == 0:
+                (saved / name).mkdir(parents=True)
+            dist.barrier()
+            save_tensors(saved / name, tensors, group=group.saves.group)
+        words = policy.master_words
+        assert isinstance(words, ShardWords)
+        if dist.get_rank() == 0:
+            made = np.empty(policy.layout.words, np.uint16)
+            words.snapshot(made)
+            words.end()
+            np.save(directory / f"words-{number}.npy", made)
+        else:
+            words.follow()
+        dist.barrier()
+
+
+def lead(_: int, model_dir: Path, path: Path) -> None:
+    """Be the first of two ranks and start the other; take steps, lose it, and write down what came of it."""
+    config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, dp_shard=2, rank_timeout_s=LIMIT.seconds)
+    settings = StepSettings.of(config)
+    fleet = Fleet(config)
+    shared, one = (
+        load_policy(model_dir, device="cpu", ranks=fleet.group),
+        load_policy(model_dir, device="cpu"),
+    )
+    fleet.leads(shared)
+    optimizers = [torch.optim.AdamW(p.parameters.values(), lr=1e-2, fused=True) for p in (shared, one)]
+    fleet.group.follow_writes(optimizers[0])
+    words = []
+    for number in range(2):
+        for policy, optimizer in zip((shared, one), optimizers, strict=True):
+            groups = made_up_groups(number)
+            train_step(policy, optimizer, groups, version=VERSION, settings=settings)
+            assert policy.is_finite()
+    for policy in (shared, one):
+        words.append(np.empty(policy.layout.words, np.uint16))
+        policy.snapshot(words[-1])
+    [child] = fleet.children
+    child.process.kill()
+    child.process.wait()
+    try:
+        train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
+    except RankLostError as error:
+        said = str(error)
+    differing = float((words[0] != words[1]).mean())
+    path.write_text(json.dumps({"said": said, "pid": child.process.pid, "differing_words": differing}))
