@@ -34,7 +34,7 @@ AFTER_S: Final = 0.004
 """Kills come up to this long after the moment."""
 
 DISTURBED_SHARE: Final = 0.25
-"""Of the learner's kills: the steps it takes again are made to come out otherwise."""
+"""Share of the learner's kills after which the steps it takes again are made to come out otherwise."""
 
 GOES_ON_S: Final = 60.0
 """Longest wait for the next version after a kill, once everybody serves."""

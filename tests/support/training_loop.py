@@ -89,7 +89,7 @@ class RunningLearner:
     state: TrainingState
     evidence: Evidence
     published: list[PolicyVersion]
-    """What a publisher would have published, the newest last."""
+    """Versions that a publisher would have published, the newest last."""
 
     @property
     def report(self) -> StepReport | None:
