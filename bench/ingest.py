@@ -108,7 +108,7 @@ async def measured(directory: Path, *, mib: float, groups: int) -> tuple[float, 
             await drain.write(rollout_pb2.DrainRolloutsRequest(hello=rollout_pb2.DrainHello(learner_epoch=1)))
             credit = rollout_pb2.DrainCredit(groups=groups + 1)
             await drain.write(rollout_pb2.DrainRolloutsRequest(credit=credit))
-            client = SamplerRolloutClient(sampling, GroupSigner.of(sampler))
+            client = SamplerRolloutClient(sampling, GroupSigner(sampler))
             leases = [lease for _ in range(groups // LEASES + 1) for lease in await _leased(client)]
             size_bytes = await _one(client, drain, leases[0], tokens=tokens)  # pays for what is made once
             started_s = _cpu_s(pid)

@@ -1,13 +1,14 @@
 """Every way a peer can be refused, and every way the daemon can fail to start.
 
 A refusal answers bad input: it has a reason from a closed list, is counted under that reason and sent to
-the peer with the values and the fix; the process goes on serving. The other two end a process at its start
+the peer with the values and the fix; the process goes on serving. The others end a process at its start
 (``node.exit_code``).
 
     HeteroRLError
     |-- RefusedError        a peer's request or payload breaks a rule; has a Reason
     |-- ConfigError         exit 2: a key has a value its rule forbids
-    `-- StartupError        exit 3: the configuration is right but the world is not
+    |-- StartupError        exit 3: the configuration is right but the world is not
+    `-- NotReadyError       several of the latter two at once
 """
 
 import enum
@@ -135,3 +136,11 @@ class StartupError(HeteroRLError):
         super().__init__(f"{what}. {fix}")
         self.what = what
         self.fix = fix
+
+
+class NotReadyError(HeteroRLError):
+    """A process cannot start as it is configured; ``faults`` has everything that is wrong."""
+
+    def __init__(self, faults: tuple[ConfigError | StartupError, ...]) -> None:
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = faults

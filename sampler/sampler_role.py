@@ -196,7 +196,7 @@ def _rollout_clients(
     context: RoleContext, target: str, caller: Identity | Peer
 ) -> tuple[SamplerRolloutClient, SamplerRolloutClient]:
     """Return the client that leases and the one that submits."""
-    signer = None if context.identity is None else GroupSigner.of(context.identity)
+    signer = None if context.identity is None else GroupSigner(context.identity)
     submit_to = context.config.section(SamplerConfig).rollout_via or target
     now = context.clock.now()
     leases, submissions = (

@@ -187,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask, grade and show.
 
     Raises:
-        InvalidConfigError, NotReadyError, ConfigError, StartupError: as a start of the two roles does.
+        NotReadyError, ConfigError, StartupError: as a start of the two roles does.
     """
     given = {} if arguments.model_dir is None else {"--model-dir": ("sampler.model_dir", arguments.model_dir)}
     # Nothing is dialled or written; a role's configuration is refused without these all the same.

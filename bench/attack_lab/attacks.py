@@ -126,7 +126,7 @@ async def relay_in_others_names(enemy: Enemy) -> None:
                 group = replace(
                     enemy.group(scout, leases[0], version=head.number), group_id=f"{max(0, slot - back)}.1"
                 )
-                proof = GroupSigner.of(scout.identity).prove(group.group_id, group_to_wire(group))
+                proof = GroupSigner(scout.identity).prove(group.group_id, group_to_wire(group))
                 await _submit_raw(enemy, relay, group, sampler_id=sampler_id, proof=proof)
         await asyncio.sleep(PAUSE_S)
 
@@ -143,7 +143,7 @@ async def unknown_fields(enemy: Enemy) -> None:
                 group = enemy.group(foe, lease, version=head.number)
                 padded = group_to_wire(group)
                 padded = padded._replace(columns=padded.columns + junk)
-                proof = GroupSigner.of(foe.identity).prove(group.group_id, padded)
+                proof = GroupSigner(foe.identity).prove(group.group_id, padded)
                 await _submit_raw(enemy, foe, group, junk=junk, proof=proof)
             await asyncio.sleep(1)
 
@@ -248,7 +248,7 @@ async def refused_submissions(enemy: Enemy) -> None:
         while True:
             n += 1
             header = rollout_pb2.GroupHeader(run_id=enemy.stage.run_id).SerializeToString()
-            proof = GroupSigner.of(foe.identity).prove(f"{n}.1", EncodedGroup(header, b""))
+            proof = GroupSigner(foe.identity).prove(f"{n}.1", EncodedGroup(header, b""))
             request = rollout_pb2.SubmitRolloutsRequest(
                 header=header, group_id=f"{n}.1", certificate=proof.certificate, signature=proof.signature
             )
@@ -305,7 +305,7 @@ async def _sampler(enemy: Enemy) -> Foe:
 
 async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: LeasePurpose) -> None:
     foe = await _sampler(enemy)
-    client = SamplerRolloutClient(foe.channel, GroupSigner.of(foe.identity))
+    client = SamplerRolloutClient(foe.channel, GroupSigner(foe.identity))
     async with enemy.heartbeats(foe, ()):
         while True:
             unwanted = []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
-from node.errors import ConfigError, HeteroRLError, StartupError
+from node.errors import ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
 from node.process.role_context import ROLE_MODULES
 
@@ -116,7 +116,7 @@ def _run_daemon(argv: Sequence[str]) -> int:
         log_format=telemetry.log_format, level=telemetry.log_level, roles=arguments.roles
     )
     bootstrap = importlib.import_module("node.process.bootstrap")
-    exit_code: int = bootstrap.run(resolved, roles=arguments.roles)
+    exit_code: int = bootstrap.run(resolved, roles=roles)
     return exit_code
 
 
@@ -154,11 +154,9 @@ def _reporting_errors(command: Callable[[], int]) -> int:
         return command()
     except (StartupError, ConfigError) as error:
         return _report_faults([error])
+    except NotReadyError as error:
+        return _report_faults(error.faults)
     except HeteroRLError as error:
-        # InvalidConfigError and NotReadyError have ``faults``; the module of the latter takes long to import.
-        faults = getattr(error, "faults", ())
-        if faults:
-            return _report_faults(faults)
         _report(str(error))
         return ExitCode.FAILED
 

@@ -54,8 +54,7 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
 def resolve(arguments: argparse.Namespace) -> "Resolved":
     """Resolve the configuration from parsed flags, this process's environment and files.
 
-    Raises:
-        InvalidConfigError: with every fault.
+    Raises NotReadyError: with every fault.
     """
     from node.config.setting_sources import read_flags
     from node.config.settings import load

@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from node.commands.terminal import name
 from node.enrolment.init_run import init_run
-from node.errors import ConfigError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
-from node.identity.peer import is_name
-from node.rpc.address import check_host, join_address
+from node.rpc.address import is_host, join_address
 
 EXAMPLE: Final = """\
   heterorl-node init runs/first --run-id first --host hub.example.org
@@ -43,12 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory", type=Path, metavar="DIR", help="where the run is made; must not hold one"
     )
     parser.add_argument(
-        "--run-id", metavar="ID", help="name of the run: 1-63 of [a-z0-9-]; default: run-<random>"
+        "--run-id", type=name, metavar="ID", help="name of the run: 1-63 of [a-z0-9-]; default: run-<random>"
     )
     parser.add_argument(
         "--host",
         action="append",
         default=[],
+        type=host,
         dest="hosts",
         metavar="HOST",
         help="name or address the coordinator is reached at; may be repeated",
@@ -58,16 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Make the run and print what to do next."""
     run_id = arguments.run_id or f"run-{secrets.token_hex(3)}"
-    if not is_name(run_id):
-        raise ConfigError(
-            key="run id",
-            value=run_id,
-            source="--run-id",
-            rule="a run id is 1-63 of a-z, 0-9 and -, and neither starts nor ends with -",
-            fix="Choose another.",
-        )
-    for host in arguments.hosts:
-        check_host(host, flag="--host")
     directory = arguments.directory
     try:
         init_run(directory, run_id=run_id, hosts=arguments.hosts, now=time.time())
@@ -76,3 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     address = join_address(arguments.hosts[0] if arguments.hosts else "HOST", "PORT")
     print(_NEXT_STEPS.format(run_id=run_id, directory=directory, address=address), end="")
     return ExitCode.DRAINED
+
+
+def host(text: str) -> str:
+    """Return a host without a port, an argument's ``type``."""
+    if not is_host(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a name or address alone, such as hub.example.org or ::1; the port belongs to "
+            "coordinator.listen"
+        )
+    return text

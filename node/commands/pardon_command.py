@@ -7,7 +7,7 @@ run takes it when it starts.
 import argparse
 from typing import Final
 
-from node.commands.terminal import add_coordinator_state, check_node_id, coordinator_state
+from node.commands.terminal import add_coordinator_state, coordinator_state, name
 from node.coordinator.trust_upkeep import EVERYBODY, PARDONS, ask_pardon
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
@@ -23,15 +23,13 @@ ends. To take back the word of a sampler and keep it out, revoke it instead.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``heterorl-node pardon``."""
     node_help = f"node ids, as `heterorl-node status` shows them, or {EVERYBODY}"
-    parser.add_argument("nodes", nargs="+", metavar="NODE", help=node_help)
+    parser.add_argument("nodes", nargs="+", type=name, metavar="NODE", help=node_help)
     add_coordinator_state(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Leave the names for the coordinator."""
     path = coordinator_state(arguments) / PARDONS
-    for node in arguments.nodes:
-        check_node_id(node)
     try:
         ask_pardon(path, arguments.nodes)
     except OSError as error:

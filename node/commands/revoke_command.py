@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from node.clock import moment
-from node.commands.terminal import add_coordinator_state, bad_argument, coordinator_state
+from node.commands.terminal import add_coordinator_state, coordinator_state, name
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
 from node.errors import ConfigError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make, cannot_read, write_public
-from node.identity.peer import is_name
-from node.identity.revocation import FILE_NAME, entries, with_revoked, without_revoked
+from node.identity.revocation import FILE_NAME, remarks, with_revoked, without_revoked
 from node.run import Role
 
 EXAMPLE: Final = """\
@@ -33,7 +32,7 @@ A running coordinator ends the node's streams within 5 s, and its relays follow;
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``heterorl-node revoke``."""
     parser.add_argument(
-        "nodes", nargs="*", metavar="NODE", help="node ids, as `heterorl-node status` shows them"
+        "nodes", nargs="*", type=name, metavar="NODE", help="node ids, as `heterorl-node status` shows them"
     )
     add_coordinator_state(parser)
     parser.add_argument("--because", metavar="TEXT", default="", help="a remark, kept beside the name")
@@ -44,66 +43,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Change or print the list; a running coordinator reads a change by itself."""
-    state_dir = coordinator_state(arguments)
+    state_dir, nodes = coordinator_state(arguments), arguments.nodes
     path = state_dir / FILE_NAME
     text = _read(path)
+    listed = remarks(text)
     if arguments.is_list:
-        _show(text)
-        return ExitCode.DRAINED
-    if not arguments.nodes:
-        raise bad_argument("NODE", None, "no node is named", fix="Name one or more, or use --list.")
-    if arguments.undo:
-        _undo(path, text, arguments.nodes)
-        return ExitCode.DRAINED
-    for node in arguments.nodes:
-        _check(node, known_members(state_dir / ENROLMENT_FILE), path)
-    remark = " ".join(f"{moment(time.time())} {arguments.because}".split())
-    _write(path, with_revoked(text, arguments.nodes, remark=remark))
-    is_one = len(arguments.nodes) == 1
-    print(
-        f"{', '.join(arguments.nodes)} {'is' if is_one else 'are'} shut out: a running coordinator "
-        "ends their streams within 5 s, relays follow at their next heartbeat, and no token lets the name in "
-        "again.\n"
-        f"To undo: heterorl-node revoke --undo {' '.join(arguments.nodes)} --state-dir {arguments.state_dir}"
-    )
+        width = max(map(len, listed), default=0)
+        lines = (f"{node:{width}}  {remark}".rstrip() for node, remark in listed.items())
+        print("\n".join(lines) or "no node is shut out")
+    elif not nodes:
+        raise _bad(None, "no node is named", fix="Name one or more, or use --list.")
+    elif arguments.undo:
+        for node in nodes:
+            if node not in listed:
+                raise _bad(node, "it is not shut out", close_to=listed)
+        _write(path, without_revoked(text, nodes))
+        print(f"{', '.join(nodes)} may come in again, with the certificate from before or a new token.")
+    else:
+        for node in nodes:
+            _check(node, known_members(state_dir / ENROLMENT_FILE), path)
+        remark = " ".join(f"{moment(time.time())} {arguments.because}".split())
+        _write(path, with_revoked(text, nodes, remark=remark))
+        undo = f"heterorl-node revoke --undo {' '.join(nodes)} --state-dir {arguments.state_dir}"
+        print(
+            f"{', '.join(nodes)} {'is' if len(nodes) == 1 else 'are'} shut out: a running coordinator ends "
+            "their streams within 5 s, relays follow at their next heartbeat, and no token lets the name in "
+            f"again.\nTo undo: {undo}"
+        )
     return ExitCode.DRAINED
 
 
-def _undo(path: Path, text: str, nodes: Collection[str]) -> None:
-    listed = {entry.node_id for entry in entries(text)}
-    for node in nodes:
-        if node not in listed:
-            raise _bad(node, "it is not shut out", close_to=listed)
-    _write(path, without_revoked(text, nodes))
-    print(f"{', '.join(nodes)} may come in again, with the certificate from before or a new token.")
-
-
-def _show(text: str) -> None:
-    listed = entries(text)
-    if not listed:
-        print("no node is shut out")
-    width = max((len(entry.node_id) for entry in listed), default=0)
-    for entry in listed:
-        print(f"{entry.node_id:{width}}  {entry.remark}".rstrip())
-
-
 def _check(node: str, members: frozenset[str] | None, path: Path) -> None:
-    if not is_name(node):
-        raise _bad(node, "a node id is 1-63 of a-z, 0-9 and -", close_to=members or ())
     if node == Role.COORDINATOR:
-        raise _bad(node, "the coordinator keeps this list and cannot be shut out by it", close_to=())
+        raise _bad(node, "the coordinator keeps this list and cannot be shut out by it", fix="Correct it.")
     if members is not None and node not in members:
-        raise _bad(
-            node,
-            "no node of this name has ever been let in",
-            close_to=members,
-            otherwise=f"To shut out a name in advance, write it into {path}.",
-        )
+        otherwise = f"To shut out a name in advance, write it into {path}."
+        raise _bad(node, "no node of this name has ever been let in", close_to=members, fix=otherwise)
 
 
-def _bad(node: str, rule: str, *, close_to: Collection[str], otherwise: str = "Correct it.") -> ConfigError:
-    close = difflib.get_close_matches(node, sorted(close_to), n=1)
-    return bad_argument("NODE", node, rule, fix=f"Did you mean {close[0]}?" if close else otherwise)
+def _bad(
+    node: str | None, rule: str, *, close_to: Collection[str] = (), fix: str = "Correct it."
+) -> ConfigError:
+    close = difflib.get_close_matches(node, sorted(close_to), n=1) if node else []
+    fix = f"Did you mean {close[0]}?" if close else fix
+    return ConfigError(key="NODE", value=node, source="the command line", rule=rule, fix=fix)
 
 
 def _read(path: Path) -> str:

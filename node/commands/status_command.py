@@ -18,17 +18,16 @@ from rich.live import Live
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
 from node.commands.status_view import render
-from node.commands.terminal import console
-from node.enrolment.enrolment_client import enrol_with_token
+from node.commands.terminal import console, target
+from node.enrolment.enrolment_client import obtain_identity
 from node.enrolment.init_run import IDENTITY_DIRECTORY
-from node.enrolment.tokens import how_to_get_a_token
-from node.errors import RefusedError, StartupError
+from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
-from node.identity.identity_store import Identity, identity_on_disk
+from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
-from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, check_target
+from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.run import Role, RunStatus
@@ -65,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coordinator",
         required=True,
+        type=target(MEMBERS_PORT),
         metavar="HOST:PORT",
         help="the coordinator's members port (coordinator.listen); there is no default port, since a "
         f"coordinator has two: {MEMBERS_PORT} for members and {ENROLMENT_PORT} for enrolment, by default",
@@ -83,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
     """Run the command; return 1 if the coordinator cannot be reached or refuses."""
     clock = clock or SystemClock()
-    check_target(arguments.coordinator, flag="--coordinator", example_port=MEMBERS_PORT)
     description = RunDescription.load(arguments.run_file or arguments.state_dir / FILE_NAME)
     try:
         return asyncio.run(_answer(arguments, description, clock=clock))
@@ -106,8 +105,7 @@ async def _answer(arguments: argparse.Namespace, description: RunDescription, *,
 async def fetch_status(coordinator: str, caller: Identity | Peer, *, clock: Clock | None = None) -> RunStatus:
     """Ask the coordinator at ``host:port`` for the state of the run.
 
-    Raises:
-        RefusedError, ConnectionLost: see ``node.rpc.channel``.
+    Raises RefusedError, ConnectionLost: see ``node.rpc.channel``.
     """
     now = (clock or SystemClock()).now()
     async with dial(coordinator, caller, purpose=Purpose.CONTROL, now=now) as channel:
@@ -152,32 +150,21 @@ async def _caller(
     if arguments.no_tls:
         return Peer(description.run_id, Role.OPERATOR, Role.OPERATOR.value)
     directory = arguments.state_dir / Role.OPERATOR / IDENTITY_DIRECTORY
-    identity = identity_on_disk(directory, role=Role.OPERATOR, run=description, node_id=None, now=now)
-    if identity is not None:
-        return identity
-    if arguments.token_file is None:
-        raise StartupError(
-            f"There is no operator's certificate in {directory}",
-            fix="Where the coordinator runs, --state-dir is the directory that `heterorl-node init` made. "
-            f"Anywhere else: {how_to_get_a_token(Role.OPERATOR)}, and name it once with --token-file.",
-        )
     try:
-        identity = await enrol_with_token(
-            arguments.token_file,
+        identity = await obtain_identity(
+            directory,
             run=description,
             role=Role.OPERATOR,
             node_id=None,
-            directory=directory,
+            token_file=arguments.token_file,
             now=now,
             warn=_say,
             patience_s=TIMEOUT_S,
         )
     except OSError as error:
         raise cannot_make(directory, error, fix="Choose another --state-dir.") from error
-    _say(
-        f"enrolled as {identity.node_id}: the certificate is in {directory}, the token is spent, and "
-        "--token-file may be left out from now on"
-    )
+    if arguments.token_file is not None:
+        _say(f"enrolled as {identity.node_id}: the certificate is in {directory}, leave --token-file out now")
     return identity
 
 

@@ -60,49 +60,46 @@ def render(status: RunStatus) -> RenderableType:
 
 def _header(status: RunStatus) -> Text:
     slots = ", ".join(f"{n} {state}" for state, n in status.slots.items() if n) or "none yet"
-    verdicts = _counts(status.verdicts, Verdict) or "none yet"
-    return Text("\n").join(
-        Text.assemble((f"{name:10}", "bold"), value)
-        for name, value in (
-            ("run", f"{status.run_id}, learner epoch {status.learner_epoch}"),
-            ("head", f"version {_number(status.head)}"),
-            ("step", _step(status.step)),
-            ("teaching", _teaching(status.teaching)),
-            ("staleness", f"\n{'':10}".join(filter(None, (_staleness(status), _idle_samplers(status))))),
-            ("slots", slots),
-            ("groups", verdicts),
-            ("ledger", _ledger(status.ledger_gap)),
-            ("room", f"{status.capacity_groups} groups, bound by {status.capacity_bound}"),
-            ("held out", f"\n{'':10}".join(_evaluations(status.evaluation, status.exportable_best))),
-            ("clocks", _clocks(status.peers)),
-            ("graders", f"\n{'':10}".join(_graders(status))),
-            ("bad", f"\n{'':10}".join(_bad_prompts(status))),
-            ("task", Text(_printable(status.task_dispute), "bold red")),
-        )
-        if value
-    )
+    lines: dict[str, Iterable[str]] = {
+        "run": [f"{status.run_id}, learner epoch {status.learner_epoch}"],
+        "head": [f"version {_number(status.head)}"],
+        "step": [_step(status.step)],
+        "teaching": _teaching(status.teaching),
+        "staleness": [*_staleness(status), *_idle_samplers(status)],
+        "slots": [slots],
+        "groups": [_counts(status.verdicts, Verdict) or "none yet"],
+        "ledger": [f"behind: {status.ledger_gap}"] if status.ledger_gap else [],
+        "room": [f"{status.capacity_groups} groups, bound by {status.capacity_bound}"],
+        "held out": _evaluations(status.evaluation, status.exportable_best),
+        "clocks": _clocks(status.peers),
+        "graders": _graders(status),
+        "bad": _bad_prompts(status),
+        "task": [status.task_dispute] if status.task_dispute else [],
+    }
+    alarms = {"ledger", "task"} | ({"teaching"} if status.teaching and status.teaching.idle_s else set())
+    header = Text()
+    for name, values in lines.items():
+        # Texts of peers are among them: control characters must not reach the terminal.
+        value = f"\n{'':10}".join(map(_printable, values))
+        if value:
+            header.append("\n" if header else "")
+            header.append(f"{name:10}", "bold").append(value, "bold red" if name in alarms else "")
+    return header
 
 
-def _ledger(gap: str) -> Text:
-    """Return a warning of what the ledger lacks; empty if nothing is known to be missing."""
-    return Text(f"behind: {_printable(gap)}" if gap else "", "bold red")
-
-
-def _clocks(peers: Iterable[PeerStatus]) -> str:
-    """Return the peers whose clock is far from the coordinator's; empty if there are none."""
-    return ", ".join(
-        f"{peer.node_id} is {abs(peer.clock_offset_s):.0f} s "
-        + ("behind" if peer.clock_offset_s > 0 else "ahead")
-        for peer in peers
-        if abs(peer.clock_offset_s) >= CLOCKS_APART_S
-    )
+def _clocks(peers: Iterable[PeerStatus]) -> Iterator[str]:
+    """Yield the peers whose clock is far from the coordinator's."""
+    for peer in peers:
+        if abs(peer.clock_offset_s) >= CLOCKS_APART_S:
+            side = "behind" if peer.clock_offset_s > 0 else "ahead"
+            yield f"{peer.node_id} is {abs(peer.clock_offset_s):.0f} s {side}"
 
 
 def _graders(status: RunStatus) -> Iterator[str]:
-    """Yield who grades by other code than the run's; nothing where nobody does."""
+    """Yield who grades by other code than the run's."""
     others = [peer for peer in status.peers if peer.grader_digest not in (b"", status.grader_digest)]
     if others and status.grader_digest:
-        yield f"the run's code is {status.grader_digest.hex()}, as {_printable(status.grader_said_by)} said"
+        yield f"the run's code is {status.grader_digest.hex()}, as {status.grader_said_by} said"
         for peer in others[:_BAD_PROMPTS_SHOWN]:
             yield f"  {peer.node_id} has {peer.grader_digest.hex()} and is leased nothing"
         yield "  install the same grader everywhere, or set coordinator.grader_digest to the right one"
@@ -119,13 +116,12 @@ def _bad_prompts(status: RunStatus) -> Iterator[str]:
         f"{': ' if reasons else ''}{reasons}"
     )
     for bad in status.bad_prompts[:_BAD_PROMPTS_SHOWN]:
-        retry_s = bad.retry_at_s - status.now_s
+        retry_s, by = bad.retry_at_s - status.now_s, ", ".join(bad.said_by)
         again = f"tried again in {retry_s:.0f} s" if retry_s > 0 else "due to be tried again"
         times = "once" if bad.times == 1 else f"{bad.times} times"
-        detail = "".join(filter(str.isprintable, bad.detail))
-        by = ", ".join(map(_printable, bad.said_by))
         who = f"withheld from {by}" if len(bad.said_by) == 1 else f"set aside {times}, failed by {by}"
-        yield f"  prompt {bad.prompt_index}: {bad.reason}, {who}, {again}{': ' if detail else ''}{detail}"
+        detail = f": {bad.detail}" if bad.detail else ""
+        yield f"  prompt {bad.prompt_index}: {bad.reason}, {who}, {again}{detail}"
     if status.bad_prompts_total > _BAD_PROMPTS_SHOWN:
         yield f"  and {status.bad_prompts_total - _BAD_PROMPTS_SHOWN} more; --json has the newest 50"
 
@@ -140,54 +136,54 @@ def _step(step: StepReport | None) -> str:
     )
 
 
-def _staleness(status: RunStatus) -> str:
-    """Return what the measured drift says of the staleness bound; empty where it says nothing yet."""
+def _staleness(status: RunStatus) -> Iterator[str]:
+    """Yield what the measured drift says of the staleness bound."""
     bound = f"(bound is {status.max_staleness_versions} versions)"
     if status.step is None:
-        return f"no recommendation yet: no step was taken {bound}"
-    recommended = status.step.recommended_staleness
-    if recommended is None:
-        return ""
-    if recommended.versions is None:
-        return f"no recommendation yet: {_printable(recommended.unknown_because)} {bound}"
-    return (
-        f"beyond lag {recommended.versions} the effective sample size of {_printable(recommended.sample)} "
-        f"may halve {bound}"
-    )
+        yield f"no recommendation yet: no step was taken {bound}"
+    elif (recommended := status.step.recommended_staleness) is None:
+        return
+    elif recommended.versions is None:
+        yield f"no recommendation yet: {recommended.unknown_because} {bound}"
+    else:
+        yield (
+            f"beyond lag {recommended.versions} the effective sample size of {recommended.sample} "
+            f"may halve {bound}"
+        )
 
 
-def _teaching(teaching: Teaching | None) -> Text | str:
-    """Return how much of what arrives teaches anything; a warning where no step is taken for want of it."""
-    if teaching is None:
-        return ""
-    share = teaching.uninformative_groups / teaching.groups if teaching.groups else 0.0
-    said = f"{share:.0%} of the newest {teaching.groups} groups teach nothing"
-    if not teaching.idle_s:
-        return said
-    return Text(
-        f"{said}; no step for {teaching.idle_s / 60:.0f} min, for no group of a batch has an advantage (mean "
-        f"reward {teaching.reward_mean:.3g}). The task is too easy or too hard for the model, or its grader "
-        "wrong: see `heterorl-node samples`, then change prompts, grader or model",
-        "bold red",
-    )
-
-
-def _idle_samplers(status: RunStatus) -> str:
-    """Return what a lower bound would cost where samplers wait at it; empty where none does.
+def _idle_samplers(status: RunStatus) -> Iterator[str]:
+    """Yield what a lower bound would cost where samplers wait at it.
 
     At the bound there are as many groups on their way as it allows. All but one batch of those that wait for
     the learner only grow stale: the bound could be lower by so many batches, and no step would come later.
     """
     idle = sum(peer.role is Role.SAMPLER and peer.waits_for == WAITS_AT_BOUND for peer in status.peers)
     if not idle or not status.batch_groups:
-        return ""
+        return
     bound = status.max_staleness_versions
     waiting = status.slots.get("spooled", 0) + status.slots.get("accepted", 0)
     spare = min(waiting // status.batch_groups - 1, bound)
     who = f"{idle} sampler{' idles' if idle == 1 else 's idle'} at the bound, {waiting} finished groups wait"
     if spare < 1:
-        return f"{who}: a lower bound would make steps wait"
-    return f"{who}: a bound of {bound - spare} would cost no step and make groups {spare} versions fresher"
+        yield f"{who}: a lower bound would make steps wait"
+    else:
+        yield f"{who}: a bound of {bound - spare} would cost no step and make groups {spare} versions fresher"
+
+
+def _teaching(teaching: Teaching | None) -> Iterator[str]:
+    """Yield how much of what arrives teaches anything, and why no step is taken where nothing does."""
+    if teaching is None:
+        return
+    share = teaching.uninformative_groups / teaching.groups if teaching.groups else 0.0
+    said = f"{share:.0%} of the newest {teaching.groups} groups teach nothing"
+    if teaching.idle_s:
+        said += (
+            f"; no step for {teaching.idle_s / 60:.0f} min, for no group of a batch has an advantage (mean "
+            f"reward {teaching.reward_mean:.3g}). The task is too easy or too hard for the model, or its "
+            "grader wrong: see `heterorl-node samples`, then change prompts, grader or model"
+        )
+    yield said
 
 
 def _evaluations(status: EvaluationStatus, exportable_best: int | None) -> Iterator[str]:
@@ -202,12 +198,11 @@ def _evaluations(status: EvaluationStatus, exportable_best: int | None) -> Itera
             f"{newest.cut_ratio:.0%} cut, {newest.counted_prompts} of {newest.prompts} prompts, "
             f"{_answers(newest)}"
         )
-        if newest.left_out:
-            left_out = _printable(newest.left_out)
+        if left_out := newest.left_out:
             yield f"without {left_out}: differs from all other samplers one way; see whether to revoke it"
         if newest.disputed_by:
             yield (
-                f"{_printable(newest.disputed_by)} differ one way and no third can say which is right: "
+                f"{newest.disputed_by} differ one way and no third can say which is right: "
                 f"version {newest.version} cannot be the best"
             )
         yield _best(status, exportable_best)
@@ -225,7 +220,7 @@ def _best(status: EvaluationStatus, exportable_best: int | None) -> str:
         measured = ", ".join(["reward", *json.loads(status.newest.metrics or "{}")]) if status.newest else ""
         return (
             f"no version is the best yet: more than half of its prompts must count, with {by} measured "
-            f"(measured are {_printable(measured)})"
+            f"(measured are {measured})"
         )
     value = "" if by == REWARD else f"{by} {json.loads(best.metrics)[by]:.3f}, "
     how = "the base model" if best.version == 0 else "`export --best` takes it"
@@ -256,7 +251,6 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
         Text(f"{peer.leases}/{peer.lease_allowance or '-'}" if peer.role is Role.SAMPLER else "-"),
         Text(str(peer.verdicts.get(Verdict.TRAINED, 0)) if peer.role is Role.SAMPLER else "-"),
         Text(_counts(peer.verdicts, _REFUSALS)),
-        # From the peer itself: control characters must not reach the terminal.
         Text(_printable(peer.waits_for)),
     )
 

@@ -1,14 +1,17 @@
-"""Shared by commands: arguments, messages for wrong ones, tables."""
+"""Shared by commands: arguments and their types, tables."""
 
 import argparse
 import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from node.errors import ConfigError, StartupError
+from node.errors import StartupError
 from node.identity.peer import is_name
+from node.rpc.address import is_host, join_address, split_target
 from node.run import Role
 
 _PIPE_COLUMNS = 1 << 16
@@ -34,15 +37,26 @@ def coordinator_state(arguments: argparse.Namespace) -> Path:
     return directory
 
 
-def check_node_id(node_id: str, *, argument: str = "NODE") -> None:
-    """Raise a ConfigError for what is not a node id."""
-    if not is_name(node_id):
-        raise bad_argument(argument, node_id, "a node id is 1-63 of a-z, 0-9 and -")
+def name(text: str) -> str:
+    """Return the id of a node or run, an argument's ``type``."""
+    if not is_name(text):
+        raise ArgumentTypeError(f"{text!r} is not an id: 1-63 of a-z, 0-9 and -, with no - at either end")
+    return text
 
 
-def bad_argument(argument: str, value: object, rule: str, *, fix: str = "Correct it.") -> ConfigError:
-    """Return the error for an argument that breaks a rule."""
-    return ConfigError(key=argument, value=value, source="the command line", rule=rule, fix=fix)
+def target(example_port: int) -> Callable[[str], str]:
+    """Return the ``type`` of an argument that is an address to dial; ``example_port`` is for the message."""
+
+    def check(text: str) -> str:
+        try:
+            split_target(text)
+        except ValueError as error:
+            example = text.partition(":")[0]
+            example = join_address(example if is_host(example) else "HOST", example_port)
+            raise ArgumentTypeError(f"{error}. For example: {example}") from error
+        return text
+
+    return check
 
 
 def table(*headings: str, spaces: int = 2, right: bool = False) -> Table:

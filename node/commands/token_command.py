@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from node.clock import moment
-from node.commands.terminal import bad_argument, check_node_id
+from node.commands.terminal import name, target
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.tokens import ENROLLING_ROLES, MAX_LIFETIME_S, issue_token, write_token_file
 from node.exit_code import ExitCode
-from node.rpc.address import ENROLMENT_PORT, check_target
+from node.rpc.address import ENROLMENT_PORT
 from node.run import Role
 
 EXAMPLE: Final = """\
@@ -35,13 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[role.value for role in ENROLLING_ROLES],
         help="what the peer will be",
     )
-    parser.add_argument("--node-id", metavar="ID", help="the only node id it admits; default: any not taken")
     parser.add_argument(
-        "--ttl", default="2d", metavar="TIME", help="30m, 12h, 7d, which is the most; default: 2d"
+        "--node-id", type=name, metavar="ID", help="the only node id it admits; default: any not taken"
+    )
+    parser.add_argument(
+        "--ttl",
+        type=lifetime,
+        default="2d",
+        metavar="TIME",
+        help="30m, 12h, 7d, which is the most; default: 2d",
     )
     parser.add_argument(
         "--address",
         required=True,
+        type=target(ENROLMENT_PORT),
         metavar="HOST:PORT",
         help="where the new peer reaches the coordinator's enrolment port (coordinator.enrolment_listen, "
         f"{ENROLMENT_PORT} by default); the port is never guessed",
@@ -57,12 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print or write the token; print what to do with it on standard error."""
     authority = Authority.load(arguments.directory / Role.COORDINATOR / AUTHORITY_DIRECTORY)
-    if arguments.node_id is not None:
-        check_node_id(arguments.node_id, argument="--node-id")
-    check_target(arguments.address, flag="--address", example_port=ENROLMENT_PORT)
-    lifetime_s = parse_duration(arguments.ttl)
-    if lifetime_s is None or not 0 < lifetime_s <= MAX_LIFETIME_S:
-        raise bad_argument("--ttl", arguments.ttl, "a lifetime is a number and s, m, h or d, at most 7d")
     now = time.time()
     token = issue_token(
         authority,
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         node_id=arguments.node_id,
         address=arguments.address,
         now=now,
-        lifetime_s=lifetime_s,
+        lifetime_s=arguments.ttl,
     )
     if arguments.out is None:
         print(token)
@@ -80,15 +81,17 @@ def run(arguments: argparse.Namespace) -> int:
     is_operator = arguments.role == Role.OPERATOR
     use = "name it with `status --token-file`" if is_operator else "set node.token_file to it"
     print(
-        f"Valid for one {arguments.role} of run {authority.run_id} until {moment(now + lifetime_s)} (--ttl "
-        f"{arguments.ttl}). It is a secret. "
-        f"{kept}; move it to the peer's machine and {use}.",
+        f"Valid for one {arguments.role} of run {authority.run_id} until {moment(now + arguments.ttl)} "
+        f"(--ttl). It is a secret. {kept}; move it to the peer's machine and {use}.",
         file=sys.stderr,
     )
     return ExitCode.DRAINED
 
 
-def parse_duration(text: str) -> float | None:
-    """Return the seconds in ``90s``, ``30m``, ``1h`` or ``2d``; None for anything else."""
+def lifetime(text: str) -> float:
+    """Return the seconds in ``90s``, ``30m``, ``1h`` or ``2d``; the ``type`` of an argument."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    return None if match is None else float(match[1]) * _UNIT_S[match[2]]
+    lifetime_s = float(match[1]) * _UNIT_S[match[2]] if match else 0.0
+    if not 0 < lifetime_s <= MAX_LIFETIME_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number and s, m, h or d, at most 7d")
+    return lifetime_s

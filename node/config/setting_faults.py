@@ -3,29 +3,19 @@
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from node.config.setting_sources import Setting, environment_name, setting_value
+from node.config.setting_sources import Setting, environment_name
 from node.errors import ConfigError
 
-_SECONDS: Final = {
-    "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
-}  # fmt: skip
-_BYTES: Final = {
-    "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30,
-}  # fmt: skip
 _UNITS: Final = {
-    "s": ("seconds", _SECONDS),
-    "bytes": ("bytes", {**_BYTES, "bytes": 1.0}),
-    "tokens": ("tokens", {"tokens": 1.0}),
-    "versions": ("versions", {"versions": 1.0}),
-    "groups": ("groups", {"groups": 1.0}),
-}
-"""Suffix of a key -> its unit, and the factors of other ways to write an amount."""
+    "s": "seconds", "bytes": "bytes", "tokens": "tokens", "versions": "versions", "groups": "groups",
+}  # fmt: skip
+"""Suffix of a key -> its unit."""
 
 _LISTS: Final = frozenset({"tuple_type", "list_type"})
 _NOT_A_NUMBER: Final = frozenset({"float_parsing", "float_type", "int_parsing", "int_type", "int_from_float"})
@@ -36,37 +26,41 @@ def faults_of(
 ) -> Iterator[ConfigError]:
     """Yield a fault for every violation in one section; ``settings`` are those that were given."""
     for details in error.errors(include_url=False):
+        if not details["loc"]:
+            yield _fault_of_several(details, section=section, settings=settings)
         # A default made from another key's value: that other key has a fault of its own.
-        if details["type"] != "default_factory_not_called":
-            yield _fault_of(details, section=section, model=model, settings=settings)
+        elif details["type"] != "default_factory_not_called":
+            yield _fault_of_one(details, section=section, model=model, settings=settings)
 
 
-def _fault_of(
+def _fault_of_several(details: ErrorDetails, *, section: str, settings: Mapping[str, Setting]) -> ConfigError:
+    source = ", ".join(dict.fromkeys(setting.source for setting in settings.values())) or "defaults"
+    given = {key: setting.value for key, setting in settings.items()}
+    fix = "Change one of these keys."
+    return ConfigError(key=section, value=given, source=source, rule=_rule(details), fix=fix)
+
+
+def _fault_of_one(
     details: ErrorDetails, *, section: str, model: type[BaseModel], settings: Mapping[str, Setting]
 ) -> ConfigError:
-    if not details["loc"]:  # a rule about several keys
-        source = ", ".join(dict.fromkeys(setting.source for setting in settings.values())) or "defaults"
-        given = {key: setting.value for key, setting in settings.items()}
-        fix = "Change one of these keys."
-        return ConfigError(key=section, value=given, source=source, rule=_rule(details), fix=fix)
-    key = str(details["loc"][0])
-    name = ".".join((section, *map(str, details["loc"])))
-    if len(details["loc"]) > 1 and key in settings and (table := table_model(model, key)) is not None:
-        inner = details.copy()
-        inner["loc"] = details["loc"][1:]
-        return _fault_of(inner, section=f"{section}.{key}", model=table, settings=_settings_in(settings[key]))
-    if key not in settings:
+    given = {key: setting.value for key, setting in settings.items()}
+    key, *inner = map(str, details["loc"])
+    name = ".".join((section, key, *inner))
+    source = settings[key].source if key in settings else "nowhere"
+    while inner and isinstance(table := given.get(key), dict) and (of_table := table_model(model, key)):
+        section, model, given = f"{section}.{key}", of_table, table
+        key, *inner = inner
+    if key not in given:
         how = f"--set {section}.{key}=... or {environment_name(section, key)}"
         fix = f"Write it under [{section}] in a configuration file, or use {how}."
         rule = "is required" if details["type"] == "missing" else _rule(details)
         return ConfigError(key=name, value=None, source="nowhere", rule=rule, fix=fix)
-    setting = settings[key]
-    if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
+    if details["type"] == "extra_forbidden" and not inner:
         rule = f"[{section}] has no such key"
-        fix = _fix_of_unknown(key.partition(".")[0], setting.value, known=tuple(model.model_fields))
+        fix = _fix_of_unknown(key.partition(".")[0], known=model.model_fields)
     else:
         rule, fix = _rule_and_fix(details, key=key, model=model)
-    return ConfigError(key=name, value=setting.value, source=setting.source, rule=rule, fix=fix)
+    return ConfigError(key=name, value=given[key], source=source, rule=rule, fix=fix)
 
 
 def table_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
@@ -82,14 +76,7 @@ def is_table(model: type[BaseModel], key: str) -> bool:
     return field is not None and (get_origin(field.annotation) is dict or table_model(model, key) is not None)
 
 
-def _settings_in(table: Setting) -> dict[str, Setting]:
-    """Return the keys of a table that was given, each as a setting."""
-    value = setting_value(table, is_optional=False)
-    given = value if isinstance(value, dict) else {}
-    return {name: Setting(table.name, name, one, table.source, False) for name, one in given.items()}
-
-
-def unknown_section(setting: Setting, *, known: tuple[str, ...]) -> ConfigError:
+def unknown_section(setting: Setting, *, known: Collection[str]) -> ConfigError:
     """Return the fault of a setting whose section does not exist."""
     close = difflib.get_close_matches(setting.section, known, n=1)
     meant = f"Did you mean [{close[0]}]? " if close else ""
@@ -103,18 +90,15 @@ def unknown_section(setting: Setting, *, known: tuple[str, ...]) -> ConfigError:
 
 
 def _rule_and_fix(details: ErrorDetails, *, key: str, model: type[BaseModel]) -> tuple[str, str]:
-    unit = _unit_of(key)
+    unit = _UNITS.get(key.rpartition("_")[2])
     if details["type"] in _NOT_A_NUMBER and unit is not None:
-        amount = _in_unit_of(key, details["input"])
-        example = "" if amount is None else f" Write {amount:g}."
-        return f"must be a plain number of {unit}", f"Leave the unit out: the key's name has it.{example}"
+        return f"must be a plain number of {unit}", "Leave the unit out: the key's name has it."
     if details["type"] in _LISTS:
         return "must be a list", f"Write {json.dumps([details['input']], default=str)}."
     field = model.model_fields.get(key)
     if field is None or field.is_required() or field.default_factory is not None:
         return _rule(details), "Change it where it is set."
-    default = field.get_default()
-    return _rule(details), f"Change it, or leave it out: the default is {default!r}."
+    return _rule(details), f"Change it, or leave it out: the default is {field.get_default()!r}."
 
 
 def _rule(details: ErrorDetails) -> str:
@@ -122,29 +106,9 @@ def _rule(details: ErrorDetails) -> str:
     return re.sub(r"^(Input|String|Value) should ", "must ", message)
 
 
-def _fix_of_unknown(key: str, value: object, *, known: tuple[str, ...]) -> str:
-    stem, _, suffix = key.rpartition("_")
-    same_in_other_unit = f"{stem}_s"
-    if suffix in _SECONDS and suffix != "s" and same_in_other_unit in known:
-        seconds = _in_unit_of(same_in_other_unit, f"{value}{suffix}")
-        example = "" if seconds is None else f" Write {same_in_other_unit} = {seconds:g}."
-        return f"Did you mean {same_in_other_unit}, which is in seconds?{example}"
+def _fix_of_unknown(key: str, *, known: Collection[str]) -> str:
     close = difflib.get_close_matches(key, known, n=1)
     if not close:
         return f"Known keys are {', '.join(known)}."
-    unit = _unit_of(close[0])
+    unit = _UNITS.get(close[0].rpartition("_")[2])
     return f"Did you mean {close[0]}{f', which is in {unit}' if unit else ''}?"
-
-
-def _unit_of(key: str) -> str | None:
-    suffix = key.rpartition("_")[2]
-    return _UNITS[suffix][0] if suffix in _UNITS else None
-
-
-def _in_unit_of(key: str, value: object) -> float | None:
-    """Return ``5s``, ``500 ms`` or ``4MiB`` as a number in the key's unit; None for anything else."""
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", str(value))
-    _, factors = _UNITS[key.rpartition("_")[2]]
-    if match is None or match[2].lower() not in factors:
-        return None
-    return float(match[1]) * factors[match[2].lower()]

@@ -3,6 +3,7 @@
 Every reader yields its settings, later ones winning, and the faults it meets.
 """
 
+import contextlib
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from node.errors import ConfigError, HeteroRLError
+from node.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "HETERORL_"
 
@@ -23,7 +24,7 @@ class Setting:
     key: str
     value: object
     source: str
-    is_text: bool
+    is_text: bool = False
     """Whether ``value`` is text that has yet to be parsed (environment, flags)."""
 
     @property
@@ -32,14 +33,6 @@ class Setting:
 
 
 Reading = Iterable[Setting | ConfigError]
-
-
-class InvalidConfigError(HeteroRLError):
-    """The configuration breaks at least one rule; ``faults`` has every violation."""
-
-    def __init__(self, faults: tuple[ConfigError, ...]) -> None:
-        super().__init__("\n".join(map(str, faults)))
-        self.faults = faults
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[Setting | ConfigError]:
@@ -56,14 +49,14 @@ def read_files(paths: Iterable[Path]) -> Iterator[Setting | ConfigError]:
         for section, table in content.items():
             if isinstance(table, dict):
                 source = f"{path} [{section}]"
-                yield from (Setting(section, key, value, source, False) for key, value in table.items())
+                yield from (Setting(section, key, value, source) for key, value in table.items())
             else:
                 rule = "every key belongs in a section"
                 fix = f"Put it under one, such as [node], or write [{section}] for a section."
                 yield ConfigError(key=section, value=table, source=str(path), rule=rule, fix=fix)
 
 
-def read_environment(environ: Mapping[str, str]) -> Iterator[Setting]:
+def read_environment(environ: Mapping[str, str]) -> Iterator[Setting | ConfigError]:
     """Read ``HETERORL_SECTION__KEY``, or ``HETERORL_SECTION__TABLE__KEY`` for a key of a table.
 
     Names without the double underscore are ignored: Kubernetes makes ``HETERORL_COORDINATOR_PORT``
@@ -101,38 +94,18 @@ def environment_name(section: str, key: str) -> str:
     return f"{ENVIRONMENT_PREFIX}{section}__{key}".replace(".", "__").upper()
 
 
-def value_of_text(text: str, *, is_optional: bool) -> object:
-    """Parse text as far as possible without the key's type.
+def value_of_text(text: str, *, has_type: bool) -> object:
+    """Parse a list or table, in TOML or JSON; other text too where no ``has_type`` key says what it is.
 
-    A list or table may be written in JSON or in TOML; empty text unsets an optional key. Anything else
-    stays text: pydantic reads numbers, booleans and paths from it.
+    Anything else, such as ``[::1]:7700``, stays text: pydantic reads numbers, booleans and paths from it.
     """
-    if not text and is_optional:
-        return None
-    if not text.lstrip().startswith(("[", "{")):
+    if has_type and not text.lstrip().startswith(("[", "{")):
         return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return _toml_value(text, otherwise=text)  # such as [::1]:7400
-
-
-def untyped_value(text: str) -> object:
-    """Parse text that nothing else says the type of, as TOML or JSON; anything else stays text."""
-    return _toml_value(text, otherwise=value_of_text(text, is_optional=False))
-
-
-def _toml_value(text: str, *, otherwise: object) -> object:
-    try:
+    with contextlib.suppress(ValueError):
         return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        return otherwise
-
-
-def setting_value(setting: Setting, *, is_optional: bool) -> object:
-    """Return a setting's value, parsed as far as possible where it is text."""
-    is_text = setting.is_text and isinstance(setting.value, str)
-    return value_of_text(str(setting.value), is_optional=is_optional) if is_text else setting.value
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text
 
 
 def _bad_file(path: Path, rule: str, *, fix: str) -> ConfigError:

@@ -9,8 +9,8 @@ started. None of them imports torch or grpc, so a wrong value is reported before
 """
 
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
@@ -20,17 +20,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from node.config.setting_faults import faults_of, is_table, table_model, unknown_section
 from node.config.setting_sources import (
     ENVIRONMENT_PREFIX,
-    InvalidConfigError,
     Reading,
     Setting,
     environment_name,
     read_environment,
     read_files,
-    setting_value,
-    untyped_value,
     value_of_text,
 )
-from node.errors import ConfigError
+from node.errors import ConfigError, NotReadyError
 from node.limits import NAME_PATTERN
 from node.rpc.address import split_address, split_target
 
@@ -39,21 +36,18 @@ RUN_FILE: Final = "run.json"
 Section = TypeVar("Section", bound=BaseModel)
 
 
-def _check_address(address: str) -> str:
-    split_address(address)
-    return address
+def _passing(split: Callable[[str], object]) -> AfterValidator:
+    def check(address: str) -> str:
+        split(address)
+        return address
+
+    return AfterValidator(check)
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
+Address = Annotated[str, _passing(split_address)]
 """``host:port`` to listen on; port 0 takes any free one."""
 
-
-def _check_target(address: str) -> str:
-    split_target(address)
-    return address
-
-
-Target = Annotated[str, AfterValidator(_check_target)]
+Target = Annotated[str, _passing(split_target)]
 """``host:port`` to dial."""
 
 
@@ -140,20 +134,11 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedValue:
-    """A key with its value and source."""
-
-    name: str
-    value: object
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Resolved:
-    """A valid configuration, and the source of each of its values."""
+    """A valid configuration, and each of its values with the source that set it."""
 
     config: NodeConfig
-    values: tuple[ResolvedValue, ...]
+    values: tuple[Setting, ...]
 
 
 def load(
@@ -161,8 +146,7 @@ def load(
 ) -> Resolved:
     """Resolve the configuration of a process that will run ``roles``.
 
-    Raises:
-        InvalidConfigError: with every fault of every source and section.
+    Raises NotReadyError: with every fault of every source and section.
     """
     faults: list[ConfigError] = []
     every: dict[str, list[Setting]] = {}
@@ -172,7 +156,7 @@ def load(
         elif found.section in _SECTIONS:
             every.setdefault(found.section, []).append(found)
         else:
-            faults.append(unknown_section(found, known=tuple(_SECTIONS)))
+            faults.append(unknown_section(found, known=_SECTIONS))
     given: dict[str, dict[str, Setting]] = {}
     sections: dict[str, BaseModel] = {}
     wanted = {*_ALWAYS, *every, *roles}
@@ -181,16 +165,16 @@ def load(
         settings = given[section] = _merged(every.get(section, ()), model=model)
         faults += _misspelt(environ, section=section, model=model)
         try:
-            sections[section] = model.model_validate(_input_of(settings, model=model))
+            sections[section] = model.model_validate({key: one.value for key, one in settings.items()})
         except ValidationError as error:
             faults += faults_of(error, section=section, model=model, settings=settings)
     node, telemetry = sections.pop("node", None), sections.pop("telemetry", None)
     if isinstance(node, NodeSection):
-        faults += _faults_of_roles(node, frozenset(roles), given.get("node", {}))
+        faults += _faults_of_roles(node, frozenset(roles), given["node"])
     if faults or not isinstance(node, NodeSection) or not isinstance(telemetry, TelemetrySection):
-        raise InvalidConfigError(tuple(faults))
+        raise NotReadyError(tuple(faults))
     values = tuple(
-        ResolvedValue(f"{section}.{key}", value, source=_source(given, section, key))
+        Setting(section, key, value, given[section][key].source if key in given[section] else "default")
         for section, model_value in {"node": node, "telemetry": telemetry, **sections}.items()
         for key, value in model_value.model_dump(mode="json").items()
     )
@@ -198,95 +182,69 @@ def load(
 
 
 def _merged(settings: Iterable[Setting], *, model: type[BaseModel]) -> dict[str, Setting]:
-    """Return the settings of a section by key; later ones win; ``table.key`` changes a key of a table."""
+    """Return the parsed settings of a section by key; later ones win; ``table.key`` changes a table's key."""
     merged: dict[str, Setting] = {}
     for setting in settings:
-        key, dot, inner = setting.key.partition(".")
-        if not dot or not is_table(model, key):
-            merged[setting.key] = setting
-            continue
-        before = merged.get(key)
-        value = setting_value(before, is_optional=True) if before else None
-        source = f"{before.source}, {setting.source}" if before else setting.source
-        merged[key] = Setting(
-            setting.section,
-            key,
-            _with_inner(value, inner.split("."), str(setting.value), model=table_model(model, key)),
-            source,
-            is_text=False,
-        )
+        key, *path = setting.key.split(".")
+        if path and is_table(model, key):
+            before = merged.get(key)
+            table = _with_inner(before and before.value, path, str(setting.value), table_model(model, key))
+            source = f"{before.source}, {setting.source}" if before else setting.source
+            merged[key] = Setting(setting.section, key, table, source)
+        else:
+            value = _parsed(str(setting.value), model, setting.key) if setting.is_text else setting.value
+            merged[setting.key] = replace(setting, value=value, is_text=False)
     return merged
 
 
 def _with_inner(
-    table: object, path: Sequence[str], text: str, *, model: type[BaseModel] | None
+    table: object, path: Sequence[str], text: str, model: type[BaseModel] | None
 ) -> dict[str, object]:
     """Return a table with the value at ``path`` changed; tables on the way there are made."""
     changed = dict(table) if isinstance(table, dict) else {}
     key, *rest = path
-    if rest:
-        changed[key] = _with_inner(changed.get(key), rest, text, model=None)
-    elif model is None:
-        changed[key] = untyped_value(text)
-    else:
-        changed[key] = value_of_text(text, is_optional=_is_optional(model, key))
+    changed[key] = _with_inner(changed.get(key), rest, text, None) if rest else _parsed(text, model, key)
     return changed
 
 
-def _is_optional(model: type[BaseModel], key: str) -> bool:
-    field = model.model_fields.get(key)
-    return field is not None and NoneType in get_args(field.annotation)
+def _parsed(text: str, model: type[BaseModel] | None, key: str) -> object:
+    """Parse text as far as its key says; empty text unsets an optional key."""
+    field = None if model is None else model.model_fields.get(key)
+    if not text and field is not None and NoneType in get_args(field.annotation):
+        return None
+    return value_of_text(text, has_type=model is not None)
 
 
-def _source(given: Mapping[str, Mapping[str, Setting]], section: str, key: str) -> str:
-    settings = given.get(section, {})
-    return settings[key].source if key in settings else "default"
-
-
-def _input_of(settings: Mapping[str, Setting], *, model: type[BaseModel]) -> dict[str, object]:
-    return {
-        key: setting_value(setting, is_optional=_is_optional(model, key)) for key, setting in settings.items()
-    }
-
-
-def _misspelt(environ: Mapping[str, str], *, section: str, model: type[BaseModel]) -> list[ConfigError]:
-    """Return faults for variables that would set a key with one more underscore."""
+def _misspelt(environ: Mapping[str, str], *, section: str, model: type[BaseModel]) -> Iterator[ConfigError]:
+    """Yield faults for variables that would set a key with one more underscore."""
     names = {f"{ENVIRONMENT_PREFIX}{section}_{key}".upper(): key for key in model.model_fields}
-    return [
-        ConfigError(
+    for name in sorted(names.keys() & environ.keys()):
+        yield ConfigError(
             key=f"{section}.{names[name]}",
             value=environ[name],
             source=f"environment {name}",
             rule="two underscores separate section and key",
             fix=f"Write {environment_name(section, names[name])}.",
         )
-        for name in sorted(names.keys() & environ.keys())
-    ]
 
 
 def _faults_of_roles(
     node: NodeSection, roles: frozenset[str], settings: Mapping[str, Setting]
-) -> list[ConfigError]:
+) -> Iterator[ConfigError]:
     joining = sorted(roles - {"coordinator"})
-    faults = []
     if joining and node.coordinator is None:
-        faults.append(
-            ConfigError(
-                key="node.coordinator",
-                value=None,
-                source=settings["coordinator"].source if "coordinator" in settings else "nowhere",
-                rule=f"is required for the role {' and '.join(joining)}",
-                fix="Add the coordinator's address: --coordinator HOST:PORT.",
-            )
+        yield ConfigError(
+            key="node.coordinator",
+            value=None,
+            source=settings["coordinator"].source if "coordinator" in settings else "nowhere",
+            rule=f"is required for the role {' and '.join(joining)}",
+            fix="Add the coordinator's address: --coordinator HOST:PORT.",
         )
     if len(joining) > 1 and node.node_id is not None:
-        faults.append(
-            ConfigError(
-                key="node.node_id",
-                value=node.node_id,
-                source=settings["node_id"].source,
-                rule=f"names one peer, and this process is {len(joining)}: {' and '.join(joining)}",
-                fix="Leave it out, and each role gets a name of its own, or start one process for each role.",
-            )
+        yield ConfigError(
+            key="node.node_id",
+            value=node.node_id,
+            source=settings["node_id"].source,
+            rule=f"names one peer, and this process is {len(joining)}: {' and '.join(joining)}",
+            fix="Leave it out, and each role gets a name of its own, or start one process for each role.",
         )
-    return faults

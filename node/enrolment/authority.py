@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from node.errors import Reason, RefusedError, StartupError
-from node.identity.certificates import key_to_pem, new_key, read_certificate, read_private_key
+from node.identity.certificates import key_to_pem, new_key, read_certificate, read_curve_key
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import HUB_ROLES, Peer, hub_name
 from node.limits import SIGNING_REQUEST_BYTES
@@ -62,14 +62,10 @@ class Authority:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read an authority.
-
-        Raises:
-            StartupError: there is none in ``directory``, or it is damaged.
-        """
+        """Read an authority. Raises StartupError: there is none in ``directory``, or it is damaged."""
         key_pem = read_secret(directory / KEY_FILE)
         try:
-            key = read_private_key(key_pem)
+            key = read_curve_key(key_pem)
             certificate = read_certificate((directory / CERTIFICATE_FILE).read_bytes())
             run_id = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         except (OSError, ValueError, IndexError) as error:
@@ -77,7 +73,7 @@ class Authority:
                 f"The certificate authority in {directory} is damaged: {error}",
                 fix="Restore the directory from a copy.",
             ) from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        if key.public_key() != certificate.public_key():
             raise StartupError(
                 f"{KEY_FILE} and {CERTIFICATE_FILE} in {directory} do not belong together",
                 fix="Restore the directory from a copy.",
@@ -138,8 +134,7 @@ def signing_request(key: ec.EllipticCurvePrivateKey) -> bytes:
 def read_signing_request(der: bytes) -> ec.EllipticCurvePublicKey:
     """Return the key of a signing request whose self-signature is right.
 
-    Raises:
-        RefusedError: OVER_LIMIT or MALFORMED.
+    Raises RefusedError: OVER_LIMIT or MALFORMED.
     """
     if len(der) > SIGNING_REQUEST_BYTES:
         raise RefusedError(

@@ -17,11 +17,18 @@ import grpc.aio
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import moment
 from node.enrolment.authority import signing_request
-from node.enrolment.tokens import Token, check_fits, how_to_get_a_token, read_token_file
+from node.enrolment.tokens import Token, how_to_get_a_token, usable_token
 from node.errors import RefusedError, StartupError
 from node.identity.certificates import key_to_pem
 from node.identity.files import make_private_directory, write_public
-from node.identity.identity_store import Identity, check_own, load_or_make_key, make_identity, save_identity
+from node.identity.identity_store import (
+    Identity,
+    check_own,
+    identity_on_disk,
+    load_or_make_key,
+    make_identity,
+    save_identity,
+)
 from node.identity.peer import is_name
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT
@@ -39,45 +46,45 @@ PATIENCE_S: Final = 60.0
 NAME_FILE: Final = "node_id"
 
 
-async def enrol_with_token(
-    token_file: Path,
+async def obtain_identity(
+    directory: Path,
     *,
     run: RunDescription,
     role: Role,
     node_id: str | None,
-    directory: Path,
+    token_file: Path | None,
     now: float,
     warn: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> Identity:
-    """Fetch this peer's certificate with the token in a file, and keep it in ``directory``.
+    """Return the identity in ``directory``; at the first start, fetch it with a token and keep it there.
 
     Args:
         node_id: the wanted name; None: what the token says, else a random one, kept.
-        directory: may hold the key of an earlier try.
         warn: called with a sentence if others may read the token.
         patience_s: how long to try while the coordinator does not answer.
     Raises:
-        StartupError: the token cannot be used or was refused, or the coordinator cannot be reached.
+        StartupError: identity or token would not be or was not accepted, there is neither, or nobody answers.
+        ConfigError: ``node_id`` is not the name in the identity.
     """
-    new_token = f"{how_to_get_a_token(role)}."
-    found = read_token_file(token_file, how_to_get_one=new_token)
-    token = found.token
+    identity = identity_on_disk(directory, role=role, run=run, node_id=node_id, now=now)
+    if identity is not None:
+        return identity
+    found = usable_token(token_file, directory, run=run, role=role)
     if found.exposure:
         warn(found.exposure)
-    check_fits(token, run=run, role=role)
+    token = found.token
     key = load_or_make_key(directory)
     request = membership_pb2.EnrolRequest(
-        token=found.text.strip(),
+        token=found.text,
         signing_request_der=signing_request(key),
         node_id=node_id or token.node_id or kept_name(directory.parent, role=role),
     )
-    channel = dial_as_stranger(token.address, run_id=run.run_id, ca_pem=run.ca_certificate_pem)
-    async with channel:
+    async with dial_as_stranger(token.address, run_id=run.run_id, ca_pem=run.ca_certificate_pem) as channel:
         try:
             response = await _exchange(channel, request, patience_s)
         except RefusedError as refusal:
-            raise _refused(refusal, token, now=now, new_token=new_token) from refusal
+            raise _refused(refusal, token, now=now) from refusal
         except ConnectionLost as lost:
             raise StartupError(
                 f"The enrolment port {token.address} cannot be reached: {lost}",
@@ -89,7 +96,8 @@ async def enrol_with_token(
         identity = make_identity(key_to_pem(key), response.certificate_pem.encode(), run.ca_certificate_pem)
     except (ValueError, RefusedError) as error:
         raise StartupError(
-            f"The coordinator's certificate for this node is unusable: {error}", fix=new_token
+            f"The coordinator's certificate for this node is unusable: {error}",
+            fix=f"{how_to_get_a_token(role)}.",
         ) from error
     check_own(identity, run, role, now)
     save_identity(identity, directory)
@@ -97,11 +105,7 @@ async def enrol_with_token(
 
 
 def kept_name(state_dir: Path, *, role: Role) -> str:
-    """Return the random name of this peer, which it takes at its first start and keeps.
-
-    Raises:
-        StartupError: the file that holds it holds something else.
-    """
+    """Return the random name of this peer, which it takes at its first start and keeps."""
     path = state_dir / NAME_FILE
     try:
         name = path.read_text(encoding="ascii", errors="replace").strip()
@@ -116,16 +120,16 @@ def kept_name(state_dir: Path, *, role: Role) -> str:
     return name
 
 
-def _refused(refusal: RefusedError, token: Token, *, now: float, new_token: str) -> StartupError:
+def _refused(refusal: RefusedError, token: Token, *, now: float) -> StartupError:
+    what, fix = str(refusal), f"{how_to_get_a_token(token.role)}."
     hub_now_s = refusal.hub_now_s
-    if hub_now_s is None or not now < token.expires_at_s <= hub_now_s:
-        return StartupError(f"The coordinator refused the token: {refusal}", fix=new_token)
-    return StartupError(
-        f"The coordinator refused the token: {refusal.what}. The token is good until "
-        f"{moment(token.expires_at_s)}: the coordinator's clock says {moment(hub_now_s)}, this machine's "
-        f"{moment(now)}",
-        fix=f"If a clock is wrong, set it and start again: the token is not spent. If not: {new_token}",
-    )
+    if hub_now_s is not None and now < token.expires_at_s <= hub_now_s:
+        what = (
+            f"{refusal.what}. The token is good until {moment(token.expires_at_s)}: the coordinator's clock "
+            f"says {moment(hub_now_s)}, this machine's {moment(now)}"
+        )
+        fix = f"If a clock is wrong, set it and start again: the token is not spent. If not: {fix}"
+    return StartupError(f"The coordinator refused the token: {what}", fix=fix)
 
 
 async def _exchange(

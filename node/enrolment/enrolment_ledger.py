@@ -57,8 +57,7 @@ class EnrolmentLedger:
 
         Same token, same node id and same key mean a retry after a lost answer.
 
-        Raises:
-            RefusedError: TOKEN_REFUSED; spent by another, or the node id is somebody's.
+        Raises RefusedError: TOKEN_REFUSED; spent by another, or the node id is somebody's.
         """
         self._database.execute("BEGIN IMMEDIATE")
         try:

@@ -35,11 +35,7 @@ INITIAL_ROLES: Final = (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR)
 def init_run(directory: Path, *, run_id: str, hosts: Sequence[str], now: float) -> RunDescription:
     """Make a run: its authority, its signing key, and the first identities.
 
-    Args:
-        run_id: a DNS label.
-        hosts: names and addresses of the coordinator, for its certificate.
-    Raises:
-        StartupError: there is a run in ``directory``.
+    ``hosts`` are for the coordinator's certificate. Raises StartupError: there is a run in ``directory``.
     """
     taken = [name for name in (FILE_NAME, *(role.value for role in Role)) if (directory / name).exists()]
     if taken:
@@ -58,7 +54,11 @@ def init_run(directory: Path, *, run_id: str, hosts: Sequence[str], now: float) 
     signing_key = SigningKey.generate()
     make_private_directory(directory / Role.LEARNER)
     signing_key.save(directory / Role.LEARNER / SIGNING_KEY_FILE)
-    run = RunDescription(run_id, authority.certificate_pem, signing_key.public_key)
+    run = RunDescription(
+        run_id=run_id,
+        ca_certificate_pem=authority.certificate_pem,
+        learner_public_key=signing_key.public_key,
+    )
     run.save(directory / FILE_NAME)
     return run
 

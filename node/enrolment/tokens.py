@@ -31,7 +31,7 @@ from node.clock import moment
 from node.enrolment.authority import TOKEN_ALGORITHM, Authority
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import is_same_certificate, read_certificate
-from node.identity.files import cannot_make, obstacle, write_secret
+from node.identity.files import cannot_make, cannot_read, read_with_status, write_secret
 from node.identity.run_description import RunDescription
 from node.limits import NAME_PATTERN, TOKEN_BYTES
 from node.rpc.address import split_target
@@ -84,8 +84,7 @@ class Token(BaseModel):
     def parse(cls, text: str) -> Self:
         """Read a token and check that the authority in it made it; nothing else is checked.
 
-        Raises:
-            RefusedError: TOKEN_REFUSED; it is not a token, or was changed.
+        Raises RefusedError: TOKEN_REFUSED; it is not a token, or was changed.
         """
         not_a_token = RefusedError(
             Reason.TOKEN_REFUSED,
@@ -108,18 +107,13 @@ class Token(BaseModel):
         if header.get("typ") != TYPE:
             raise not_a_token
         try:
-            token = cls.model_validate_json(payload, by_name=False)
+            return cls.model_validate_json(payload, by_name=False)
         except ValidationError as error:
-            raise _of_another_version() from error
-        return token
-
-
-def _of_another_version() -> RefusedError:
-    return RefusedError(
-        Reason.TOKEN_REFUSED,
-        "the token was made by another version of heterorl-node",
-        fix="make a new one with `heterorl-node token`, and run the coordinator's version here",
-    )
+            raise RefusedError(
+                Reason.TOKEN_REFUSED,
+                "the token was made by another version of heterorl-node",
+                fix="make a new one with `heterorl-node token`, and run the coordinator's version here",
+            ) from error
 
 
 def issue_token(
@@ -131,15 +125,9 @@ def issue_token(
     now: float,
     lifetime_s: float = DEFAULT_LIFETIME_S,
 ) -> str:
-    """Make a token, one line of at most TOKEN_BYTES characters.
-
-    Raises:
-        ValueError: a coordinator needs none, the lifetime is not in (0, MAX_LIFETIME_S], or a name is wrong.
-    """
+    """Make a token, one line of at most TOKEN_BYTES characters. Raises ValueError: a coordinator has none."""
     if role not in ENROLLING_ROLES:
         raise ValueError(f"a {role} does not enrol")
-    if not 0 < lifetime_s <= MAX_LIFETIME_S:
-        raise ValueError(f"a token lives for at most {MAX_LIFETIME_S:.0f} s, not {lifetime_s:g}")
     token = Token(
         run_id=authority.run_id,
         role=role,
@@ -153,28 +141,20 @@ def issue_token(
 
 
 def redeem(text: str, *, authority: Authority, node_id: str, now: float) -> Token:
-    """Return what a token admits, if it is this authority's, not expired, and fits the peer.
-
-    Raises:
-        RefusedError: TOKEN_REFUSED, with the reason in words.
-    """
+    """Return a token of this authority that is not expired and fits the peer. Raises RefusedError: else."""
     token = Token.parse(text)
     ask = "ask the operator for a new token"
     if not is_same_certificate(token.ca_certificate_pem.encode(), authority.certificate_pem):
-        raise RefusedError(Reason.TOKEN_REFUSED, "the token was made by another authority", fix=ask)
-    if now >= token.expires_at_s:
-        raise RefusedError(
-            Reason.TOKEN_REFUSED,
-            f"the token expired {now - token.expires_at_s:.0f} s ago, at {moment(token.expires_at_s)}",
-            fix=f"{ask}; one that lasts longer, at most 7d, is made with --ttl",
-        )
-    if token.node_id not in (None, node_id):
-        raise RefusedError(
-            Reason.TOKEN_REFUSED,
-            f"the token is for node {token.node_id}, not {node_id}",
-            fix=f"set node.node_id to {token.node_id}, or {ask}",
-        )
-    return token
+        what, fix = "the token was made by another authority", ask
+    elif now >= token.expires_at_s:
+        what = f"the token expired {now - token.expires_at_s:.0f} s ago, at {moment(token.expires_at_s)}"
+        fix = f"{ask}; one that lasts longer, at most 7d, is made with --ttl"
+    elif token.node_id not in (None, node_id):
+        what = f"the token is for node {token.node_id}, not {node_id}"
+        fix = f"set node.node_id to {token.node_id}, or {ask}"
+    else:
+        return token
+    raise RefusedError(Reason.TOKEN_REFUSED, what, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,52 +167,18 @@ class TokenFile:
     """Who else may read it, for a warning; empty where nobody may."""
 
 
-def read_token_file(path: Path, *, how_to_get_one: str) -> TokenFile:
-    """Read a token; ``how_to_get_one`` is the fix, should there be no good one.
-
-    Raises:
-        StartupError: it is not there, is not a token, or may be written by others.
-    """
-    try:
-        # The descriptor is checked, not the path, so that the file checked is the file read.
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            mode = stat.S_IMODE(status.st_mode)
-            if mode & _WRITABLE:
-                raise StartupError(
-                    f"The token in {path} may be replaced by others: the file has mode {mode:o}",
-                    fix=f"Run: chmod 600 {path}. If others use this machine, make a new token: "
-                    "they may have read this one.",
-                )
-            text = file.read(TOKEN_BYTES + 1).decode("ascii")
-        token = Token.parse(text)
-    except OSError as error:
-        found = obstacle(path, error)
+def usable_token(token_file: Path | None, directory: Path, *, run: RunDescription, role: Role) -> TokenFile:
+    """Return the token, perhaps expired, of a peer without a certificate. Raises StartupError: none fits."""
+    if token_file is None:
         raise StartupError(
-            f"The token in {path} cannot be used: {found.what}", fix=found.fix or how_to_get_one
-        ) from error
-    except (UnicodeDecodeError, RefusedError) as error:
-        raise StartupError(f"The token in {path} cannot be used: {error}", fix=how_to_get_one) from error
-    exposure = ""
-    # Of somebody else's file the group's bit is what lets this process in.
-    if mode & (_READABLE if status.st_uid == os.geteuid() else stat.S_IROTH):
-        exposure = (
-            f"{path} has mode {mode:o}: others on this machine may read the token, and whoever spends it "
-            f"first is let in. Run: chmod 600 {path}"
+            f"There is no {role}'s certificate in {directory}, and no token to get one",
+            fix="Where `heterorl-node init` ran, set --state-dir to the directory that it made. Elsewhere: "
+            f"{how_to_get_a_token(role)}, and set node.token_file (--token-file) to a file that holds it.",
         )
-    return TokenFile(text, token, exposure)
-
-
-def check_fits(token: Token, *, run: RunDescription, role: Role) -> None:
-    """Check that a token is for this run and role and has an address; not whether it has expired.
-
-    Raises:
-        StartupError: it is for another, or its address cannot be used.
-    """
-    fix = f"{how_to_get_a_token(role)}."
-    if token.run_id != run.run_id or not is_same_certificate(
-        token.ca_certificate_pem.encode(), run.ca_certificate_pem
-    ):
+    found, fix = read_token_file(token_file, role=role), f"{how_to_get_a_token(role)}."
+    token = found.token
+    is_same_authority = is_same_certificate(token.ca_certificate_pem.encode(), run.ca_certificate_pem)
+    if token.run_id != run.run_id or not is_same_authority:
         raise StartupError(
             f"The token is for run {token.run_id} of another authority than node.run_file names", fix=fix
         )
@@ -242,6 +188,36 @@ def check_fits(token: Token, *, run: RunDescription, role: Role) -> None:
         split_target(token.address)
     except ValueError as error:
         raise StartupError(f"The address in the token cannot be used: {error}", fix=fix) from error
+    return found
+
+
+def read_token_file(path: Path, *, role: Role) -> TokenFile:
+    """Read the token of a new peer. Raises StartupError: there is no good one, or others may write it."""
+    fix = f"{how_to_get_a_token(role)}."
+    try:
+        content, status = read_with_status(path, TOKEN_BYTES + 1)
+    except OSError as error:
+        raise cannot_read(path, error, fix=fix) from error
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & _WRITABLE:
+        raise StartupError(
+            f"The token in {path} may be replaced by others: the file has mode {mode:o}",
+            fix=f"Run: chmod 600 {path}. If others use this machine, make a new token: "
+            "they may have read this one.",
+        )
+    try:
+        text = content.decode("ascii").strip()
+        token = Token.parse(text)
+    except (UnicodeDecodeError, RefusedError) as error:
+        raise StartupError(f"The token in {path} cannot be used: {error}", fix=fix) from error
+    exposure = ""
+    # Of somebody else's file the group's bit is what lets this process in.
+    if mode & (_READABLE if status.st_uid == os.geteuid() else stat.S_IROTH):
+        exposure = (
+            f"{path} has mode {mode:o}: others on this machine may read the token, and whoever spends it "
+            f"first is let in. Run: chmod 600 {path}"
+        )
+    return TokenFile(text, token, exposure)
 
 
 def how_to_get_a_token(role: Role) -> str:
@@ -253,11 +229,7 @@ def how_to_get_a_token(role: Role) -> str:
 
 
 def write_token_file(path: Path, token: str) -> None:
-    """Write a token so that only its owner may read it, whatever the umask; replaces the file.
-
-    Raises:
-        StartupError: it cannot be written.
-    """
+    """Write a token that only its owner may read. Raises StartupError: it cannot be written."""
     try:
         write_secret(path, token.encode("ascii") + b"\n")
     except OSError as error:

@@ -22,23 +22,23 @@ def key_to_pem(key: PrivateKeyTypes) -> bytes:
 
 
 def read_private_key(pem: bytes) -> PrivateKeyTypes:
-    """Return the private key in ``pem``.
-
-    Raises:
-        ValueError: there is none, it is encrypted, or it is of a kind we do not read.
-    """
+    """Return the private key in ``pem``. Raises ValueError: there is none that we can read."""
     try:
         return serialization.load_pem_private_key(pem, password=None)
-    except (TypeError, UnsupportedAlgorithm) as error:
+    except (TypeError, UnsupportedAlgorithm) as error:  # the first: it is encrypted
         raise ValueError(str(error)) from error
 
 
-def read_certificate(pem: bytes) -> x509.Certificate:
-    """Return the certificate in ``pem``.
+def read_curve_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """Return the key in ``pem``, as ``new_key`` makes them. Raises ValueError: there is none of this kind."""
+    key = read_private_key(pem)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("the key is not on an elliptic curve")
+    return key
 
-    Raises:
-        ValueError: there is none, or it is of a kind we do not read.
-    """
+
+def read_certificate(pem: bytes) -> x509.Certificate:
+    """Return the certificate in ``pem``. Raises ValueError: there is none that we can read."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         certificate.public_key()  # Parsed only when asked for: it must fail here, not later.
@@ -64,8 +64,7 @@ def is_issued_by(certificate_pem: bytes, ca_pem: bytes) -> bool:
 def peer_in(certificate: x509.Certificate) -> Peer:
     """Return the peer that a certificate names; who signed it is not looked at.
 
-    Raises:
-        RefusedError: UNAUTHENTICATED; it does not name exactly one.
+    Raises RefusedError: UNAUTHENTICATED; it does not name exactly one.
     """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

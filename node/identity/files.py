@@ -6,7 +6,6 @@
 import os
 import pwd
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,76 +34,56 @@ def write_public(path: Path, content: bytes) -> None:
 
 
 def read_secret(path: Path) -> bytes:
-    """Read a secret.
-
-    Raises:
-        StartupError: it is missing, or others than its owner may read it.
-    """
+    """Read a secret. Raises StartupError: it is missing, or others than its owner may read it."""
     try:
-        # The descriptor is checked, not the path, so that the file checked is the file read.
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            if mode & 0o077:
-                raise StartupError(
-                    f"{path} holds a secret and has mode {mode:o}", fix=f"Run: chmod 600 {path}"
-                )
-            return file.read()
+        content, status = read_with_status(path)
     except OSError as error:
         raise cannot_read(path, error, fix="Check path and owner.") from error
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise StartupError(f"{path} holds a secret and has mode {mode:o}", fix=f"Run: chmod 600 {path}")
+    return content
+
+
+def read_with_status(path: Path, most_bytes: int = -1) -> tuple[bytes, os.stat_result]:
+    """Read a file and its status by one descriptor, so that the file checked is the file read."""
+    with path.open("rb") as file:
+        return file.read(most_bytes), os.fstat(file.fileno())
 
 
 def cannot_make(path: Path, error: OSError, *, fix: str) -> StartupError:
     """Return the error for a directory or file that could not be made or written."""
-    found = obstacle(path, error)
-    return StartupError(f"{path} cannot be made: {found.what}", fix=found.fix or fix)
+    return _cannot("made", path, error, fix)
 
 
 def cannot_read(path: Path, error: OSError, *, fix: str) -> StartupError:
     """Return the error for a file that could not be read; ``fix`` is for one that is not there."""
-    found = obstacle(path, error)
-    return StartupError(f"{path} cannot be read: {found.what}", fix=found.fix or fix)
+    return _cannot("read", path, error, fix)
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Why one process cannot use one path."""
-
-    what: str
-    """Follows "... cannot be read: "."""
-    fix: str
-    """Empty where nothing better is known than what the caller says."""
-
-
-def obstacle(path: Path, error: OSError) -> Obstacle:
-    """Return why ``path`` could not be read or made, given what the system said."""
-    closed = _closed(path) if isinstance(error, PermissionError) else None
-    if closed is None:
-        return Obstacle(error.strerror or str(error), "")
-    status = closed.stat()
-    owner, own = _name(status.st_uid), _name(os.geteuid())
-    mode = stat.S_IMODE(status.st_mode)
-    kind = "folder" if closed.is_dir() else "file"
-    return Obstacle(
-        f"Permission denied: the {kind} {closed} belongs to {owner} with mode {mode:o}, "
-        f"and this process runs as {own}",
-        f"Run this as {owner}, or let {own} in: chown or chmod {closed}, or choose another path.",
-    )
+def _cannot(done: str, path: Path, error: OSError, fix: str) -> StartupError:
+    what = error.strerror or str(error)
+    if isinstance(error, PermissionError):
+        closed = _closed(path)
+        status = closed.stat()
+        owner, own = _name(status.st_uid), _name(os.geteuid())
+        kind, mode = "folder" if closed.is_dir() else "file", stat.S_IMODE(status.st_mode)
+        what = (
+            f"Permission denied: the {kind} {closed} belongs to {owner} with mode {mode:o}, "
+            f"and this process runs as {own}"
+        )
+        fix = f"Run this as {owner}, or let {own} in: chown or chmod {closed}, or choose another path."
+    return StartupError(f"{path} cannot be {done}: {what}", fix=fix)
 
 
-def _closed(path: Path) -> Path | None:
-    """Return the first part of a path that this process cannot pass; None where that is not known."""
+def _closed(path: Path) -> Path:
+    """Return the first part of a path that this process cannot pass, else the folder it cannot write into."""
     asked = path.absolute()
-    for part in (*reversed(asked.parents), asked):
-        try:
-            part.lstat()
-        except OSError:
-            # Not there: the folder above it is the one that may not be written into.
-            return None if part == part.parent else part.parent
-        if part != asked and not os.access(part, os.X_OK, effective_ids=True):
+    there = [part for part in (*reversed(asked.parents), asked) if os.path.lexists(part)]
+    for part in there:
+        if not os.access(part, os.X_OK if os.path.isdir(part) else os.R_OK, effective_ids=True):
             return part
-    if asked.is_dir():
-        return asked
-    return asked if not os.access(asked, os.R_OK, effective_ids=True) else asked.parent
+    return there[-1] if os.path.isdir(there[-1]) else there[-1].parent
 
 
 def _name(uid: int) -> str:

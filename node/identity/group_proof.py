@@ -6,7 +6,7 @@ its own proof, which works after a restart and through any number of hubs.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Self
+from typing import Final
 
 import blake3
 from cryptography.exceptions import InvalidSignature
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from node.clock import moment
 from node.errors import Reason, RefusedError
-from node.identity.certificates import is_issued_by, peer_in, read_certificate, read_private_key
+from node.identity.certificates import is_issued_by, peer_in, read_certificate, read_curve_key
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.rollout import EncodedGroup
@@ -33,7 +33,7 @@ _HOLDERS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class GroupProof:
-    """Proof of whose a group is, which travels with it."""
+    """Proof of whose a group is; travels with it."""
 
     certificate: bytes
     """PEM, the sampler's."""
@@ -44,22 +44,14 @@ class GroupProof:
 class GroupSigner:
     """Signs groups as one sampler."""
 
-    def __init__(self, key: ec.EllipticCurvePrivateKey, *, certificate_pem: bytes, run_id: str) -> None:
-        self._key = key
-        self._certificate_pem = certificate_pem
-        self._run_id = run_id
-
-    @classmethod
-    def of(cls, identity: Identity) -> Self:
-        """Return the signer of an identity."""
-        key = read_private_key(identity.key_pem)
-        assert isinstance(key, ec.EllipticCurvePrivateKey), "identities are made with such keys only"
-        return cls(key, certificate_pem=identity.certificate_pem, run_id=identity.run_id)
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._key = read_curve_key(identity.key_pem)
 
     def prove(self, group_id: str, group: EncodedGroup) -> GroupProof:
         """Return the proof for an encoded group."""
-        signature = self._key.sign(_signed_message(self._run_id, group_id, group), _ALGORITHM)
-        return GroupProof(self._certificate_pem, signature)
+        message = _signed_message(self._identity.run_id, group_id, group)
+        return GroupProof(self._identity.certificate_pem, self._key.sign(message, _ALGORITHM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +71,7 @@ class GroupVerifier:
     def check(
         self, proof: GroupProof, *, sampler_id: str, group_id: str, group: EncodedGroup, now: float
     ) -> None:
-        """Check that ``sampler_id`` made the group; revocation is not looked at.
-
-        Raises:
-            RefusedError: BAD_SIGNATURE, with what is wrong.
-        """
+        """Check that ``sampler_id`` made the group. Raises RefusedError: BAD_SIGNATURE; it did not."""
         if len(proof.certificate) > CERTIFICATE_BYTES:
             raise _unproved(f"its certificate has {len(proof.certificate)} bytes")
         holder = self._holder_of(proof.certificate)

@@ -18,7 +18,7 @@ from node.identity.certificates import (
     new_key,
     peer_in,
     read_certificate,
-    read_private_key,
+    read_curve_key,
 )
 from node.identity.files import cannot_read, make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import Peer
@@ -56,16 +56,10 @@ class Identity:
 
 
 def make_identity(key_pem: bytes, certificate_pem: bytes, ca_pem: bytes) -> Identity:
-    """Put an identity together from its parts.
-
-    Raises:
-        ValueError: a part does not parse, or key and certificate do not belong together.
-        RefusedError: the certificate names no peer.
-    """
+    """Put an identity together. Raises ValueError, RefusedError: a part is damaged or does not belong."""
     certificate = read_certificate(certificate_pem)
-    key = read_private_key(key_pem)
     read_certificate(ca_pem)
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    if read_curve_key(key_pem).public_key() != certificate.public_key():
         raise ValueError("key and certificate do not belong together")
     peer = peer_in(certificate)
     return Identity(
@@ -81,11 +75,7 @@ def make_identity(key_pem: bytes, certificate_pem: bytes, ca_pem: bytes) -> Iden
 
 
 def load_identity(directory: Path) -> Identity | None:
-    """Read the identity in ``directory``; None where the peer has not enrolled yet.
-
-    Raises:
-        StartupError: it is damaged, or others may read its key.
-    """
+    """Read an identity; None where the peer has not enrolled yet. Raises StartupError: it is damaged."""
     try:
         certificate_pem = (directory / CERTIFICATE_FILE).read_bytes()
     except FileNotFoundError:
@@ -111,11 +101,7 @@ def save_identity(identity: Identity, directory: Path) -> None:
 
 
 def load_or_make_key(directory: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key of an identity to be; kept from the first call on, so that enrolling can be repeated.
-
-    Raises:
-        StartupError: a key is there and is damaged, or others may read it.
-    """
+    """Return the key of an identity to be; kept from the first call on, so that enrolling can be repeated."""
     path = directory / KEY_FILE
     if not path.exists():
         key = new_key()
@@ -123,16 +109,13 @@ def load_or_make_key(directory: Path) -> ec.EllipticCurvePrivateKey:
         write_secret(path, key_to_pem(key))
         return key
     try:
-        loaded = read_private_key(read_secret(path))
+        return read_curve_key(read_secret(path))
     except ValueError as error:
         raise StartupError(f"{path} is damaged: {error}", fix="Move it away and start again.") from error
-    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-        raise StartupError(f"{path} is not a key on P-256", fix="Move it away and start again.")
-    return loaded
 
 
 def expiries(identity: Identity) -> tuple[tuple[str, float], ...]:
-    """Return when the certificates expire that an identity stands on: name and Unix seconds."""
+    """Return name and end (Unix seconds) of each certificate that an identity stands on."""
     authority = read_certificate(identity.ca_pem)
     return (
         (identity.role.value, identity.not_after_s),
@@ -173,11 +156,7 @@ def identity_on_disk(
 
 
 def check_own(identity: Identity, run: RunDescription, role: Role, now: float) -> None:
-    """Check that an identity will be let in, before the hub is asked; also before every dial.
-
-    Raises:
-        StartupError: it is of another run or role, expired, or not yet valid.
-    """
+    """Check that an identity will be let in, before the hub is asked. Raises StartupError: it will not."""
     enrol_again = ENROL_AGAIN.format(role=role)
     if identity.run_id != run.run_id:
         raise StartupError(
@@ -201,8 +180,7 @@ def check_own(identity: Identity, run: RunDescription, role: Role, now: float) -
 def check_dates(identity: Identity, now: float) -> None:
     """Check that an identity's certificate is valid at ``now``, Unix seconds.
 
-    Raises:
-        StartupError: it is not valid any more, or not yet.
+    Raises StartupError: it is not valid any more, or not yet.
     """
     if now >= identity.not_after_s:
         raise StartupError(

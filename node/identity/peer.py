@@ -30,11 +30,7 @@ class Peer:
 
     @classmethod
     def from_spiffe_id(cls, text: str) -> Self:
-        """Read such a name.
-
-        Raises:
-            RefusedError: UNAUTHENTICATED; it is not the name of a peer.
-        """
+        """Read such a name. Raises RefusedError: UNAUTHENTICATED; it is not the name of a peer."""
         parts = text.removeprefix(_SCHEME).split("/")
         if text.startswith(_SCHEME) and len(parts) == 3:
             run_id, role, node_id = parts

@@ -25,28 +25,19 @@ COPY_NAME: Final = "revoked_by_coordinator"
 _DIGEST_BYTES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the file."""
-
-    node_id: str
-    remark: str
-    """The text after ``#``."""
-
-
-def entries(text: str) -> tuple[Entry, ...]:
-    """Return the nodes that a file's text shuts out, each once, with their remarks."""
-    found: dict[str, Entry] = {}
+def remarks(text: str) -> dict[str, str]:
+    """Return the node ids that a file's text shuts out, each with the text after its ``#``."""
+    found = {}
     for line in text.splitlines():
-        word, _, remark = line.partition("#")
-        if is_name(word.strip()):
-            found[word.strip()] = Entry(word.strip(), remark.strip())
-    return tuple(found.values())
+        node_id, _, remark = map(str.strip, line.partition("#"))
+        if is_name(node_id):
+            found[node_id] = remark
+    return found
 
 
 def with_revoked(text: str, node_ids: Iterable[str], *, remark: str) -> str:
     """Return a file's text with more nodes shut out; those that are already stay as they are."""
-    listed = {entry.node_id for entry in entries(text)}
+    listed = remarks(text)
     new = [node_id for node_id in dict.fromkeys(node_ids) if node_id not in listed]
     end = "" if not text or text.endswith("\n") else "\n"
     return text + end + "".join(f"{node_id}  # {remark}\n" for node_id in new)
@@ -73,11 +64,7 @@ class Revocations:
         return blake3.blake3(text.encode()).digest(length=_DIGEST_BYTES)
 
     def save(self, path: Path) -> None:
-        """Write them as a file that ``RevocationList`` reads.
-
-        Raises:
-            OSError: the disk is full or broken; the file is as it was.
-        """
+        """Write a file that ``RevocationList`` reads. Raises OSError: it is as it was."""
         write_public(path, "".join(f"{node_id}\n" for node_id in self.node_ids).encode())
 
 
@@ -106,30 +93,28 @@ class _File:
         self._revoked: frozenset[str] = frozenset()
 
     def node_ids(self) -> frozenset[str]:
-        self._refresh()
-        return self._revoked
-
-    def _refresh(self) -> None:
         try:
             status = self._path.stat()
             state = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if state == self._read_at:
-                return
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if state != self._read_at:
+                self._revoked = self._names_in(self._path.read_text(encoding="utf-8", errors="replace"))
+                self._read_at = state
         except FileNotFoundError:
             self._read_at, self._revoked = None, frozenset()
-            return
         except OSError as error:
             # Nodes that were shut out stay out until the file can be read again.
             logger.error(
                 "revocation list unreadable", extra={"path": str(self._path), "detail": error.strerror}
             )
-            return
-        words = [line.split("#", 1)[0].strip() for line in lines]
-        for number, word in enumerate(words, start=1):
+        return self._revoked
+
+    def _names_in(self, text: str) -> frozenset[str]:
+        for number, line in enumerate(text.splitlines(), start=1):
+            word = line.split("#", 1)[0].strip()
             if word and not is_name(word):
                 logger.error(
                     "revoked name is not a valid node id", extra={"path": str(self._path), "line": number}
                 )
-        self._read_at, self._revoked = state, frozenset(filter(is_name, words))
-        logger.info("revocation list read", extra={"revoked": len(self._revoked)})
+        names = frozenset(remarks(text))
+        logger.info("revocation list read", extra={"revoked": len(names)})
+        return names

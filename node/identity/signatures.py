@@ -30,18 +30,13 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a key.
-
-        Raises:
-            StartupError: it is missing or damaged, or others may read it.
-        """
-        content = read_secret(path)
+        """Read a key. Raises StartupError: it is missing or damaged, or others may read it."""
         try:
-            key = read_private_key(content)
+            key = read_private_key(read_secret(path))
+            if not isinstance(key, ed25519.Ed25519PrivateKey):
+                raise ValueError("not an Ed25519 key")
         except ValueError as error:
             raise StartupError(f"{path} is damaged: {error}", fix="Restore it from a copy.") from error
-        if not isinstance(key, ed25519.Ed25519PrivateKey):
-            raise StartupError(f"{path} is not an Ed25519 key", fix="Restore it from a copy.")
         return cls(key)
 
     def save(self, path: Path) -> None:
@@ -55,11 +50,7 @@ class SigningKey:
 
 
 def verify(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> None:
-    """Check a signature.
-
-    Raises:
-        RefusedError: BAD_SIGNATURE; another key, domain or message, or no signature at all.
-    """
+    """Check a signature. Raises RefusedError: BAD_SIGNATURE; another key, domain or message, or none."""
     _check_domain(domain)
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(public_key).verify(signature, domain + message)

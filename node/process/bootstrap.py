@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,19 +13,19 @@ import uvloop
 from node import descriptors
 from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
-from node.enrolment.enrolment_client import enrol_with_token, kept_name
+from node.enrolment.enrolment_client import kept_name, obtain_identity
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.exit_code import ExitCode
 from node.file_lock import lock_state_directory
 from node.identity.files import cannot_make, make_private_directory
-from node.identity.identity_store import Identity, expiries, identity_on_disk
+from node.identity.identity_store import expiries
 from node.identity.run_description import RunDescription
 from node.process.abandoned_threads import exit_without_them
 from node.process.allocator import keep_freed_memory
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.last_start import note_settings
-from node.process.preflight import no_certificate, too_few_descriptors
-from node.process.role_context import ROLE_MODULES, RoleContext, load_build
+from node.process.preflight import too_few_descriptors
+from node.process.role_context import RoleContext, load_build
 from node.process.service import Service
 from node.process.systemd import Systemd
 from node.process.telemetry_http import TelemetryServer
@@ -39,22 +39,21 @@ from node.weights.codec.exponent_conditioned.choice import implementation
 logger = logging.getLogger(__name__)
 
 
-def run(resolved: Resolved, *, roles: Iterable[str]) -> ExitCode:
-    """Run a process with ``roles`` until it is stopped; logging is configured already."""
+def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
+    """Run a process with ``roles``, in their order, until it is stopped; logging is configured already."""
     config = resolved.config
-    names = [role for role in ROLE_MODULES if role in set(roles)]
     logger.info(
         "configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}}
     )
     # Where tensors are computed, threads would wait for each other's allocations.
-    keep_freed_memory(has_one_heap=not {Role.LEARNER, Role.SAMPLER} & set(names))
+    keep_freed_memory(has_one_heap=not {Role.LEARNER, Role.SAMPLER} & set(roles))
     logger.info("open files", extra={"limit": descriptors.raise_limit()})
-    scarcity = too_few_descriptors(config, map(Role, names))
+    scarcity = too_few_descriptors(config, roles)
     if scarcity is not None:
         logger.warning("few open files", extra={"detail": scarcity})
     logger.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        exit_code = runner.run(_serve(config, roles=[Role(name) for name in names]))
+        exit_code = runner.run(_serve(config, roles=roles))
     exit_without_them(exit_code)
     return exit_code
 
@@ -102,7 +101,15 @@ async def _build(role: Role, node: NodeSection, context_of: Callable[..., RoleCo
     state_dir = node.state_dir / role
     identity = None
     if node.tls:
-        identity = await obtain_identity(node, role=role, run=run_description, now=time.time())
+        identity = await obtain_identity(
+            state_dir / IDENTITY_DIRECTORY,
+            run=run_description,
+            role=role,
+            node_id=node.node_id,
+            token_file=node.token_file,
+            now=time.time(),
+            warn=lambda detail: logger.warning("token readable by others", extra={"detail": detail}),
+        )
     node_id = identity.node_id if identity else node.node_id or kept_name(state_dir, role=role)
     bind_peer(role=role, node_id=node_id)
     context = context_of(
@@ -125,27 +132,3 @@ def _hold_state(state_dir: Path) -> None:
     except OSError as error:
         raise cannot_make(state_dir, error, fix="Set node.state_dir to another directory.") from error
     lock_state_directory(state_dir)
-
-
-async def obtain_identity(node: NodeSection, *, role: Role, run: RunDescription, now: float) -> Identity:
-    """Return this peer's identity: the one on disk, else a new one enrolled with the token.
-
-    Raises:
-        StartupError: there is neither, or the run would not accept what there is; says how to get a token.
-        ConfigError: ``node.node_id`` is not the name in the identity on disk.
-    """
-    directory = node.state_dir / role / IDENTITY_DIRECTORY
-    identity = identity_on_disk(directory, role=role, run=run, node_id=node.node_id, now=now)
-    if identity is not None:
-        return identity
-    if node.token_file is None:
-        raise no_certificate(role, directory)
-    return await enrol_with_token(
-        node.token_file,
-        run=run,
-        role=role,
-        node_id=node.node_id,
-        directory=directory,
-        now=now,
-        warn=lambda detail: logger.warning("token readable by others", extra={"detail": detail}),
-    )

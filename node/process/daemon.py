@@ -17,9 +17,9 @@ import contextvars
 import enum
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from node.errors import ConfigError, RefusedError, StartupError
 from node.exit_code import ExitCode, exit_code_of_failure
@@ -49,7 +49,7 @@ class StartStage:
     """Services that start and stop together, built once the stages before are ready."""
 
     name: str
-    build: Callable[[], Awaitable[Sequence[Service]]]
+    build: Callable[[], Coroutine[Any, Any, Sequence[Service]]]
     """Runs in the stage's own context: what it binds to log records also applies to the services."""
 
 
@@ -58,10 +58,8 @@ async def run_daemon(
 ) -> ExitCode:
     """Run stages until something stops them; return the exit code.
 
-    Args:
-        stages: in the order in which they start.
-        drain_timeout_s: for all stages together, from the first request to stop.
-        announce: called at every change of phase; must not raise.
+    ``drain_timeout_s`` is for all stages together; ``announce`` hears of each phase and must not raise.
+
     Returns:
         DRAINED: every service returned in time, whatever the cause of the stop.
         COULD_NOT_START (or CONFIGURATION, for a ConfigError): a service failed before all were ready.
@@ -122,7 +120,7 @@ class _Daemon:
         for stage in stages:
             context = contextvars.copy_context()
             try:
-                services = await asyncio.create_task(_build(stage), context=context)
+                services = await asyncio.create_task(stage.build(), context=context)
             except Exception as error:  # of any kind: what has started is drained
                 self._fail(stage.name, error)
                 return
@@ -178,10 +176,6 @@ class _Daemon:
         for task in late:
             task.cancel()
         return late
-
-
-async def _build(stage: StartStage) -> Sequence[Service]:
-    return await stage.build()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ whether the device exists, and what only loading the weights can show.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,8 @@ from node.clock import moment
 from node.config.settings import NodeConfig, NodeSection
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
-from node.enrolment.tokens import check_fits, how_to_get_a_token, read_token_file
-from node.errors import ConfigError, HeteroRLError, StartupError
+from node.enrolment.tokens import how_to_get_a_token, usable_token
+from node.errors import ConfigError, NotReadyError, StartupError
 from node.identity.files import cannot_make, cannot_read
 from node.identity.identity_store import identity_on_disk
 from node.identity.run_description import RunDescription
@@ -34,17 +34,8 @@ from node.weights.format.model_files import StoredDtypes
 
 _RELAYED_PEERS: Final = 256
 
-Fault = StartupError | ConfigError
 Check = Callable[[], object]
-"""Raises a fault, or returns."""
-
-
-class NotReadyError(HeteroRLError):
-    """The daemon could not start; ``faults`` has every fault that was found."""
-
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
-        super().__init__("\n".join(map(str, faults)))
-        self.faults = faults
+"""Raises a StartupError or ConfigError, or returns."""
 
 
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
@@ -56,10 +47,9 @@ def in_order(names: Iterable[str]) -> tuple[Role, ...]:
 def check_before_torch(config: NodeConfig, roles: Iterable[Role]) -> None:
     """Check the model directories and packages of roles as far as possible without torch.
 
-    Raises:
-        NotReadyError: with every fault.
+    Raises NotReadyError: with every fault.
     """
-    _raise_all(_installed_checks(config, roles))
+    _raise_all(_installed_checks(config, tuple(roles)))
 
 
 def check_everything(
@@ -67,33 +57,19 @@ def check_everything(
 ) -> None:
     """Check everything that a start of ``roles`` needs; change nothing.
 
-    Args:
-        warn: called with a sentence about anything that works and should be changed all the same.
-    Raises:
-        NotReadyError: with every fault.
+    ``warn`` is called with a sentence about anything that works and should be changed all the same.
+    Raises NotReadyError: with every fault.
     """
     roles = tuple(roles)
-    node = config.node
-    faults: list[Fault] = []
-    checks: list[Check] = [partial(_check_state_dir, node.state_dir / role) for role in roles]
-    try:
-        run = RunDescription.load(node.run_file)
-    except StartupError as error:
-        faults.append(error)
-    else:
-        for role in roles if node.tls else ():
-            checks.append(partial(_check_identity, node, role, run, now=now, warn=warn))
-            if role is Role.COORDINATOR:
-                checks.append(partial(Authority.load, node.state_dir / role / AUTHORITY_DIRECTORY))
-        if Role.LEARNER in roles:
-            checks.append(partial(_check_signing_key, node.state_dir / Role.LEARNER, run))
-    if not node.tls:
-        checks += [partial(_check_loopback, config, role) for role in roles]
     if (scarcity := too_few_descriptors(config, roles)) is not None:
         warn(scarcity)
-    checks += [*_installed_checks(config, roles), *_data_checks(config, roles, warn)]
-    checks += [section.check_code for _, section in _sections(config, roles, having="check_code")]
-    _raise_all(checks, faults)
+    checks = [
+        *_checks_of_run(config, roles, now=now, warn=warn),
+        *_installed_checks(config, roles),
+        *_data_checks(config, roles, warn),
+        *(section.check_code for _, section in _sections(config, roles, having="check_code")),
+    ]
+    _raise_all(checks)
 
 
 def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> str | None:
@@ -114,24 +90,37 @@ def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> str | None
     )
 
 
-def no_certificate(role: Role, directory: Path) -> StartupError:
-    """Return the error of a peer that has neither certificate nor token."""
-    return StartupError(
-        f"This {role} has no certificate in {directory} and no token to get one",
-        fix=f"{how_to_get_a_token(role)}, and set node.token_file to a file that holds it.",
-    )
-
-
-def _raise_all(checks: Iterable[Check], faults: Iterable[Fault] = ()) -> None:
-    found = list(faults)
+def _raise_all(checks: Iterable[Check]) -> None:
+    found: dict[str, StartupError | ConfigError] = {}
     for check in checks:
         try:
             check()
         except (StartupError, ConfigError) as error:
-            if str(error) not in map(str, found):  # two roles may share a directory
-                found.append(error)
+            found.setdefault(str(error), error)  # two roles may share a directory
     if found:
-        raise NotReadyError(tuple(found))
+        raise NotReadyError(tuple(found.values()))
+
+
+def _checks_of_run(
+    config: NodeConfig, roles: Sequence[Role], *, now: float, warn: Callable[[str], None]
+) -> Iterator[Check]:
+    """Yield the checks of state directories, identities and keys; those of the run only if it is known."""
+    node = config.node
+    for role in roles:
+        yield partial(_check_state_dir, node.state_dir / role)
+        if not node.tls:
+            yield partial(_check_loopback, config, role)
+    try:
+        run = RunDescription.load(node.run_file)
+    except StartupError:
+        yield partial(RunDescription.load, node.run_file)
+        return
+    for role in roles if node.tls else ():
+        yield partial(_check_identity, node, role, run, now=now, warn=warn)
+    if node.tls and Role.COORDINATOR in roles:
+        yield partial(Authority.load, node.state_dir / Role.COORDINATOR / AUTHORITY_DIRECTORY)
+    if Role.LEARNER in roles:
+        yield partial(_check_signing_key, node.state_dir / Role.LEARNER, run)
 
 
 def _sections(config: NodeConfig, roles: Iterable[Role], *, having: str) -> list[tuple[Role, Any]]:
@@ -140,39 +129,35 @@ def _sections(config: NodeConfig, roles: Iterable[Role], *, having: str) -> list
     return [(role, section) for role, section in sections if hasattr(section, having)]
 
 
-def _installed_checks(config: NodeConfig, roles: Iterable[Role]) -> list[Check]:
+def _installed_checks(config: NodeConfig, roles: Sequence[Role]) -> list[Check]:
     """Return the checks of what was put on this machine for the roles: models and packages."""
-    roles = tuple(roles)
-    models = _sections(config, roles, having="model_dir")
-    needing = _sections(config, roles, having="needed_packages")
+    packages = _sections(config, roles, having="needed_packages")
     return [
-        *(partial(_check_model, section.model_dir, key=f"{role}.model_dir") for role, section in models),
-        *(needed.check for _, section in needing for needed in section.needed_packages),
+        *_model_checks(config, roles),
+        *(needed.check for _, section in packages for needed in section.needed_packages),
     ]
 
 
-def _data_checks(config: NodeConfig, roles: Iterable[Role], warn: Callable[[str], None]) -> list[Check]:
-    roles = tuple(roles)
+def _model_checks(config: NodeConfig, roles: Sequence[Role]) -> list[Check]:
+    models = _sections(config, roles, having="model_dir")
+    return [partial(_check_model, section.model_dir, key=f"{role}.model_dir") for role, section in models]
+
+
+def _data_checks(config: NodeConfig, roles: Sequence[Role], warn: Callable[[str], None]) -> Iterator[Check]:
     model_dir = next((one.model_dir for _, one in _sections(config, roles, having="model_dir")), None)
-    checks: list[Check] = []
     for _, section in _sections(config, roles, having="data_paths"):
         paths = [partial(_check_path, key, path) for key, path in section.data_paths.items()]
-        needs: list[Check] = [*paths, *(needed.check for needed in section.needed_packages)]
-        if model_dir is not None:
-            needs.append(partial(_check_model, model_dir, key="model_dir"))
-        checks += [*paths, partial(_check_data, section, needs, model_dir=model_dir, warn=warn)]
-    return checks
+        yield from paths
+        packages = [needed.check for needed in section.needed_packages]
+        needs = [*paths, *packages, *_model_checks(config, roles)]
+        yield partial(_check_data, section, needs, model_dir=model_dir, warn=warn)
 
 
 def _check_data(
-    section: Any, needs: Sequence[Check], *, model_dir: Path | None, warn: Callable[[str], None]
+    section: Any, needs: Iterable[Check], *, model_dir: Path | None, warn: Callable[[str], None]
 ) -> None:
-    """Read the data, unless one of ``needs`` fails, which is reported by itself."""
-    try:
-        for check in needs:
-            check()
-    except (StartupError, ConfigError):
-        return
+    for check in needs:
+        check()  # its fault is found by itself too, and counts once
     if warning := section.check_data(model_dir):
         warn(warning)
 
@@ -181,8 +166,7 @@ def _check_path(key: str, path: Path) -> None:
     try:
         path.stat()
     except OSError as error:
-        fix = f"Set {key} to a file on this machine."
-        raise cannot_read(path, error, fix=fix) from error
+        raise cannot_read(path, error, fix=f"Set {key} to a file on this machine.") from error
 
 
 def _check_model(model_dir: Path, *, key: str) -> None:
@@ -227,16 +211,12 @@ def _check_identity(
     directory = node.state_dir / role / IDENTITY_DIRECTORY
     if identity_on_disk(directory, role=role, run=run, node_id=node.node_id, now=now) is not None:
         return
-    if node.token_file is None:
-        raise no_certificate(role, directory)
-    fix = how_to_get_a_token(role)
-    found = read_token_file(node.token_file, how_to_get_one=f"{fix}.")
-    check_fits(found.token, run=run, role=role)
+    found = usable_token(node.token_file, directory, run=run, role=role)
     if now >= found.token.expires_at_s:
         raise StartupError(
             f"The token in {node.token_file} expired at {moment(found.token.expires_at_s)}, "
             f"and this machine's clock says {moment(now)}",
-            fix=f"{fix}.",
+            fix=f"{how_to_get_a_token(role)}.",
         )
     if node.node_id is not None and found.token.node_id not in (None, node.node_id):
         raise ConfigError(

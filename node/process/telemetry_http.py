@@ -15,10 +15,10 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
@@ -73,12 +73,10 @@ class TelemetryServer:
         self._count_refusal = count_refusal
         self._phase = Phase.STARTING
         self._heartbeat_at = clock.monotonic()
-        self._address: tuple[str, int] | None = None
-
-    @property
-    def address(self) -> tuple[str, int] | None:
+        self._places = Places["asyncio.Task[None]"](PLACES)
+        self._renderers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="telemetry")
+        self.address: tuple[str, int] | None = None
         """Host and port; None until it is bound."""
-        return self._address
 
     def announce(self, phase: Phase) -> None:
         """Set the daemon's phase, for /readyz."""
@@ -104,23 +102,16 @@ class TelemetryServer:
                 return HTTPStatus.NOT_FOUND, _TEXT, f"{there}\n".encode()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Serve until ``stopping``.
-
-        Raises:
-            StartupError: the address cannot be bound.
-        """
+        """Serve until ``stopping``. Raises StartupError: the address cannot be bound."""
         listener = self._bind()
-        self._address = listener.getsockname()[:2]
+        self.address = listener.getsockname()[:2]
         loop, is_over = asyncio.new_event_loop(), asyncio.Event()
         answering = threading.Thread(
-            target=_run_to_end,
-            args=(loop, self._answer_until(is_over, listener)),
-            name="telemetry",
-            daemon=True,
+            target=self._answer_all, args=(loop, listener, is_over), name="telemetry", daemon=True
         )
         answering.start()
         try:
-            logger.info("telemetry listens", extra={"host": self._address[0], "port": self._address[1]})
+            logger.info("telemetry listens", extra={"host": self.address[0], "port": self.address[1]})
             ready()
             while not stopping.is_set():
                 self._heartbeat_at = self._clock.monotonic()
@@ -138,34 +129,19 @@ class TelemetryServer:
                 fix="Set telemetry.http_listen to a free address; port 0 takes any free port.",
             ) from error
 
-    async def _answer_until(self, is_over: asyncio.Event, listener: socket.socket) -> None:
-        clients = _Clients(self.answer, self._count_refusal)
-        server = await asyncio.start_server(clients.serve, sock=listener, limit=_REQUEST_BYTES)
-        await is_over.wait()
-        server.close()
-        clients.close()
-
-
-def _run_to_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(work)
-
-
-class _Clients:
-    """The clients of the endpoints, in the event loop of their thread."""
-
-    def __init__(
-        self, answer: Callable[[str], tuple[HTTPStatus, str, bytes]], count_refusal: CountRefusal
+    def _answer_all(
+        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, is_over: asyncio.Event
     ) -> None:
-        self._answer = answer
-        self._count_refusal = count_refusal
-        self._places = Places["asyncio.Task[None]"](PLACES)
-        self._renderers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="telemetry")
+        async def until_it_is_over() -> None:
+            server = await asyncio.start_server(self._serve, sock=listener, limit=_REQUEST_BYTES)
+            await is_over.wait()
+            server.close()
+            self._renderers.shutdown(wait=False, cancel_futures=True)
 
-    def close(self) -> None:
-        self._renderers.shutdown(wait=False, cancel_futures=True)
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(until_it_is_over())
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         address = origin((writer.get_extra_info("peername") or ("",))[0])
@@ -196,10 +172,10 @@ class _Clients:
         if method != "GET":
             status, content_type, body = HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"GET\n"
         elif path.partition("?")[0] in _AT_ONCE:
-            status, content_type, body = self._answer(path)
+            status, content_type, body = self.answer(path)
         else:
             loop = asyncio.get_running_loop()
-            status, content_type, body = await loop.run_in_executor(self._renderers, self._answer, path)
+            status, content_type, body = await loop.run_in_executor(self._renderers, self.answer, path)
         return (
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
             f"X-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"

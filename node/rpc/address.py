@@ -9,8 +9,6 @@ import re
 import socket
 from typing import Final
 
-from node.errors import ConfigError
-
 MEMBERS_PORT: Final = 7700
 ENROLMENT_PORT: Final = 7701
 """The coordinator's two ports unless the configuration says otherwise; for examples and messages only."""
@@ -20,10 +18,7 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host (without brackets) and port.
-
-    Raises ValueError: it has another form; the message says what is wrong.
-    """
+    """Return host (without brackets) and port. Raises ValueError: it has another form; says which rule."""
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         is_host = _is_v6(host[1:-1])
@@ -52,45 +47,9 @@ def split_target(address: str) -> tuple[str, int]:
     return host, port
 
 
-def check_target(address: str, *, flag: str, example_port: int) -> str:
-    """Return an address given on the command line, if it can be dialled.
-
-    Args:
-        address: the value.
-        flag: the flag, for the message.
-        example_port: the default port of that service, for the message.
-    Raises ConfigError: it cannot be dialled; shows what to write.
-    """
-    try:
-        split_target(address)
-    except ValueError as error:
-        host = address.partition(":")[0]
-        host = host if _HOST.fullmatch(host) else "HOST"
-        raise ConfigError(
-            key="address",
-            value=address,
-            source=flag,
-            rule=str(error),
-            fix=f"For example: {flag} {host}:{example_port}",
-        ) from error
-    return address
-
-
-def check_host(host: str, *, flag: str) -> str:
-    """Return a host given on the command line: a name or an IP address without a port.
-
-    Raises ConfigError: it is neither; shows what to write.
-    """
-    if _is_address(host) or _HOST.fullmatch(host) is not None:
-        return host
-    name, _, port = host.rpartition(":")
-    if _PORT.fullmatch(port) is not None and _HOST.fullmatch(name) is not None:
-        rule, fix = "a host has no port", f"Write {flag} {name}. The port belongs to coordinator.listen."
-    elif host.startswith("[") and _is_v6(host.strip("[]")):
-        rule, fix = "an IPv6 address has no brackets here", f"Write {flag} {host.strip('[]')}."
-    else:
-        rule, fix = "a host is a name or an IP address", f"For example: {flag} hub.example.org"
-    raise ConfigError(key="host", value=host, source=flag, rule=rule, fix=fix)
+def is_host(text: str) -> bool:
+    """Return whether this is a name, or an address without port and brackets."""
+    return _is_address(text) or _HOST.fullmatch(text) is not None
 
 
 def join_address(host: str, port: int | str) -> str:

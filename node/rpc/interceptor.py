@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -31,7 +32,6 @@ from node.rpc.auth import RULES, Context, Rule, check_role, not_after_of, peer_o
 from node.rpc.call_rates import CallRates, Rate
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
 from node.rpc.connection_guard import Owners
-from node.rpc.live_rpcs import LiveRpc, LiveRpcs
 from node.rpc.messages import bounded_parser, first_message_s, only_request, requests, within
 
 # Quoted: generic in the type stubs only.
@@ -45,18 +45,6 @@ _DETAILS_CHARACTERS: Final = 1000
 
 _WARNINGS: Final = Rate(per_s=1 / 60, burst=1)
 """How often the log names one peer that asks too much."""
-
-
-_MEMBERS_PORT: Final = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
-
-_WHERE: Final = {
-    "EnrolmentService": "the coordinator's enrolment port "
-    f"(coordinator.enrolment_listen, {ENROLMENT_PORT} by default)",
-    "MembershipService": _MEMBERS_PORT,
-    "PolicyService": f"{_MEMBERS_PORT} and at relays",
-    "RolloutService": f"{_MEMBERS_PORT} and at relays",
-}
-"""Service -> the port that serves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +70,33 @@ class RpcLimits:
     """Calls of all peers that wait so, at 20 KB each; further ones are refused at once."""
 
 
-class _TooMuchError(RefusedError):
-    """A peer has too many calls open, or calls too often."""
+@dataclass(slots=True, eq=False)
+class LiveRpc:
+    """An rpc that was admitted and has not ended."""
+
+    method: str
+    rule: Rule
+    peer: Peer | None
+    """None where the rpc asks for no certificate."""
+    not_after_s: float
+    """When the caller's certificate expires, Unix seconds."""
+    task: asyncio.Task[None]
+    ended_by: RefusedError | None = None
+    """Why the server ended it; None while it has not."""
+
+    @property
+    def account(self) -> tuple[str, str]:
+        """The account that pays for it: its caller, or all strangers, and its method."""
+        return "" if self.peer is None else self.peer.node_id, self.method
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """By what the ports of a hub admit rpcs."""
+    """Run, revocations, clock and counter by which the ports of a hub admit rpcs."""
 
     run_id: str
-    """Callers of other runs are refused."""
     revocations: RevocationList
     clock: Clock
-    """For expiry and rates."""
     count_refusal: CountRefusal
 
 
@@ -103,35 +105,46 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, name: str, admission: Admission, *, limits: RpcLimits) -> None:
         self._name = name
-        self._run_id = admission.run_id
-        self._revocations = admission.revocations
+        self._admission = admission
         self._clock = admission.clock
-        self._count_refusal = admission.count_refusal
         self._limits = limits
         self._is_draining = False
         self._rates = CallRates()
         self._held_back = 0
+        self._live: set[LiveRpc] = set()
+        self._live_of: Counter[str] = Counter()
+        """Node id -> its live rpcs."""
         self.owners = Owners()
         """Members by the connections they call over."""
-        self.live = LiveRpcs()
+
+    @property
+    def live_rpcs(self) -> int:
         """Rpcs being served now."""
+        return len(self._live)
 
     def recheck(self) -> None:
         """End the streams of callers whose certificate has expired or was revoked since they began."""
-        self.live.end_each(
+        self._end_each(
             lambda rpc: None if rpc.peer is None else self._standing_refusal(rpc.peer, rpc.not_after_s)
         )
 
     async def drain(self, grace_s: float) -> None:
         """Admit no more rpcs, end the endless ones, and end the others after ``grace_s``."""
         self._is_draining = True
-        self.live.end_each(lambda rpc: _draining() if rpc.rule.is_endless else None)
-        try:
-            async with asyncio.timeout(grace_s):
-                await self.live.wait_until_none()
-        except TimeoutError:
-            logger.warning("rpcs late to drain", extra={"methods": self.live.methods})
-            self.live.end_each(lambda _: _draining())
+        self._end_each(lambda rpc: _draining() if rpc.rule.is_endless else None)
+        if self._live:
+            await asyncio.wait([rpc.task for rpc in self._live], timeout=grace_s)
+        if self._live:
+            methods = sorted({rpc.method for rpc in self._live})
+            logger.warning("rpcs late to drain", extra={"methods": methods})
+            self._end_each(lambda _: _draining())
+
+    def _end_each(self, refusal_of: Callable[[LiveRpc], RefusedError | None]) -> None:
+        """Cancel the servicers of rpcs for which there is a refusal, which their callers are sent."""
+        for rpc in self._live:
+            if rpc.ended_by is None and (refusal := refusal_of(rpc)) is not None:
+                rpc.ended_by = refusal
+                rpc.task.cancel()
 
     async def intercept_service(
         self,
@@ -153,8 +166,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         service = service_of(method)
         refusal = RefusedError(
             Reason.WRONG_PORT,
-            f"this is the {self._name} port of run {self._run_id}",
-            fix=f"{service} is at {_WHERE[service]}",
+            f"this is the {self._name} port of run {self._admission.run_id}",
+            fix=f"{service} is at {_port_of(service)}",
         )
 
         async def refuse(_: AsyncIterator[Any], context: Context) -> None:
@@ -220,11 +233,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
     async def _paced(self, messages: AsyncIterator[Any], rpc: LiveRpc, rate: Rate) -> AsyncIterator[Any]:
         """Yield messages as fast as the rate allows; gRPC's flow control then holds up the sender."""
         async for message in messages:
-            await asyncio.sleep(self._rates.reserve((rpc.name, "message"), rate, now=self._clock.monotonic()))
+            await asyncio.sleep(
+                self._rates.reserve((rpc.account, "message"), rate, now=self._clock.monotonic())
+            )
             yield message
 
     def _charge_refusal(self, rpc: LiveRpc) -> None:
-        self._rates.charge_refusal(rpc.name, rpc.rule.rate, now=self._clock.monotonic())
+        self._rates.charge_refusal(rpc.account, rpc.rule.rate, now=self._clock.monotonic())
 
     async def _write(self, context: Context, response: Any) -> None:
         """Write one message; when cancelled, wait until it is sent, so that a refusal can follow it.
@@ -247,7 +262,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         with contextlib.ExitStack() as at_the_end:
             try:
                 rpc = self._admit(method, rule, context)
-                at_the_end.callback(self.live.remove, rpc)
+                at_the_end.callback(self._forget, rpc)
                 yield rpc
                 return
             except asyncio.CancelledError:
@@ -255,16 +270,15 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     raise
                 rpc.task.uncancel()
                 refusal = rpc.ended_by
-            except _TooMuchError as error:
-                self._tell(peer_of(context), method, error)
-                await self._hold_back()
-                refusal = error
             except RefusedError as error:
                 refusal = error
             except grpc.aio.BaseError:
                 raise
             except Exception as error:
                 refusal = _only_refusal(error) or _internal_error(error, method)
+            if rpc is None and refusal.reason in (Reason.BUSY, Reason.TOO_OFTEN):
+                self._tell(peer_of(context), method, refusal)
+                await self._hold_back()
             if rpc is not None and refusal.reason.recovery is not Recovery.WAIT:
                 self._charge_refusal(rpc)
             await self._refuse(context, method, refusal)
@@ -273,12 +287,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         peer, not_after_s = None, float("inf")
         if rule.roles is not None:
             peer, not_after_s = peer_of(context), not_after_of(context)
-            if peer.run_id != self._run_id:
-                raise RefusedError(
-                    Reason.FOREIGN_RUN,
-                    f"this is run {self._run_id}, not {peer.run_id}",
-                    fix="check the address",
-                )
+            if peer.run_id != (run_id := self._admission.run_id):
+                what = f"this is run {run_id}, not {peer.run_id}"
+                raise RefusedError(Reason.FOREIGN_RUN, what, fix="check the address")
             refusal = self._standing_refusal(peer, not_after_s)
             if refusal is not None:
                 raise refusal
@@ -290,18 +301,26 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         task = asyncio.current_task()
         assert task is not None
         rpc = LiveRpc(method, rule, peer, not_after_s, task)
-        self.live.add(rpc)
+        self._live.add(rpc)
+        self._live_of[rpc.account[0]] += 1
         return rpc
+
+    def _forget(self, rpc: LiveRpc) -> None:
+        self._live.remove(rpc)
+        node_id = rpc.account[0]
+        self._live_of[node_id] -= 1
+        if not self._live_of[node_id]:
+            del self._live_of[node_id]
 
     def _check_not_too_much(self, peer: Peer, method: str, rate: Rate) -> None:
         most = self._limits.rpcs_per_peer
-        if self.live.number_of(peer) >= most:
-            raise _TooMuchError(
+        if self._live_of[peer.node_id] >= most:
+            raise RefusedError(
                 Reason.BUSY, f"{peer.node_id} has {most} calls open already", fix="end some first"
             )
         wait_s = self._rates.take((peer.node_id, method), rate, now=self._clock.monotonic())
         if wait_s:
-            raise _TooMuchError(
+            raise RefusedError(
                 Reason.TOO_OFTEN,
                 f"{peer.node_id} calls {method} too often: {rate.per_s:g} times a second are allowed, "
                 f"a refused call counts as {1 + rate.refused:g}",
@@ -332,23 +351,16 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 f"and this hub's clock says {moment(now)}",
                 fix="set the clock that is wrong, or enrol again",
             )
-        if self._revocations.is_revoked(peer.node_id):
+        if self._admission.revocations.is_revoked(peer.node_id):
             return RefusedError(
                 Reason.UNAUTHENTICATED, f"{peer.node_id} was revoked", fix="ask the operator of the run"
             )
         return None
 
     async def _refuse(self, context: Context, method: str, refusal: RefusedError) -> None:
-        self._count_refusal(service=service_of(method), reason=refusal.reason)
-        logger.debug(
-            "rpc refused",
-            extra={
-                "method": method,
-                "reason": refusal.reason,
-                "detail": str(refusal),
-                "peer": context.peer(),
-            },
-        )
+        self._admission.count_refusal(service=service_of(method), reason=refusal.reason)
+        extra = {"method": method, "reason": refusal.reason, "detail": str(refusal), "peer": context.peer()}
+        logger.debug("rpc refused", extra=extra)
         status = grpc.StatusCode[refusal.reason.status]
         try:
             async with asyncio.timeout(self._limits.refusal_s):
@@ -360,6 +372,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         except TimeoutError:
             # The caller does not read: end as cancelled, which drops the call without an answer.
             raise asyncio.CancelledError from None
+
+
+def _port_of(service: str) -> str:
+    if service == "EnrolmentService":
+        return f"the coordinator's enrolment port (coordinator.enrolment_listen, {ENROLMENT_PORT} by default)"
+    members = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
+    return members if service == "MembershipService" else f"{members} and at relays"
 
 
 def _draining() -> RefusedError:

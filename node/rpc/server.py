@@ -82,11 +82,7 @@ class RpcServer:
         audience: Audience = Audience.MEMBERS,
         limits: ServerLimits | None = None,
     ) -> None:
-        """Keep everything ``run`` needs; nothing is bound before.
-
-        ``identity`` has the role coordinator or relay; None serves without TLS, on loopback only.
-        ``drain_grace_s`` is for rpcs in flight when stopping.
-        """
+        """Serve as ``identity``, of a coordinator or relay; None: without TLS, on loopback only."""
         self._name = name
         self._listen = listen
         self._servicers = servicers
@@ -106,13 +102,10 @@ class RpcServer:
     @property
     def live_rpcs(self) -> int:
         """Rpcs being served now."""
-        return len(self._interceptor.live)
+        return self._interceptor.live_rpcs
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Serve until ``stopping``, then drain.
-
-        Raises StartupError: the address cannot be bound, or TLS is off and it is not loopback.
-        """
+        """Serve until ``stopping``, then drain. Raises StartupError: it may not or cannot listen there."""
         server = grpc.aio.server(
             interceptors=(self._interceptor,),
             options=self._options(),

@@ -133,10 +133,7 @@ class StrangersGate:
             raise
 
     async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy what a stranger sends, within the limits.
-
-        Raises TimeoutError: it said nothing for too long.
-        """
+        """Copy what a stranger sends, within the limits. Raises TimeoutError: it was silent for too long."""
         left_bytes = self._limits.received_bytes
         while left_bytes > 0:
             async with asyncio.timeout(self._limits.idle_s):

@@ -20,6 +20,7 @@ from support.clock import ManualClock
 from support.identity import MadeRun, make_run
 from support.rpc import METHODS, every_service, invoke, serving
 
+MANIFEST = "/heterorl.v1.PolicyService/GetManifest"
 MEMBERS_ONLY = [path for path in METHODS if RULES[path].roles is not None]
 
 
@@ -58,19 +59,21 @@ async def test_a_certificate_that_is_not_valid_here_and_now_or_missing_fails_the
     shown = (liar.key_pem, liar.certificate_pem) if liar else ()
     credentials = grpc.ssl_channel_credentials(made.run.ca_certificate_pem, *shown)
     options = [("grpc.ssl_target_name_override", f"hub.{made.run_id}.heterorl")]
-    async with serving(made, every_service) as hub:
-        for path in METHODS:
-            async with grpc.aio.secure_channel(hub.address, credentials, options) as channel:
-                with pytest.raises(ConnectionLost, match="UNAVAILABLE"), classified():
-                    await invoke(channel, path)
+    async with (
+        serving(made, every_service) as hub,
+        grpc.aio.secure_channel(hub.address, credentials, options) as channel,
+    ):
+        with pytest.raises(ConnectionLost, match="UNAVAILABLE"), classified():
+            await invoke(channel, MANIFEST)
 
 
 async def test_a_caller_without_tls_is_not_understood(made: MadeRun) -> None:
-    async with serving(made, every_service) as hub:
-        for path in METHODS:
-            async with dial(hub.address, made.sampler.peer, purpose=Purpose.CONTROL, now=0) as channel:
-                with pytest.raises(ConnectionLost), classified():
-                    await invoke(channel, path)
+    async with (
+        serving(made, every_service) as hub,
+        dial(hub.address, made.sampler.peer, purpose=Purpose.CONTROL, now=0) as channel,
+    ):
+        with pytest.raises(ConnectionLost), classified():
+            await invoke(channel, MANIFEST)
 
 
 async def test_what_is_for_members_is_refused_on_the_port_for_strangers(made: MadeRun) -> None:
@@ -99,38 +102,35 @@ async def test_a_certificate_that_expires_while_connected_is_refused_at_the_next
             assert refused.hub_now_s == pytest.approx(clock.now(), abs=0.01)
 
 
-@pytest.mark.parametrize("role", sorted({min(RULES[path].roles or ()) for path in MEMBERS_ONLY}))
-async def test_a_revoked_node_is_refused_at_its_next_rpc_and_its_neighbour_is_not(
-    made: MadeRun, role: Role
-) -> None:
-    revoked, neighbour = made.of(role), made.issue(role, "neighbour")
-    paths = [path for path in MEMBERS_ONLY if role in (RULES[path].roles or ())]
-    async with (
-        serving(made, every_service) as hub,
-        channel_of(revoked, hub.address) as channel,
-        channel_of(neighbour, hub.address) as neighbours_channel,
-    ):
-        for path in paths:
-            assert await invoke(channel, path) == [b""]
-        hub.revoked.write_text(f"{revoked.node_id}  # its disk was sold\n")
-        for path in paths:
+async def test_a_revoked_node_is_refused_at_its_next_rpc_and_its_neighbour_is_not(made: MadeRun) -> None:
+    async with serving(made, every_service) as hub, AsyncExitStack() as stack:
+        roles = sorted({min(RULES[path].roles or ()) for path in MEMBERS_ONLY})
+        callers = []
+        for role in roles:
+            channel, neighbours_channel = [
+                await stack.enter_async_context(channel_of(identity, hub.address))
+                for identity in (made.of(role), made.issue(role, f"neighbour-{role}"))
+            ]
+            for path in (path for path in MEMBERS_ONLY if role in (RULES[path].roles or ())):
+                assert await invoke(channel, path) == [b""]
+                callers.append((path, channel, neighbours_channel))
+        hub.revoked.write_text("".join(f"{made.of(role).node_id}  # its disk was sold\n" for role in roles))
+        for path, channel, neighbours_channel in callers:
             refused = await refusal_of(channel, path)
             assert (refused.reason, "revoked" in str(refused)) == (Reason.UNAUTHENTICATED, True)
             assert await invoke(neighbours_channel, path) == [b""]
 
 
-@pytest.mark.parametrize("role", list(Role))
-async def test_with_tls_off_the_name_a_caller_gives_decides_its_role(made: MadeRun, role: Role) -> None:
-    caller = Peer(made.run_id, role, "someone")
-    async with (
-        serving(made, every_service, tls=False) as hub,
-        dial(hub.address, caller, purpose=Purpose.CONTROL, now=0) as channel,
-    ):
-        for path in MEMBERS_ONLY:
-            if role in (RULES[path].roles or ()):
-                assert await invoke(channel, path) == [b""]
-            else:
-                assert (await refusal_of(channel, path)).reason is Reason.WRONG_ROLE
+async def test_with_tls_off_the_name_a_caller_gives_decides_its_role(made: MadeRun) -> None:
+    async with serving(made, every_service, tls=False) as hub:
+        for role in Role:
+            caller = Peer(made.run_id, role, "someone")
+            async with dial(hub.address, caller, purpose=Purpose.CONTROL, now=0) as channel:
+                for path in MEMBERS_ONLY:
+                    if role in (RULES[path].roles or ()):
+                        assert await invoke(channel, path) == [b""]
+                    else:
+                        assert (await refusal_of(channel, path)).reason is Reason.WRONG_ROLE
 
 
 async def test_with_tls_off_a_caller_of_another_run_or_without_a_name_is_refused(made: MadeRun) -> None:
@@ -150,7 +150,7 @@ async def test_a_member_that_is_no_hub_cannot_pose_as_one(made: MadeRun, role: R
         channel_of(made.sampler, hub.address) as channel,
     ):
         with pytest.raises(ConnectionLost, match="not a hub of this run"), classified():
-            await invoke(channel, "/heterorl.v1.PolicyService/GetManifest")
+            await invoke(channel, MANIFEST)
 
 
 async def test_a_relay_is_trusted_as_a_hub(made: MadeRun) -> None:
@@ -158,7 +158,7 @@ async def test_a_relay_is_trusted_as_a_hub(made: MadeRun) -> None:
         serving(made, every_service, identity=made.relay) as hub,
         channel_of(made.sampler, hub.address) as channel,
     ):
-        assert await invoke(channel, "/heterorl.v1.PolicyService/GetManifest") == [b""]
+        assert await invoke(channel, MANIFEST) == [b""]
 
 
 async def test_the_hub_of_another_run_is_not_trusted_even_under_the_same_name(
@@ -167,7 +167,7 @@ async def test_the_hub_of_another_run_is_not_trusted_even_under_the_same_name(
     twin = make_run(tmp_path / "twin", now=time.time())
     async with serving(twin, every_service) as hub, channel_of(made.sampler, hub.address) as channel:
         with pytest.raises(ConnectionLost, match="not a hub of this run"), classified():
-            await invoke(channel, "/heterorl.v1.PolicyService/GetManifest")
+            await invoke(channel, MANIFEST)
 
 
 def test_an_expired_node_is_told_so_before_it_dials(made: MadeRun) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.enrolment.authority import signing_request
-from node.enrolment.enrolment_client import enrol_with_token
+from node.enrolment.enrolment_client import obtain_identity
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.tokens import issue_token, write_token_file
@@ -22,7 +22,7 @@ from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import hub_name
 from node.identity.revocation import RevocationList
-from node.limits import SIGNING_REQUEST_BYTES, TOKEN_BYTES
+from node.limits import SIGNING_REQUEST_BYTES
 from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
 from node.rpc.server import Audience
 from node.run import Role
@@ -55,17 +55,24 @@ def token_for(made: MadeRun, hub: Serving, role: Role = Role.SAMPLER, node_id: s
 
 
 async def enrol_sampler(
-    made: MadeRun, token: str, directory: Path, node_id: str = "new", *, patience_s: float = 0.0
+    made: MadeRun,
+    token: str | None,
+    directory: Path,
+    node_id: str | None = "new",
+    *,
+    patience_s: float = 0.0,
 ) -> Identity:
     directory.parent.mkdir(parents=True, exist_ok=True)
-    token_file = directory.with_suffix(".token")
-    write_token_file(token_file, token)
-    return await enrol_with_token(
-        token_file,
+    token_file = None
+    if token is not None:
+        token_file = directory.with_suffix(".token")
+        write_token_file(token_file, token)
+    return await obtain_identity(
+        directory,
         run=made.run,
         role=Role.SAMPLER,
         node_id=node_id,
-        directory=directory,
+        token_file=token_file,
         now=made.made_at_s,
         warn=pytest.fail,
         patience_s=patience_s,
@@ -96,7 +103,8 @@ async def test_a_token_makes_a_member_whose_identity_is_kept_and_lets_it_in(
     async with enrolment_port(made) as port:
         identity = await enrol_sampler(made, token_for(made, port), directory)
     assert (identity.run_id, identity.role, identity.node_id) == (made.run_id, Role.SAMPLER, "new")
-    assert load_identity(directory) == identity
+    # Later starts need neither token nor coordinator.
+    assert await enrol_sampler(made, None, directory) == load_identity(directory) == identity
     async with (
         serving(made, every_service) as hub,
         dial(hub.address, identity, purpose=Purpose.CONTROL, now=time.time()) as channel,
@@ -104,18 +112,17 @@ async def test_a_token_makes_a_member_whose_identity_is_kept_and_lets_it_in(
         assert await invoke(channel, "/heterorl.v1.MembershipService/Join") == [b""]
 
 
-async def test_a_token_works_once_also_after_the_coordinator_has_restarted(
-    made: MadeRun, tmp_path: Path
+@pytest.mark.parametrize(
+    ("configured", "in_token", "expected"),
+    [("here", None, "here"), (None, "there", "there"), (None, None, "sampler-")],
+)
+async def test_a_new_peer_is_called_as_configured_else_as_its_token_says_else_at_random(
+    made: MadeRun, tmp_path: Path, configured: str | None, in_token: str | None, expected: str
 ) -> None:
     async with enrolment_port(made) as port:
-        token = token_for(made, port)
-        await enrol_sampler(made, token, tmp_path / "a")
-        with pytest.raises(StartupError, match="used before"):
-            await enrol_sampler(made, token, tmp_path / "b", node_id="other")
-    async with enrolment_port(made) as port:
-        error = await refusal(made, port, token, csr=signing_request(new_key()))
-        assert error.reason is Reason.TOKEN_REFUSED
-        assert "used before" in str(error)
+        token = token_for(made, port, node_id=in_token)
+        identity = await enrol_sampler(made, token, tmp_path / "identity", configured)
+    assert identity.node_id.startswith(expected)
 
 
 async def test_a_peer_whose_answer_was_lost_enrols_again_with_the_same_token(
@@ -130,32 +137,6 @@ async def test_a_peer_whose_answer_was_lost_enrols_again_with_the_same_token(
     assert second.peer == first.peer
 
 
-async def test_a_token_that_another_authority_made_is_refused(made: MadeRun, tmp_path: Path) -> None:
-    twin = make_run(tmp_path / "twin", now=time.time())
-    async with enrolment_port(made) as port:
-        forged = token_for(twin, port)
-        error = await refusal(made, port, forged, csr=signing_request(new_key()))
-        assert error.reason is Reason.TOKEN_REFUSED
-        with pytest.raises(StartupError, match="another authority"):
-            await enrol_sampler(made, forged, tmp_path / "identity")
-
-
-async def test_a_token_for_another_role_is_refused_before_it_is_spent(made: MadeRun, tmp_path: Path) -> None:
-    async with enrolment_port(made) as port:
-        token = token_for(made, port, role=Role.RELAY)
-        with pytest.raises(StartupError, match="for a relay, this node is a sampler"):
-            await enrol_sampler(made, token, tmp_path / "identity")
-        await ask(made, port, token, csr=signing_request(new_key()))
-
-
-async def test_a_token_for_one_node_is_refused_to_another(made: MadeRun, tmp_path: Path) -> None:
-    async with enrolment_port(made) as port:
-        token = token_for(made, port, node_id="new")
-        with pytest.raises(StartupError, match="for node new, not other"):
-            await enrol_sampler(made, token, tmp_path / "a", node_id="other")
-        await enrol_sampler(made, token, tmp_path / "b", node_id="new")
-
-
 async def test_a_revoked_node_id_cannot_enrol_again(made: MadeRun, tmp_path: Path) -> None:
     async with enrolment_port(made) as port:
         port.revoked.write_text("new\n")
@@ -163,28 +144,22 @@ async def test_a_revoked_node_id_cannot_enrol_again(made: MadeRun, tmp_path: Pat
             await enrol_sampler(made, token_for(made, port, node_id="new"), tmp_path / "identity")
 
 
-@pytest.mark.parametrize(
-    ("token", "csr", "node_id", "reason"),
-    [
-        ("x" * TOKEN_BYTES, b"", "new", Reason.MALFORMED),
-        ("x" * (TOKEN_BYTES + 1), None, "new", Reason.TOKEN_REFUSED),
-        ("AAAA.AAAA.AAAA", None, "new", Reason.TOKEN_REFUSED),
-        (None, b"\x30\x03\x02\x01\x00", "new", Reason.MALFORMED),
-        (None, b"x" * (SIGNING_REQUEST_BYTES + 1), "new", Reason.OVER_LIMIT),
-        (None, None, "Not A Name", Reason.MALFORMED),
-        (None, None, "new\n", Reason.MALFORMED),
-        (None, None, "../learner", Reason.MALFORMED),
-    ],
-)
-async def test_nonsense_is_refused_and_the_token_stays_good(
-    made: MadeRun, token: str | None, csr: bytes | None, node_id: str, reason: Reason
-) -> None:
+async def test_a_token_works_once_and_nonsense_does_not_spend_it(made: MadeRun, tmp_path: Path) -> None:
+    good = signing_request(new_key())
     async with enrolment_port(made) as port:
-        good_token, good_csr = token_for(made, port), signing_request(new_key())
-        sent_token = good_token if token is None else token
-        sent_csr = good_csr if csr is None else csr
-        assert (await refusal(made, port, sent_token, csr=sent_csr, node_id=node_id)).reason is reason
-        await ask(made, port, good_token, csr=good_csr)
+        token = token_for(made, port)
+        for sent_token, csr, node_id, reason in (
+            ("AAAA.AAAA.AAAA", good, "new", Reason.TOKEN_REFUSED),
+            (token, b"\x30\x03\x02\x01\x00", "new", Reason.MALFORMED),
+            (token, b"x" * (SIGNING_REQUEST_BYTES + 1), "new", Reason.OVER_LIMIT),
+            (token, good, "Not A Name", Reason.MALFORMED),
+            (token, good, "new\n", Reason.MALFORMED),
+            (token, good, "../learner", Reason.MALFORMED),
+        ):
+            assert (await refusal(made, port, sent_token, csr=csr, node_id=node_id)).reason is reason
+        await enrol_sampler(made, token, tmp_path / "a")
+        with pytest.raises(StartupError, match="used before"):
+            await enrol_sampler(made, token, tmp_path / "b", node_id="other")
 
 
 async def test_a_stranger_cannot_make_the_port_read_a_large_message(made: MadeRun) -> None:
@@ -199,6 +174,14 @@ async def test_a_stranger_cannot_make_the_port_read_a_large_message(made: MadeRu
         assert refused.value.reason is Reason.OVER_LIMIT
         # gRPC refused it by its header: to the interceptor it is a call without a message.
         assert port.refusals["EnrolmentService", Reason.MALFORMED] == 1
+
+
+async def test_an_enrolment_at_the_members_port_is_told_which_port_to_take(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with serving(made, every_service) as members:
+        with pytest.raises(StartupError, match=r"enrolment port \(coordinator.enrolment_listen, 7701 unless"):
+            await enrol_sampler(made, token_for(made, members), tmp_path / "identity")
 
 
 async def test_a_token_is_not_shown_to_a_hub_of_another_run(made: MadeRun, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ async def sampling(
 
     async def work() -> None:
         await membership.settings()
-        client = SamplerRolloutClient(rollouts, GroupSigner.of(made.sampler))
+        client = SamplerRolloutClient(rollouts, GroupSigner(made.sampler))
         pause = Backoff(random.random, first_s=0.02, cap_s=0.05)
         while True:
             grant = await client.lease(4, version0)

@@ -2,15 +2,16 @@
 
 import asyncio
 import json
-import os
-import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from heterorl.v1 import membership_pb2
+from node.commands.cli import main
 from node.errors import Reason, RefusedError
 from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity, load_identity
@@ -31,18 +32,18 @@ class Said:
     err: str
 
 
-async def command(*argv: object) -> Said:
-    """Run ``heterorl-node`` as an operator would, its output into a pipe."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "node", *map(str, argv)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
-    )
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    return Said(process.returncode or 0, out.decode(), err.decode())
+Command = Callable[..., Awaitable[Said]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run ``heterorl-node`` as an operator would."""
+
+    async def run(*argv: object) -> Said:
+        code = await asyncio.to_thread(main, [str(word) for word in argv])
+        return Said(code, *capsys.readouterr())
+
+    return run
 
 
 def enrolment_of(hub: RunningHub) -> str:
@@ -51,22 +52,25 @@ def enrolment_of(hub: RunningHub) -> str:
     return address
 
 
-async def elsewhere(made: MadeRun, hub: RunningHub, directory: Path) -> tuple[object, ...]:
-    """Prepare an operator's own machine: run.json, a token; give the status command for it."""
+@asynccontextmanager
+async def elsewhere(
+    made: MadeRun, directory: Path, command: Command
+) -> AsyncIterator[tuple[RunningHub, tuple[object, ...]]]:
+    """Run a hub beside an operator's own machine with run.json and a token; yield its status command."""
     make_private_directory(directory)
     made.run.save(directory / "run.json")
     token = directory / "operator.token"
-    argv = ("token", made.directory, "--role", "operator", "--address", enrolment_of(hub), "--out", token)
-    said = await command(*argv)
-    assert (said.code, said.out) == (0, "")
-    return ("status", "--state-dir", directory, "--coordinator", hub.address)
-
-
-async def test_an_operator_enrols_from_any_machine_and_needs_the_token_once(
-    made: MadeRun, tmp_path: Path
-) -> None:
     async with running_hub(made) as hub:
-        status = await elsewhere(made, hub, tmp_path / "laptop")
+        where = ("--address", enrolment_of(hub), "--out", token)
+        said = await command("token", made.directory, "--role", "operator", *where)
+        assert (said.code, said.out) == (0, "")
+        yield hub, ("status", "--state-dir", directory, "--coordinator", hub.address)
+
+
+async def test_an_operator_enrols_from_any_machine_with_a_token_once_and_may_only_ask_for_the_status(
+    made: MadeRun, tmp_path: Path, command: Command
+) -> None:
+    async with elsewhere(made, tmp_path / "laptop", command) as (hub, status):
         said = await command(*status)
         assert said.code == 3
         assert "heterorl-node token DIR --role operator --address HOST:PORT --out FILE" in said.err
@@ -78,15 +82,6 @@ async def test_an_operator_enrols_from_any_machine_and_needs_the_token_once(
         said = await command(*status, "--json")
         assert (said.code, said.err) == (0, "")
         assert json.loads(said.out)["run_id"] == "example"
-
-
-async def test_an_enrolled_operator_may_ask_for_the_status_and_for_nothing_else(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with running_hub(made) as hub:
-        status = await elsewhere(made, hub, tmp_path / "laptop")
-        said = await command(*status, "--token-file", tmp_path / "laptop" / "operator.token")
-        assert said.code == 0, said.err
         operator = load_identity(tmp_path / "laptop" / "operator" / "identity")
         assert operator is not None
         assert operator.role is Role.OPERATOR
@@ -100,7 +95,7 @@ async def test_an_enrolled_operator_may_ask_for_the_status_and_for_nothing_else(
                 assert refused.value.reason is Reason.WRONG_ROLE
 
 
-async def test_status_on_the_enrolment_port_says_which_port_is_which(made: MadeRun) -> None:
+async def test_status_on_the_enrolment_port_says_which_port_is_which(made: MadeRun, command: Command) -> None:
     async with running_hub(made) as hub:
         said = await command("status", "--state-dir", made.directory, "--coordinator", enrolment_of(hub))
     assert said.code == 1
@@ -109,21 +104,7 @@ async def test_status_on_the_enrolment_port_says_which_port_is_which(made: MadeR
     assert "one version everywhere" not in said.err
 
 
-async def test_an_enrolment_at_the_members_port_is_told_which_port_to_take(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with running_hub(made) as hub:
-        token = tmp_path / "operator.token"
-        argv = ("token", made.directory, "--role", "operator", "--address", hub.address, "--out", token)
-        assert (await command(*argv)).code == 0
-        made.run.save(tmp_path / "run.json")
-        status = ("status", "--state-dir", tmp_path, "--coordinator", hub.address, "--token-file", token)
-        said = await command(*status)
-    assert said.code == 3
-    assert "this is its enrolment port (coordinator.enrolment_listen, 7701 unless configured)" in said.err
-
-
-async def test_what_status_writes_into_a_pipe_is_never_cut(made: MadeRun) -> None:
+async def test_what_status_writes_into_a_pipe_is_never_cut(made: MadeRun, command: Command) -> None:
     name = "sampler-in-a-data-centre-far-away-with-a-name-of-sixty-letters"
     waits_for = "a policy version that a relay behind a very long and narrow line has not passed on yet"
     async with running_hub(made) as hub, hub.peer(made.issue(Role.SAMPLER, name)) as peer:
@@ -149,7 +130,7 @@ async def end_of_stream(hub: RunningHub, identity: Identity, living: asyncio.Eve
 
 
 async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_not(
-    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     recheck_often(monkeypatch)
     where = ("--state-dir", made.directory)

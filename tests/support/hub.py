@@ -244,7 +244,7 @@ def signed(
     """Return the submission of a group, or of the bytes that pass for one, as ``sampler`` signs it."""
     encoded = group_to_wire(group) if isinstance(group, RolloutGroup) else group
     name = group_id or (group.group_id if isinstance(group, RolloutGroup) else "")
-    proof = GroupSigner.of(sampler).prove(name, encoded)
+    proof = GroupSigner(sampler).prove(name, encoded)
     values: dict[str, Any] = {
         "header": encoded.header,
         "columns": encoded.columns,

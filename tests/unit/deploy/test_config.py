@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.check import DEPLOY, ROLES
-from node.config.setting_sources import InvalidConfigError
 from node.config.settings import Resolved, load
+from node.errors import NotReadyError
 
 FILES = [
     pytest.param(role, DEPLOY / folder / f"{role}.toml", id=f"{folder}/{role}")
@@ -40,7 +40,7 @@ def test_an_example_with_an_unknown_key_is_refused_by_name(
         text += f"\n{header}\n"
     damaged = tmp_path / file.name
     damaged.write_text(text.replace(header, f"{header}\nno_such_key = 1"))
-    with pytest.raises(InvalidConfigError, match="no_such_key"):
+    with pytest.raises(NotReadyError, match="no_such_key"):
         resolved(role, damaged)
 
 

@@ -9,7 +9,7 @@ from node.clock import moment
 from node.commands import init_command, token_command
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token
-from node.errors import ConfigError, StartupError
+from node.errors import StartupError
 from node.identity.identity_store import check_own, load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
@@ -102,14 +102,10 @@ def test_init_makes_up_a_run_id(tmp_path: Path) -> None:
     assert names[0] != names[1]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("--run-id", "Big Run"), ("--run-id", "a" * 64), ("--host", "a b"), ("--host", "https://hub")],
-)
-def test_init_names_a_wrong_argument_and_makes_nothing(tmp_path: Path, arguments: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        run_init(str(tmp_path / "run"), *arguments)
-    assert (raised.value.source, raised.value.value) == arguments
+@pytest.mark.parametrize("run_id", ["Big Run", "a" * 64])
+def test_init_names_a_wrong_run_id_and_makes_nothing(tmp_path: Path, run_id: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run_init(str(tmp_path / "run"), "--run-id", run_id)
     assert not (tmp_path / "run").exists()
 
 
@@ -131,47 +127,30 @@ def test_token_prints_the_token_alone_on_standard_output(
         "hub:7401",
     )
     assert "node.token_file" in printed.err
-    assert f"until {moment(token.expires_at_s)} (--ttl 30m)" in printed.err
+    assert f"until {moment(token.expires_at_s)} (--ttl)" in printed.err
+    assert abs(token.expires_at_s - time.time() - 1800) < 60
 
 
-def test_a_token_made_today_still_lets_a_peer_in_tomorrow(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = str(tmp_path / "run")
-    run_init(root, "--run-id", "first")
-    capsys.readouterr()
-    assert run_token(root, "--role", "sampler", "--address", "hub:7401") == 0
-    token = Token.parse(capsys.readouterr().out)
-    assert token.expires_at_s > time.time() + 47 * 3600
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90s", 90),
-        ("30m", 1800),
-        ("1h", 3600),
-        ("2d", 172800),
-        ("1", None),
-        ("h", None),
-        ("1.5h", None),
-        ("-1h", None),
-    ],
-)
-def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float | None) -> None:
-    assert token_command.parse_duration(text) == seconds
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("7d", 604_800)])
+def test_a_lifetime_is_a_number_and_a_unit(text: str, seconds: float) -> None:
+    assert token_command.lifetime(text) == seconds
 
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--ttl", "8d"), ("--ttl", "0s"), ("--ttl", "soon"), ("--node-id", "S 1"), ("--address", "hub")],
+    [
+        *(("--ttl", value) for value in ("8d", "0s", "soon", "1", "h", "1.5h", "-1h")),
+        ("--node-id", "S 1"),
+        *(("--address", value) for value in ("hub", "h:99999", "https://h:1", "::1:7701")),
+    ],
 )
-def test_token_names_a_wrong_argument(tmp_path: Path, flag: str, value: str) -> None:
-    root = str(tmp_path / "run")
-    run_init(root)
+def test_token_names_a_wrong_argument(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
     arguments = {"--role": "sampler", "--address": "hub:7401"} | {flag: value}
-    with pytest.raises(ConfigError, match=flag):
-        run_token(root, *(word for pair in arguments.items() for word in pair))
+    with pytest.raises(SystemExit, match="2"):
+        run_token(str(tmp_path), *(f"{name}={value}" for name, value in arguments.items()))
+    assert f"argument {flag}: {value!r} is not" in capsys.readouterr().err
 
 
 def test_token_without_a_run_says_which_file_is_missing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
 
 
 def prove(identity: Identity, group_id: str = "3.1", group: EncodedGroup = GROUP) -> GroupProof:
-    return GroupSigner.of(identity).prove(group_id, group)
+    return GroupSigner(identity).prove(group_id, group)
 
 
 def check(

@@ -41,42 +41,16 @@ def test_status_never_guesses_a_port(capsys: pytest.CaptureFixture[str], run_dir
     code, said = answer(capsys, "status", "--state-dir", run_dir, "--coordinator", "localhost")
     assert code == 2
     assert "'localhost' is not host:port: the port is missing" in said
-    assert "For example: --coordinator localhost:7700" in said
+    assert "For example: localhost:7700" in said
 
 
-@pytest.mark.parametrize(
-    ("address", "rule"),
-    [
-        ("h", "the port is missing"),
-        ("h:99999", "a port is a number from 0 to 65535"),
-        ("h:0", "port 0 stands for any free port"),
-        ("::1:7701", "write an IPv6 address in brackets"),
-        ("https://h:1", "neither a name nor an address"),
-    ],
-)
-def test_a_token_is_made_only_for_an_address_that_can_be_dialled(
-    capsys: pytest.CaptureFixture[str], run_dir: Path, address: str, rule: str
-) -> None:
-    code, said = answer(capsys, "token", run_dir, "--role", "sampler", "--address", address)
-    assert code == 2
-    assert rule in said
-    assert ":7701" in said
-
-
-@pytest.mark.parametrize(
-    ("host", "fix"),
-    [
-        ("h:7700", "Write --host h. The port belongs to coordinator.listen."),
-        ("[::1]", "Write --host ::1."),
-        ("a b", "For example: --host hub.example.org"),
-    ],
-)
+@pytest.mark.parametrize("host", ["h:7700", "[::1]", "a b"])
 def test_init_takes_hosts_without_ports(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str, fix: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str
 ) -> None:
     code, said = answer(capsys, "init", tmp_path / "run", "--host", host)
     assert code == 2
-    assert fix in said
+    assert f"argument --host: {host!r} is not a name or address alone" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -142,26 +116,18 @@ def test_init_where_nothing_may_be_written_names_the_folder_and_its_owner(open_p
     assert "Traceback" not in said
 
 
-def test_a_run_file_one_may_not_read_is_not_said_to_be_missing(open_path: Path) -> None:
-    init_run(open_path / "run", run_id="r", hosts=[], now=time.time())
-    run_file = open_path / "run" / "run.json"
-    argv = ("status", "--state-dir", open_path, "--run-file", run_file, "--coordinator", "localhost:1")
-    run_file.chmod(0)
-    (open_path / "run").chmod(0)
-    code, said = unprivileged(*argv)
-    assert code == 3
-    assert f"Permission denied: the folder {open_path}/run belongs to " in said
-    assert "and this process runs as " in said
-    assert "Copy run.json" not in said
-
-
-def test_an_identity_one_may_not_read_is_named_and_not_traced(open_path: Path) -> None:
+@pytest.mark.parametrize("closed", ["run", "run/operator/identity"])
+def test_files_one_may_not_read_are_named_with_their_owner_and_not_said_to_be_missing(
+    open_path: Path, closed: str
+) -> None:
     init_run(open_path / "run", run_id="r", hosts=[], now=time.time())
     (open_path / "run").chmod(0o755)
-    (open_path / "run" / "operator" / "identity").chmod(0)
+    (open_path / closed).chmod(0)
     code, said = unprivileged("status", "--state-dir", open_path / "run", "--coordinator", "localhost:1")
     assert code == 3
-    assert f"Permission denied: the folder {open_path}/run/operator/identity belongs to " in said
+    assert f"Permission denied: the folder {open_path}/{closed} belongs to " in said
+    assert "and this process runs as " in said
+    assert "Copy run.json" not in said
 
 
 # Commands
@@ -216,7 +182,9 @@ def test_a_token_written_to_a_file_is_its_owners_only_whatever_the_umask(
         os.umask(before)
     assert code == 0
     assert file.stat().st_mode & 0o777 == 0o600
-    assert Token.parse(file.read_text()).role is Role.SAMPLER
+    token = Token.parse(file.read_text())
+    assert token.role is Role.SAMPLER
+    assert token.expires_at_s > time.time() + 47 * 3600  # made today, it lets a peer in tomorrow
     assert f"{file} has mode 600" in said
 
 
@@ -240,7 +208,7 @@ def test_a_token_that_others_may_read_is_remarked_on_and_taken(run_dir: Path, mo
     file = run_dir / "s.token"
     assert main(["token", str(run_dir), "--role", "sampler", "--address", "h:1", "--out", str(file)]) == 0
     file.chmod(mode)
-    found = read_token_file(file, how_to_get_one="")
+    found = read_token_file(file, role=Role.SAMPLER)
     assert found.token.role is Role.SAMPLER
     assert f"{file} has mode {mode:o}: others on this machine may read the token" in found.exposure
 
@@ -273,7 +241,7 @@ def test_a_node_is_shut_out_listed_and_let_in_again_and_what_people_wrote_stays(
     ("argv", "code", "said"),
     [
         (("sampler-2",), 2, "no node of this name has ever been let in\n  Did you mean sampler-1?"),
-        (("Not A Name",), 2, "a node id is 1-63 of a-z, 0-9 and -"),
+        (("Not A Name",), 2, "'Not A Name' is not an id: 1-63 of a-z, 0-9 and -"),
         (("coordinator",), 2, "the coordinator keeps this list"),
         (("--undo", "sampler-1"), 2, "it is not shut out"),
         ((), 2, "Name one or more, or use --list."),

@@ -61,24 +61,15 @@ def test_json_is_one_object_a_line(
     ]
 
 
-def test_what_graders_measured_is_shown_where_there_is_any(
+def test_what_graders_measured_and_which_samplers_disagree_is_shown_where_there_is_any(
     state_dir: Path, write: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(MEASURED, UNDER_WAY)
+    disputed = replace(UNDER_WAY, finished_at_s=9.0, disputed_by="s1, s2")
+    write(replace(MEASURED, left_out="s3"), disputed)
     assert main(["evaluations", "--state-dir", str(state_dir)]) == 0
     shown = capsys.readouterr().out
-    assert "graders measured" in shown
-    assert "steps 2, words 2.531" in shown
-
-
-def test_samplers_that_were_left_out_or_disagree_are_named(
-    state_dir: Path, write: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(replace(FINISHED, left_out="s3"), replace(UNDER_WAY, finished_at_s=9.0, disputed_by="s1, s2"))
-    assert main(["evaluations", "--state-dir", str(state_dir)]) == 0
-    shown = capsys.readouterr().out
-    assert "without s3" in shown
-    assert "disputed by s1, s2" in shown
+    for said in ("graders measured", "steps 2, words 2.531", "without s3", "disputed by s1, s2"):
+        assert said in shown
 
 
 def test_a_run_without_evaluations_says_how_to_have_some(

@@ -94,17 +94,12 @@ async def test_health_is_the_age_of_the_event_loops_last_turn() -> None:
     assert (status, text) == (503, f"the event loop turned {LOOP_STALL_S:.1f} s ago\n")
 
 
-async def test_any_other_path_is_answered_with_the_ones_there_are() -> None:
-    server = make_server()
-    async with serving(server):
-        assert await asyncio.to_thread(get, server, "/../etc/passwd") == (404, "/metrics /healthz /readyz\n")
-
-
-async def test_a_role_may_add_a_page_while_the_server_runs() -> None:
+async def test_a_role_may_add_a_page_while_the_server_runs_and_any_other_path_names_those_there_are() -> None:
     pages: dict[str, Callable[[], bytes]] = {}
     server = make_server(pages=pages)
     async with serving(server):
-        assert (await asyncio.to_thread(get, server, "/samples"))[0] == 404
+        other = await asyncio.to_thread(get, server, "/../etc/passwd")
+        assert other == (404, "/metrics /healthz /readyz\n")
         pages["/samples"] = lambda: b"<p>seven</p>"
         assert await asyncio.to_thread(get, server, "/samples?x=1") == (200, "<p>seven</p>")
         assert await asyncio.to_thread(get, server, "/") == (404, "/metrics /healthz /readyz /samples\n")
@@ -116,15 +111,6 @@ async def test_a_taken_port_is_a_startup_error_that_says_what_to_do() -> None:
         with pytest.raises(StartupError, match="cannot listen") as caught:
             await server.run(ready=lambda: None, stopping=asyncio.Event())
     assert "telemetry.http_listen" in caught.value.fix
-
-
-async def test_the_port_is_free_again_after_the_server_has_stopped() -> None:
-    server = make_server()
-    async with serving(server):
-        assert server.address is not None
-        host, port = server.address
-    async with serving(make_server(listen=f"{host}:{port}")):
-        pass
 
 
 async def test_clients_that_say_nothing_cannot_pile_up_the_oldest_goes() -> None:

@@ -15,8 +15,8 @@ from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token
-from node.errors import ConfigError
-from node.process.preflight import NotReadyError, check_everything
+from node.errors import ConfigError, NotReadyError
+from node.process.preflight import check_everything
 from node.run import Role
 from sampler.config import SamplerConfig
 from support.identity import MadeRun, make_run
@@ -126,7 +126,7 @@ def test_all_faults_come_at_once(made: MadeRun, tmp_path: Path) -> None:
     found = faults(config, Role.SAMPLER, Role.COORDINATOR)
     for said in (
         f"There is no coordinator's certificate in {tmp_path}/state/coordinator/identity",
-        f"The token in {tmp_path}/token cannot be used: No such file or directory",
+        f"{tmp_path}/token cannot be read: No such file or directory",
         f"{tmp_path}/model has no tokenizer.json",
     ):
         assert any(said in fault for fault in found), (said, found)

@@ -24,6 +24,9 @@ def options_used() -> Iterator[tuple[str, str]]:
                 yield value, str(path.relative_to(ROOT))
 
 
+USED = sorted(set(options_used()))
+
+
 @pytest.fixture(scope="module")
 def core() -> bytes:
     """The compiled core, which holds the name of every option it reads."""
@@ -33,7 +36,7 @@ def core() -> bytes:
     return Path(spec.origin).read_bytes()
 
 
-@pytest.mark.parametrize(("option", "file"), sorted(set(options_used())))
+@pytest.mark.parametrize(("option", "file"), USED)
 def test_an_option_is_one_that_grpc_reads(option: str, file: str, core: bytes) -> None:
     assert f"{option}\0".encode() in core, f"{file}: gRPC knows no option {option}"
 
@@ -53,4 +56,4 @@ def test_a_client_pings_for_as_long_as_it_sends_nothing_else() -> None:
 
 def test_a_misspelt_option_would_be_found(core: bytes) -> None:
     assert b"grpc.http2.min_recv_ping_interval_without_data_ms\0" not in core
-    assert len(set(options_used())) > 10
+    assert len(USED) > 10

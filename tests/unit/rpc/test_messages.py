@@ -32,12 +32,6 @@ def test_a_message_is_parsed_up_to_the_limit_of_its_service(monkeypatch: pytest.
     )
 
 
-def test_a_message_that_cannot_be_parsed_is_malformed() -> None:
-    refused = refusal(bounded_parser(METHOD, bytes.decode)(b"\xff"))
-    assert refused.reason is Reason.MALFORMED
-    assert METHOD in refused.what
-
-
 def test_a_submission_is_read_only_up_to_the_size_of_the_runs_largest_group() -> None:
     parse = bounded_parser("/heterorl.v1.RolloutService/SubmitRollouts", None, submission_bytes=3)
     assert parsed(parse(b"six"[:3])) == b"six"

@@ -7,7 +7,6 @@ import grpc.aio
 import pytest
 
 from node.clock import SystemClock
-from node.errors import StartupError
 from node.identity.revocation import RevocationList
 from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 from node.rpc.channel import Keepalive
@@ -60,11 +59,3 @@ async def test_a_port_reads_messages_as_large_as_its_callers_may_send(
     assert found.options["grpc.so_reuseport"] == 0
     assert found.options.items() >= dict(limits.keepalive.server_options).items()
     assert found.concurrent_rpcs == 7
-
-
-@pytest.mark.parametrize(
-    ("listen", "said"), [("0.0.0.0:0", "is not loopback"), ("hub", "the port is missing")]
-)
-async def test_a_port_that_may_not_listen_there_ends_the_start(listen: str, said: str) -> None:
-    with pytest.raises(StartupError, match=said):
-        await server(listen=listen).run(ready=lambda: None, stopping=asyncio.Event())

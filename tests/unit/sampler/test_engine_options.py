@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from node.config.setting_sources import InvalidConfigError
 from node.config.settings import load
+from node.errors import NotReadyError
 from sampler.config import SamplerConfig
 from sampler.engines.engine_options import TorchOptions, VllmOptions
 
@@ -52,7 +52,7 @@ def test_options_of_the_chosen_engine_are_taken(tmp_path: Path) -> None:
 def test_a_wrong_option_is_refused_with_its_name_its_value_and_the_rule(
     tmp_path: Path, engine: str, options: str, rule: str
 ) -> None:
-    with pytest.raises(InvalidConfigError) as refused:
+    with pytest.raises(NotReadyError) as refused:
         resolved(tmp_path, f'engine = "{engine}"' + (options and f"\n[sampler.engine_options]\n{options}"))
     [fault] = refused.value.faults
     assert fault.key == "sampler.engine_options"
@@ -67,7 +67,7 @@ def test_options_of_an_engine_of_ones_own_are_its_own_business(tmp_path: Path) -
 
 
 def test_a_wrong_engine_is_the_only_fault_of_its_options(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError) as refused:
+    with pytest.raises(NotReadyError) as refused:
         resolved(tmp_path, 'engine = "vlm"\n[sampler.engine_options]\nbatch = 4')
     assert [fault.key for fault in refused.value.faults] == ["sampler.engine"]
 
