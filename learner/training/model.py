@@ -18,6 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from learner.training.sliced_loading import EmptyModel
 from learner.training.token_logprob import VocabularySlice, token_logprob
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
@@ -38,13 +39,19 @@ class TokenScorer(torch.nn.Module):
     Base model and head are used inside this forward alone, so that hooks on it see every parameter.
     """
 
-    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None) -> None:
-        """Wrap ``model``, which stays in evaluation mode: dropout would make it another policy."""
+    def __init__(
+        self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None, tried: PreTrainedModel | None
+    ) -> None:
+        """Wrap ``model``, which stays in evaluation mode: dropout would make it another policy.
+
+        Args:
+            tried: of the same family, where ``model`` has no values yet; None: it has.
+        """
         super().__init__()
         self.model = model
         self.train(False)
         self.compute_dtype = compute_dtype
-        self.has_plain_head = has_plain_head(model)
+        self.has_plain_head = has_plain_head(model if tried is None else tried)
         self.vocabulary: VocabularySlice | None = None
         """The part of the head that is here; None: all of it."""
 
@@ -95,16 +102,18 @@ class ScoringModel:
         *,
         compute_dtype: torch.dtype | None = None,
         ranks: Ranks = ONE_RANK,
+        tried: PreTrainedModel | None = None,
     ) -> None:
         """Wrap ``model``, which nobody else may use from now on.
 
         Args:
             compute_dtype: of matrix products (autocast); None: that of the parameters.
             ranks: that share the model; each keeps its part.
+            tried: see ``TokenScorer``.
         """
         self.model = model
         """In evaluation mode."""
-        self.scorer = TokenScorer(model, compute_dtype=compute_dtype)
+        self.scorer = TokenScorer(model, compute_dtype=compute_dtype, tried=tried)
         self.ranks = ranks
 
     @property
@@ -131,6 +140,7 @@ class Policy(ScoringModel):
         compute_dtype: torch.dtype | None = None,
         checkpoints_activations: bool = False,
         ranks: Ranks = ONE_RANK,
+        tried: PreTrainedModel | None = None,
     ) -> None:
         """Wrap ``model``, as ``ScoringModel`` does.
 
@@ -138,7 +148,7 @@ class Policy(ScoringModel):
             stored: dtypes that floats are published in.
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
-        super().__init__(model, compute_dtype=compute_dtype, ranks=ranks)
+        super().__init__(model, compute_dtype=compute_dtype, ranks=ranks, tried=tried)
         # The publisher reads them as they lie.
         state = model.state_dict(keep_vars=True)
         for tensor in state.values():
@@ -195,16 +205,22 @@ def load_policy(
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
     """
     with _model_errors_explained(model_dir, device=device):
-        model = _load(model_dir)
-        torch.nn.Module.to(model, torch.device(device))
+        empty = EmptyModel.of(model_dir) if ranks.is_shared else None
+        model = _load(model_dir) if empty is None else empty.model
+        if empty is None:
+            torch.nn.Module.to(model, torch.device(device))
         parts = names_in_files(model.state_dict(), functools.partial(revert_weight_conversion, model))
-        return Policy(
+        policy = Policy(
             model,
             stored=StoredDtypes.of(model_dir).of_parts(parts),
             compute_dtype=compute_dtype,
             checkpoints_activations=checkpoints_activations,
             ranks=ranks,
+            tried=None if empty is None else empty.small,
         )
+        if empty is not None:
+            empty.fill(policy.tensors, model_dir)
+        return policy
 
 
 def load_reference(
@@ -219,17 +235,23 @@ def load_reference(
         StartupError: as ``load_policy``.
     """
     with _model_errors_explained(model_dir, device=device):
-        model = _load(model_dir)
+        empty = EmptyModel.of(model_dir) if ranks.is_shared else None
+        model = _load(model_dir) if empty is None else empty.model
         model.requires_grad_(False)
-        scoring = ScoringModel(model, compute_dtype=compute_dtype, ranks=ranks)
+        tried = None if empty is None else empty.small
+        scoring = ScoringModel(model, compute_dtype=compute_dtype, ranks=ranks, tried=tried)
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         for layer in model.modules():
             # The head may share its weight with the embedding, which no product casts.
             if isinstance(layer, torch.nn.Linear) and layer is not head and compute_dtype is not None:
                 layer.to(compute_dtype)
-        torch.nn.Module.to(model, torch.device(device))
+        if empty is None:
+            torch.nn.Module.to(model, torch.device(device))
         if ranks.is_shared:
             ranks.shard(scoring.scorer)
+        if empty is not None:
+            state = model.state_dict(keep_vars=True)
+            empty.fill({name: state[name] for name in empty.names}, model_dir)
         return scoring
 
 
