@@ -2,9 +2,10 @@
 
 import copy
 import json
+import multiprocessing
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -92,73 +93,80 @@ def tiny_model(kind: str) -> PreTrainedModel:
     return model.double()
 
 
-def compare(case: Case) -> Compared:
-    """Take the same steps in one process and in all; called on every rank."""
-    model = tiny_model(case.model)
-    reference = copy.deepcopy(model)
+def compare(case: Case) -> Compared | None:
+    """Take the same steps on all ranks, and in one process on the first, which returns the figures."""
+    model, reference = tiny_model(case.model), tiny_model(case.model)
     with torch.no_grad():  # the base model is another one, or the penalty has no gradient at first
         for parameter in reference.parameters():
             parameter.mul_(1.01)
     reference.requires_grad_(False)
-    start = copy.deepcopy(model)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     group = RankGroup(case.sizes, device_type="cpu")
-    one, shared = (
-        Policy(copy.deepcopy(model), checkpoints_activations=case.checkpoints_activations, **ranks)
-        for ranks in ({}, {"ranks": group})
-    )
-    references: list[ScoringModel | None] = [None, None]
-    if case.has_reference:
-        references = [ScoringModel(copy.deepcopy(reference)), ScoringModel(reference, ranks=group)]
-    settings = make_step_settings(
-        objective=load_objective(case.objective),
-        **{"micro_batch_tokens": 24, "gradient_clip_norm": 0.05, "kl_coefficient": 0.005}
-        | dict(case.settings or {}),
-    )
-    optimizers = [
-        torch.optim.AdamW(policy.parameters.values(), lr=1e-2, weight_decay=0.1, fused=True)
-        for policy in (one, shared)
-    ]
+    shared, one = Taker.of(case, copy.deepcopy(model), copy.deepcopy(reference), ranks=group), None
+    if dist.get_rank() == 0:
+        one = Taker.of(case, model, reference)
     differ = 0.0
     for number in range(STEPS):
-        outcomes = [
-            train_step(
-                policy,
-                optimizer,
-                made_up_groups(number),
-                version=VERSION,
-                settings=settings,
-                reference=reference,
-            )
-            for policy, optimizer, reference in zip((one, shared), optimizers, references, strict=True)
-        ]
-        assert all(outcome.is_applied for outcome in outcomes)
-        figures = [
-            torch.tensor([o.loss, o.gradient_norm, o.kl_nats, o.ess_ratio, o.surprisal_nats, o.tokens])
-            for o in (replace(outcome) for outcome in outcomes)
-        ]
-        differ = max(differ, float(((figures[0] - figures[1]).abs() / figures[0].abs()).max()))
-    assert shared.is_finite()
-    whole = {name: _whole(tensor.detach()) for name, tensor in shared.tensors.items()}
-    first = start.state_dict()
-    held = torch.tensor(_elements(shared, optimizers[1], group.local) / _elements(one, optimizers[0]))
+        figures = shared.step(number)
+        if one is not None:
+            expected = one.step(number)
+            differ = max(differ, float(((figures - expected).abs() / expected.abs()).max()))
+    assert shared.policy.is_finite()
+    held = torch.tensor(float(shared.elements()))
     dist.all_reduce(held, op=dist.ReduceOp.MAX)
+    whole = {name: _whole(tensor.detach()) for name, tensor in shared.policy.tensors.items()}
+    if one is None:
+        return None
+    tensors = {name: tensor.detach() for name, tensor in one.policy.tensors.items()}
     return Compared(
-        difference=max(float((whole[n] - p.detach()).abs().max()) for n, p in one.tensors.items()),
-        moved=max(float((first[n] - p.detach()).abs().max()) for n, p in one.tensors.items()),
-        held_share=float(held),
+        difference=max(float((whole[name] - tensor).abs().max()) for name, tensor in tensors.items()),
+        moved=max(float((start[name] - tensor).abs().max()) for name, tensor in tensors.items()),
+        held_share=float(held) / one.elements(),
         figures_differ_by=differ,
         sizes=str(group.sizes),
     )
 
 
-def _elements(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    local: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-) -> int:
-    """Count what a rank holds of parameters, gradients, which are as large, and moments."""
-    count = sum(2 * local(p.detach()).numel() for p in policy.parameters.values())
-    return count + sum(local(value).numel() for state in optimizer.state.values() for value in state.values())
+@dataclass(frozen=True)
+class Taker:
+    """What takes the steps of a case: all of a model, or a rank's part of it."""
+
+    policy: Policy
+    reference: ScoringModel | None
+    optimizer: torch.optim.Optimizer
+    settings: StepSettings
+
+    @classmethod
+    def of(cls, case: Case, model: PreTrainedModel, reference: PreTrainedModel, **ranks: Any) -> "Taker":
+        policy = Policy(model, checkpoints_activations=case.checkpoints_activations, **ranks)
+        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, weight_decay=0.1, fused=True)
+        plain = {"micro_batch_tokens": 24, "gradient_clip_norm": 0.05, "kl_coefficient": 0.005}
+        settings = make_step_settings(
+            objective=load_objective(case.objective), **plain | dict(case.settings or {})
+        )
+        base = ScoringModel(reference, **ranks) if case.has_reference else None
+        return cls(policy, base, optimizer, settings)
+
+    def step(self, seed: int) -> Tensor:
+        """Take a step; return its figures."""
+        outcome = train_step(
+            self.policy,
+            self.optimizer,
+            made_up_groups(seed),
+            version=VERSION,
+            settings=self.settings,
+            reference=self.reference,
+        )
+        assert outcome.is_applied
+        figures = [outcome.loss, outcome.gradient_norm, outcome.kl_nats, outcome.ess_ratio, outcome.tokens]
+        return torch.tensor([*figures, outcome.surprisal_nats], dtype=torch.float64)
+
+    def elements(self) -> int:
+        """Count what this process holds of parameters, gradients, which are as many, and moments."""
+        local = self.policy.ranks.local
+        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        parameters = self.policy.local_parameters()
+        return 2 * sum(map(Tensor.numel, parameters)) + sum(local(value).numel() for value in moments)
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -171,7 +179,11 @@ def run_on_ranks(work: Callable[..., None], *arguments: Any, ranks: int) -> None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_run, args=(ranks, port, work, arguments), nprocs=ranks)  # type: ignore[no-untyped-call]
+    # Forked from a process that has imported torch: four imports take longer than the work.
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call, attr-defined]
+        _run, args=(ranks, port, work, arguments), nprocs=ranks, start_method="forkserver"
+    )
 
 
 def _run(rank: int, ranks: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -185,9 +197,9 @@ def _run(rank: int, ranks: int, port: int, work: Callable[..., None], arguments:
 
 def compare_all(cases: Mapping[str, Case], path: Path) -> None:
     """Compare each case; the first rank writes the figures."""
-    figures = {name: asdict(compare(case)) for name, case in cases.items()}
+    compared = {name: compare(case) for name, case in cases.items()}
     if dist.get_rank() == 0:
-        path.write_text(json.dumps(figures))
+        path.write_text(json.dumps({name: asdict(one) for name, one in compared.items() if one}))
 
 
 def save_and_publish(directory: Path) -> None:

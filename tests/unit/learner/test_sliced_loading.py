@@ -1,6 +1,7 @@
 """A model built without values and filled from the files is the model that transformers loads."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from learner.training.model import has_plain_head
 from learner.training.sliced_loading import EmptyModel
 from support.tiny_model import make_tiny_model
 
-SIZES = {
+SIZES: Any = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
