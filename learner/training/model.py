@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
-from learner.training.sliced_loading import EmptyModel
 from learner.training.token_logprob import VocabularySlice, token_logprob
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
@@ -26,6 +25,9 @@ from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
+
+if TYPE_CHECKING:
+    from learner.training.sliced_loading import EmptyModel
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
@@ -205,7 +207,7 @@ def load_policy(
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
     """
     with _model_errors_explained(model_dir, device=device):
-        empty = EmptyModel.of(model_dir) if ranks.is_shared else None
+        empty = _empty_model(model_dir) if ranks.is_shared else None
         model = _load(model_dir) if empty is None else empty.model
         if empty is None:
             torch.nn.Module.to(model, torch.device(device))
@@ -235,7 +237,7 @@ def load_reference(
         StartupError: as ``load_policy``.
     """
     with _model_errors_explained(model_dir, device=device):
-        empty = EmptyModel.of(model_dir) if ranks.is_shared else None
+        empty = _empty_model(model_dir) if ranks.is_shared else None
         model = _load(model_dir) if empty is None else empty.model
         model.requires_grad_(False)
         tried = None if empty is None else empty.small
@@ -253,6 +255,12 @@ def load_reference(
             state = model.state_dict(keep_vars=True)
             empty.fill({name: state[name] for name in empty.names}, model_dir)
         return scoring
+
+
+def _empty_model(model_dir: Path) -> "EmptyModel | None":
+    from learner.training.sliced_loading import EmptyModel  # and with it much of torch.distributed
+
+    return EmptyModel.of(model_dir)
 
 
 def _load(model_dir: Path) -> PreTrainedModel:
