@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.config import LearnerConfig
-from learner.ranks.launching import config_of, join_ranks, mesh_sizes
+from learner.ranks.launching import config_of, join_ranks, mesh_sizes, neighbours
 from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.rank_group import RankGroup
 from learner.training.checkpoint import load_into, parts_of
@@ -127,6 +127,7 @@ def main() -> int:
 def _follow() -> None:
     join_ranks()
     orders = OrderStream()
+    neighbours(orders)
     config = config_of(orders.receive())
     if config.threads:
         torch.set_num_threads(config.threads)

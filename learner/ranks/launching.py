@@ -7,6 +7,7 @@ A rank other than the first has no gRPC, no state directory and no configuration
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -65,11 +66,47 @@ class Child:
         code = self.process.poll()
         who = f"rank {self.rank} (process {self.process.pid})"
         if code is None:
-            return f"{who} is stopped: continue it with kill -CONT" if _is_stopped(self.process.pid) else ""
+            is_stopped = _state(self.process.pid) in ("T", "t")
+            return f"{who} is stopped: continue it with kill -CONT" if is_stopped else ""
         if code == -signal.SIGKILL:
             return f"{who} was killed, by a person or for want of memory: see dmesg"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}, see its log"
         return f"{who} ended {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A rank of this host that torchrun started."""
+
+    rank: int
+    pid: int
+
+    @property
+    def fate(self) -> str:
+        """As ``Child.fate``."""
+        who = f"rank {self.rank} (process {self.pid})"
+        state = _state(self.pid)
+        if state in ("", "Z", "X"):
+            return f"{who} ended: see its log, and dmesg if that says nothing"
+        return f"{who} is stopped: continue it with kill -CONT" if state in ("T", "t") else ""
+
+
+def neighbours(orders: OrderStream) -> list[Neighbour]:
+    """Tell all ranks this one's process, and return those of its host; every rank calls this."""
+    told = torch.tensor([_place(), os.getpid()])
+    every = [torch.zeros_like(told) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, told, group=orders.group)
+    return [
+        Neighbour(rank, int(pid))
+        for rank, (place, pid) in enumerate(every)
+        if int(place) == _place() and int(pid) != os.getpid()
+    ]
+
+
+def _place() -> int:
+    """Return a number of this host's processes: containers count theirs by themselves."""
+    text = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
 
 class Fleet:
@@ -92,6 +129,8 @@ class Fleet:
         else:
             self.children = self._start(sizes, config)
         self._orders = OrderStream()
+        there = neighbours(self._orders)
+        self._watched: Sequence[Child | Neighbour] = self.children or there
         self._orders.send(Order("begin", {"config": _as_json(config)}))
         device_type = config.device.partition(":")[0]
         self.group = RankGroup(sizes, device_type=device_type, orders=self._orders, diagnose=self.diagnose)
@@ -118,8 +157,8 @@ class Fleet:
         return children
 
     def diagnose(self) -> str:
-        """Return which of the ranks started here ended or are stopped, and how."""
-        return "; ".join(fate for child in self.children if (fate := child.fate))
+        """Return which of this host's ranks ended or are stopped, and how."""
+        return "; ".join(fate for one in self._watched if (fate := one.fate))
 
     def leads(self, policy: Policy) -> None:
         """Take over ending the exchanges of this policy."""
@@ -211,7 +250,8 @@ def _backends() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _is_stopped(pid: int) -> bool:
+def _state(pid: int) -> str:
+    """Return the letter that the kernel has for what a process does; empty if there is none."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""

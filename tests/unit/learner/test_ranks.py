@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
-from learner.ranks.launching import Child, check_world_size
+from learner.ranks.launching import Child, Neighbour, check_world_size
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, StepOrder
 from learner.training.micro_batches import rows_of, share_out
@@ -38,9 +38,11 @@ def test_the_fate_of_a_rank_is_told_with_its_number(child: Child) -> None:
     while "is stopped" not in child.fate:
         pass
     assert child.fate.startswith(f"rank 2 (process {child.process.pid})")
+    assert Neighbour(2, child.process.pid).fate == child.fate
     child.process.kill()
     child.process.wait()
     assert "was killed" in child.fate
+    assert f"process {child.process.pid}) ended" in Neighbour(2, child.process.pid).fate
 
 
 def test_another_number_of_processes_than_the_mesh_has_is_refused() -> None:
