@@ -51,7 +51,7 @@ from node.identity.signatures import SigningKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
-from node.weights.codec.exponent_conditioned.choice import Implementation, NativeCodec
+from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import sign
@@ -262,7 +262,7 @@ def _implementation(name: str) -> Implementation:
         kernel = native.load(native.PATHS.index(name))
         if kernel is None:
             raise PairError(f"the C kernel is not installed, or this processor has no {name}")
-        return NativeCodec(kernel)
+        return kernel
     return choice.implementation()
 
 

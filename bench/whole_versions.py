@@ -15,8 +15,7 @@ from node.weights.assembly.encode import code_frames, join
 from node.weights.assembly.held import HeldPolicy, check_size
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import Manifest
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec, Manifest
 
 
 @dataclass(frozen=True, slots=True)

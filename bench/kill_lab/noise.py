@@ -8,7 +8,7 @@ import numpy as np
 
 
 def disturb_moments(checkpoint: Path) -> None:
-    """Add noise to the first moments of a checkpoint, and correct the digests."""
+    """Change the first moments of a checkpoint by a quarter, and correct the digests."""
     index = json.loads((checkpoint / "index.json").read_text())
     for path in (checkpoint / "optimizer").iterdir():
         data = bytearray(path.read_bytes())
@@ -17,7 +17,7 @@ def disturb_moments(checkpoint: Path) -> None:
         for name, tensor in header.items():
             if name.startswith("exp_avg/"):
                 begin, end = (start + offset for offset in tensor["data_offsets"])
-                moments = np.frombuffer(bytes(data[begin:end]), "<f4") * 1.5 + 1e-3
+                moments = np.frombuffer(bytes(data[begin:end]), "<f4") * 1.25
                 data[begin:end] = moments.astype("<f4").tobytes()
         path.write_bytes(data)
         index["files"][str(path.relative_to(checkpoint))] = blake3.blake3(bytes(data)).hexdigest()

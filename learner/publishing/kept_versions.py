@@ -15,9 +15,8 @@ import numpy as np
 from node import durable
 from node.errors import RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import rebuild_frame
 from node.weights.assembly.encode import FrameWords
-from node.weights.assembly.merge import stored_version
+from node.weights.assembly.merge import rebuild_frame, stored_version
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import SIGNATURE_BYTES, Manifest, parse

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Final
 
 import torch
+from pydantic import ValidationError
 
 from learner.config import LearnerConfig
 from learner.training.train_step import StepSettings
@@ -50,7 +51,11 @@ class ReplaySettings:
             if entry.get(key) != today[key]
         ]
         taken = {key: entry[key] for key in (*_OPTIMIZER, *_SCHEDULE, *_OBJECTIVE, *_STEP) if key in entry}
-        config = LearnerConfig.model_validate({**now.model_dump(), **taken})
+        try:
+            config = LearnerConfig.model_validate({**now.model_dump(), **taken})
+        except ValidationError as error:  # of a version that had other settings
+            changed.append(f"the settings of then are not valid now: {error}")
+            config = now
         if config.reference_kl_coefficient and not has_reference:
             changed.append(f"reference_kl_coefficient was {config.reference_kl_coefficient:g}, is 0")
             config = config.model_copy(update={"reference_kl_coefficient": 0.0})

@@ -21,22 +21,22 @@ from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
-from learner.journal.records import JournalRecord, Origin
+from learner.journal.records import Origin
 from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
 from learner.journal.step_journal import StepJournal, read_journal
-from learner.objective.slow_fast import EntropySwitch
 from learner.step_log import BatchFigures, StepLine, TrainedGroup
 from learner.training.checkpoint import CheckpointCopy, CheckpointStore, newest_index
+from learner.training.gradient_steps import GradientSteps, versions_of_tokens
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, ScoringModel
-from learner.training.replay_settings import ReplaySettings, settings_of
-from learner.training.train_step import StepOutcome, StepSettings, train_step
+from learner.training.replay_settings import settings_of
+from learner.training.train_step import StepOutcome
 from node.clock import Clock
-from node.errors import HeteroRLError, StartupError
+from node.errors import HeteroRLError
 from node.policy import PolicyVersion
 from node.rollout import DeliveredGroup, RolloutGroup, mean_metrics
 from node.run import EvaluationNotice, StepRecord, StepReport
-from node.wire.rollouts import group_from_wire, group_to_wire
+from node.wire.rollouts import group_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -134,17 +134,10 @@ class TrainingState:
         """
         self.policy = policy
         self._config = config
-        self._settings = StepSettings.of(config)
         self._recorded_settings = settings_of(config)
-        self._optimizer = torch.optim.AdamW(
-            policy.parameters.values(),
-            lr=config.learning_rate,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        self._optimizer.register_step_pre_hook(self._before_writing)
-        policy.ranks.follow_writes(self._optimizer)
+        self._steps = GradientSteps(config, policy, reference)
+        self._steps.optimizer.register_step_pre_hook(self._before_writing)
+        policy.ranks.follow_writes(self._steps.optimizer)
         self._checkpoints = CheckpointStore(
             directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
         )
@@ -154,10 +147,9 @@ class TrainingState:
             config.keep_every_versions,
             config.journal_bytes,
         )
-        self._reference = reference
         self._clock = clock
         self._published = published
-        self.progress, place = self._checkpoints.restore(policy, self._optimizer)
+        self.progress, place = self._checkpoints.restore(policy, self._steps.optimizer)
         """As the journal has it."""
         self._copied_version, self._copied_at_s = self.version, clock.monotonic()
         self._masters_wait_s = 0.0
@@ -227,8 +219,7 @@ class TrainingState:
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         groups, random_state = [one.group for one in batch], torch.get_rng_state()
         expected_kl_nats = tuple(self._expected(one, expected_divergence) for one in batch)
-        switch = self._switch(self._settings)
-        outcome = self._step(groups, expected_kl_nats, self._settings, reference=self._reference)
+        outcome, switch = self._steps.take(groups, expected_kl_nats, progress=self.progress)
         if not outcome.is_finite:
             return None
         if outcome.is_applied and not self.policy.is_finite():
@@ -252,7 +243,7 @@ class TrainingState:
             acknowledged_version=min((one.version for one in unacknowledged), default=line.report.version)
             - 1,
             best=self._best,
-            entropy_switch=switch.observe(outcome.surprisal_nats),
+            entropy_switch=switch,
             settings=self._recorded_settings,
             expected_kl_nats=expected_kl_nats,
             random_state_bytes=len(random_bytes),
@@ -309,7 +300,7 @@ class TrainingState:
 
     def copy(self) -> CheckpointCopy:
         """Copy everything that the next step changes; ``write`` and ``written`` must follow."""
-        copied = CheckpointCopy.of(self.policy, self._optimizer, self.progress, self._journal.roll())
+        copied = CheckpointCopy.of(self.policy, self._steps.optimizer, self.progress, self._journal.roll())
         self._copied_version, self._copied_at_s = self.version, self._clock.monotonic()
         return copied
 
@@ -343,7 +334,7 @@ class TrainingState:
         changed: dict[str, None] = {}
         for record in plan.records:
             if isinstance(record.entry, StepEntry):
-                changed |= dict.fromkeys(self._take_again(record))
+                changed |= dict.fromkeys(self._steps.take_again(record, progress=self.progress))
             self.progress = self.progress.after(record.entry, window=self._config.stop_window_versions)
             if isinstance(record.entry, StepEntry) and is_exact is None:
                 is_exact = self._is_published(plan.compare)
@@ -362,67 +353,9 @@ class TrainingState:
             return None
         return self.policy.master_words.root() == version.root
 
-    def _take_again(self, record: JournalRecord) -> tuple[str, ...]:
-        """Take a step from the journal; return which of its settings are not what they were."""
-        entry = record.entry
-        assert isinstance(entry, StepEntry)
-        settings = ReplaySettings.of(entry.settings, self._config, has_reference=self._reference is not None)
-        of_step = {
-            "lr": settings.config.learning_rate,
-            "betas": settings.config.betas,
-            "weight_decay": settings.config.weight_decay,
-        }
-        [of_now] = self._optimizer.param_groups
-        kept = {key: of_now[key] for key in of_step}
-        state_now = torch.get_rng_state()
-        torch.set_rng_state(torch.frombuffer(bytearray(record.random_state), dtype=torch.uint8))
-        try:
-            of_now.update(of_step)
-            outcome = self._step(
-                [group_from_wire(group) for group in record.groups],
-                entry.expected_kl_nats,
-                settings.step,
-                reference=self._reference if settings.config.reference_kl_coefficient else None,
-            )
-        finally:
-            of_now.update(kept)
-            torch.set_rng_state(state_now)
-        if not outcome.is_applied or not self.policy.is_finite():
-            raise StartupError(
-                f"step {entry.version} of the journal cannot be taken again: it is not finite or teaches "
-                f"nothing now. Settings that differ: {'; '.join(settings.changed) or 'none'}",
-                fix="Start the learner with the device and the versions that the journal was written with.",
-            )
-        return settings.changed
-
-    def _step(
-        self,
-        groups: Sequence[RolloutGroup],
-        expected_kl_nats: Sequence[dict[int, float]],
-        settings: StepSettings,
-        *,
-        reference: ScoringModel | None,
-    ) -> StepOutcome:
-        switch = self._switch(settings)
-        return train_step(
-            self.policy,
-            self._optimizer,
-            groups,
-            version=self.version,
-            settings=replace(settings, fast_steps=settings.fast_steps * switch.is_on),
-            expected_kl_nats=[
-                np.array([nats[version] for version in _versions_of_tokens(group).tolist()])
-                for group, nats in zip(groups, expected_kl_nats, strict=True)
-            ],
-            reference=reference,
-        )
-
-    def _switch(self, settings: StepSettings) -> EntropySwitch:
-        return replace(self.progress.entropy_switch, threshold=settings.fast_steps_until_deviations)
-
     def _expected(self, one: DeliveredGroup, expected_divergence: ExpectedDivergence) -> dict[int, float]:
         """Return the divergence expected of a group's tokens, by the version that drew them."""
-        versions = np.unique(_versions_of_tokens(one.group))
+        versions = np.unique(versions_of_tokens(one.group))
         nats = expected_divergence(one.sampler_id, self.version - versions)
         return dict(zip(versions.tolist(), nats.tolist(), strict=True))
 
@@ -490,14 +423,9 @@ def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float],
 
     A completion that was sampled while versions were swapped has tokens of several.
     """
-    drawn_from = _versions_of_tokens(group)
+    drawn_from = versions_of_tokens(group)
     numbers, tokens = np.unique(drawn_from, return_counts=True)
     return tuple(
         (version - number, count / drawn_from.size)
         for number, count in zip(numbers.tolist(), tokens.tolist(), strict=True)
     )
-
-
-def _versions_of_tokens(group: RolloutGroup) -> NDArray[np.int64]:
-    versions = [completion.of_drawn(completion.policy_version) for completion in group.completions]
-    return np.concatenate(versions).astype(np.int64)

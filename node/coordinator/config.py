@@ -4,9 +4,9 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
@@ -22,6 +22,8 @@ from node.extras import NeededPackage
 from node.rollout import SamplingParameters
 from node.run import REWARD
 from node.task_options import BUILT_IN, JsonlOptions, PromptOptions, checked_options, options_json
+
+Value = TypeVar("Value")
 
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
 
@@ -257,11 +259,9 @@ class CoordinatorConfig(BaseModel):
         if evaluation is None or not evaluation.every_versions:
             return NO_EVALUATION
         is_greedy = evaluation.temperature == 0
-        return EvaluationSettings(
-            every_versions=evaluation.every_versions,
-            prompts=evaluation.prompts,
-            completions=evaluation.completions,
-            temperature=evaluation.temperature,
+        return _copied(
+            evaluation,
+            EvaluationSettings,
             sampling=replace(
                 self.sampling,
                 temperature=1.0 if is_greedy else evaluation.temperature,
@@ -271,8 +271,6 @@ class CoordinatorConfig(BaseModel):
             held_out_prompts=evaluation.prompts if self.data is None else 0,
             task=self.task,
             task_options=self._task_options_digest,
-            answers=evaluation.answers,
-            best_by=evaluation.best_by,
         )
 
     @property
@@ -292,14 +290,7 @@ class CoordinatorConfig(BaseModel):
 
     @property
     def sampling(self) -> SamplingParameters:
-        return SamplingParameters(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            max_new_tokens=self.max_new_tokens,
-            min_p=self.min_p,
-            stop=self.stop,
-        )
+        return _copied(self, SamplingParameters)
 
     @property
     def prompt_tokens(self) -> int:
@@ -310,28 +301,17 @@ class CoordinatorConfig(BaseModel):
 
     def terms(self, run_id: str, *, prompts: int | None) -> RunTerms:
         """Return what the run asks of samplers; ``prompts`` is None where only they can count them."""
-        work = Work(
-            run_id,
-            self.task,
-            self.group_size,
-            self.sampling,
-            prompt_tokens=self.prompt_tokens,
-            task_digest=self.task_digest,
-        )
-        bounds = Bounds(
-            concurrency_groups=self.concurrency_groups,
-            buffer_groups=self.buffer_groups,
-            batch_groups=self.batch_groups,
-            max_staleness_versions=self.max_staleness_versions,
-            buffer_bytes=self.buffer_bytes,
-        )
-        return RunTerms(
-            work,
-            bounds,
-            prompts,
-            prompt_seed=self.prompt_seed,
-            lease_ttl_s=self.lease_ttl_s,
-            lease_max_s=self.lease_max_s,
-            prompt_retry_s=self.prompt_retry_s,
+        return _copied(
+            self,
+            RunTerms,
+            work=_copied(self, Work, run_id=run_id),
+            bounds=_copied(self, Bounds),
+            prompts=prompts,
             evaluation=self.evaluation_settings,
         )
+
+
+def _copied(config: BaseModel, value_type: type[Value], **others: object) -> Value:
+    """Return a value with the settings that have the names of its fields, and ``others``."""
+    names = {field.name for field in fields(value_type)} - others.keys()  # type: ignore[arg-type]
+    return value_type(**{name: getattr(config, name) for name in names if hasattr(config, name)}, **others)

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
 from node import limits
@@ -22,6 +22,7 @@ from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.task_size import NO_DATA, agreed_data
 from node.coordinator.work.trust import task_is
 from node.enrolment.authority import Authority
@@ -41,6 +42,7 @@ from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
+from node.wire.members import settings_to_wire
 from node.wire.rollouts import largest_group_bytes
 
 logger = logging.getLogger(__name__)
@@ -57,22 +59,34 @@ async def build(context: RoleContext) -> list[Service]:
     metrics = CoordinatorMetrics(context.registry)
     metrics.max_staleness_versions.set(config.max_staleness_versions)
     store = open_store(context, retained_keyframes=config.retained_keyframes)
-    ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id)
-    try:
-        rows = await _checked_rows(config, ledger, context.state_dir)
-        try:
-            accounts = _accounts(context, config, ledger, rows, metrics)
-            published = Published(store, accounts.versions)
-            _check_not_lost(accounts, published)
-        except BaseException:
-            if rows is not None:
-                rows.close()
-            raise
-    except BaseException:
-        ledger.close()
-        raise
+    with ExitStack() as opened:
+        ledger = opened.enter_context(
+            closing(Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id))
+        )
+        slots, rows = ledger.balance().slots, None
+        if config.data is not None:
+            known = slots.data if slots.next_slot else NO_DATA
+            rows = await asyncio.to_thread(
+                open_rows, config.data, scratch=context.state_dir, columns=config.columns, known=known
+            )
+            opened.callback(rows.close)
+        _note_data(ledger, slots, rows)
+        accounts = _accounts(context, config, ledger, rows, metrics)
+        published = Published(store, accounts.versions)
+        _check_not_lost(accounts, published)
+        opened.pop_all()  # the spool closes them
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
-    peers = _peers(context, config, accounts, published, revocations, metrics)
+    fleet = FleetCollector()
+    context.registry.register(fleet)
+    peers = Peers(
+        accounts,
+        silent_after_s=config.silent_after_s,
+        head=published.head,
+        revoked=lambda: revocations.current().node_ids,
+        fleet=fleet,
+        metrics=metrics,
+        grader_digest=bytes.fromhex(config.grader_digest),
+    )
     spool = Spool(
         Transactions(ledger, accounts, metrics=metrics, clock=context.clock),
         rows=rows,
@@ -124,27 +138,6 @@ def _accounts(
     return accounts
 
 
-def _peers(
-    context: RoleContext,
-    config: CoordinatorConfig,
-    accounts: Accounts,
-    published: Published,
-    revocations: RevocationList,
-    metrics: CoordinatorMetrics,
-) -> Peers:
-    fleet = FleetCollector()
-    context.registry.register(fleet)
-    return Peers(
-        accounts,
-        silent_after_s=config.silent_after_s,
-        head=published.head,
-        revoked=lambda: revocations.current().node_ids,
-        fleet=fleet,
-        metrics=metrics,
-        grader_digest=bytes.fromhex(config.grader_digest),
-    )
-
-
 def _members_server(
     context: RoleContext,
     config: CoordinatorConfig,
@@ -168,7 +161,7 @@ def _members_server(
         peers,
         spool,
         run_id=context.run.run_id,
-        settings=_settings(config, spool.rows, group_bytes=group_bytes),
+        settings=settings_to_wire(_settings(config, spool.rows, group_bytes=group_bytes)),
         revocations=revocations,
         clock=context.clock,
     )
@@ -197,7 +190,7 @@ def _check_not_lost(accounts: Accounts, published: Published) -> None:
 
 
 def _check_prompts_left(accounts: Accounts) -> None:
-    held_out = accounts.evaluations.held_out_prompts
+    held_out = accounts.evaluations.settings.held_out_prompts
     if accounts.prompts is not None and accounts.prompts <= held_out:
         raise ConfigError(
             key="coordinator.evaluation.prompts",
@@ -208,32 +201,15 @@ def _check_prompts_left(accounts: Accounts) -> None:
         )
 
 
-async def _checked_rows(config: CoordinatorConfig, ledger: Ledger, state_dir: Path) -> Rows | None:
-    """Open the run's rows and note them in the ledger; refuse others once something was leased."""
-    slots = ledger.balance().slots
-    rows = None
-    if config.data is not None:
-        known = slots.data if slots.next_slot else NO_DATA
-        rows = await asyncio.to_thread(
-            open_rows, config.data, scratch=state_dir, columns=config.columns, known=known
-        )
-    try:
-        noted = agreed_data(
-            slots.data,
-            NO_DATA if rows is None else rows.seen,
-            known_part=b"" if rows is None else rows.known_part,
-            next_slot=slots.next_slot,
-        )
-    except BaseException:
-        if rows is not None:
-            rows.close()
-        raise
+def _note_data(ledger: Ledger, slots: SlotBalance, rows: Rows | None) -> None:
+    """Note the run's rows in the ledger; refuse others once something was leased."""
+    found, known_part = (NO_DATA, b"") if rows is None else (rows.seen, rows.known_part)
+    noted = agreed_data(slots.data, found, known_part=known_part, next_slot=slots.next_slot)
     if noted is not None:
         ledger.record(Transaction(data=noted))
         if noted.first_slot:
             grown = {"rows": noted.rows, "rows_before": slots.data.rows, "first_slot": noted.first_slot}
             logger.info("rows were added to the data", extra=grown)
-    return rows
 
 
 def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int) -> RunSettings:
@@ -253,7 +229,6 @@ def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int)
 
 
 def _group_bytes(config: CoordinatorConfig) -> int:
-    """Return the size of the largest encoded group, of training or evaluation."""
     evaluation = config.evaluation_settings
     return max(
         largest_group_bytes(
@@ -269,7 +244,6 @@ def _group_bytes(config: CoordinatorConfig) -> int:
 def _enrolment_servers(
     context: RoleContext, config: CoordinatorConfig, revocations: RevocationList
 ) -> list[RpcServer]:
-    """Return the server that lets new peers in; none where TLS is off."""
     if context.identity is None:
         return []
     servicer = EnrolmentServicer(

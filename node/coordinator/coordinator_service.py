@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from node.clock import Clock
@@ -22,59 +23,46 @@ UPKEEP_S: Final = 1.0
 """How late an expiry, a silence or a metric may be noticed; far below any of their terms."""
 
 
+@dataclass(slots=True)
 class CoordinatorService:
     """Serves until stopped; the ledger is closed when nobody can ask for it any more."""
 
-    name = "coordinator"
-
-    def __init__(
-        self,
-        *,
-        spool: Spool,
-        peers: Peers,
-        store: ArtifactStore,
-        published: Published,
-        trust: TrustUpkeep,
-        servers: Sequence[RpcServer],
-        metrics: CoordinatorMetrics,
-        clock: Clock,
-    ) -> None:
-        """Own all of it; ``servers`` are the members' and, unless TLS is off, the enrolment's."""
-        self._spool = spool
-        self._peers = peers
-        self._store = store
-        self._published = published
-        self._trust = trust
-        self._servers = servers
-        self._metrics = metrics
-        self._clock = clock
-        self._wake = asyncio.Event()
+    spool: Spool
+    peers: Peers
+    store: ArtifactStore
+    published: Published
+    trust: TrustUpkeep
+    servers: Sequence[RpcServer]
+    """The members' and, unless TLS is off, the enrolment's."""
+    metrics: CoordinatorMetrics
+    clock: Clock
+    name: str = "coordinator"
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def address(self) -> str:
         """Where members connect, host:port; the real port once ready."""
-        return self._servers[0].address
+        return self.servers[0].address
 
     @property
     def enrolment_address(self) -> str | None:
         """Where new peers enrol, host:port; None where TLS is off."""
-        return self._servers[1].address if len(self._servers) > 1 else None
+        return self.servers[1].address if len(self.servers) > 1 else None
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        """Serve until ``stopping``; see ``node.process.service``."""
         loop = asyncio.get_running_loop()
         try:
             await self._take_stock()
-            with self._store.listening(lambda: loop.call_soon_threadsafe(self._wake.set)):
+            with self.store.listening(lambda: loop.call_soon_threadsafe(self._wake.set)):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._keep_up(stopping))
-                    await _start(self._servers, tasks, stopping)
+                    await _start(self.servers, tasks, stopping)
                     logger.info(
                         "serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address}
                     )
                     ready()
         finally:
-            await self._spool.close()
+            await self.spool.close()
 
     async def _keep_up(self, stopping: asyncio.Event) -> None:
         stopped = asyncio.create_task(stopping.wait())
@@ -91,26 +79,26 @@ class CoordinatorService:
 
     async def _take_stock(self) -> None:
         """Do what time alone makes necessary."""
-        now = self._clock.now()
+        now = self.clock.now()
         try:
-            announced = await asyncio.to_thread(self._published.unlogged)
-            await self._spool.announce(announced)
-            await self._spool.evaluate(self._published.head())
-            evaluated = self._spool.accounts.evaluations.under_way
-            self._store.await_readers_of(None if evaluated is None else evaluated.version)
-            await self._spool.expire()
-            await self._trust.turn()
+            announced = await asyncio.to_thread(self.published.unlogged)
+            await self.spool.announce(announced)
+            await self.spool.evaluate(self.published.head())
+            evaluated = self.spool.accounts.evaluations.under_way
+            self.store.await_readers_of(None if evaluated is None else evaluated.version)
+            await self.spool.expire()
+            await self.trust.turn()
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})
-        for member in self._peers.expire(now):
+        for member in self.peers.expire(now):
             logger.warning(
                 "peer not heard of",
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
-        head = self._peers.head
-        self._spool.show_load()
-        self._metrics.show_peers(self._peers.rows(now), head=0 if head is None else head.number)
+        head = self.peers.head
+        self.metrics.show(self.spool.accounts)
+        self.metrics.show_peers(self.peers.rows(now), head=0 if head is None else head.number)
 
 
 async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:

@@ -15,14 +15,12 @@ class DrainStream:
     def __init__(self, *, learner_epoch: int) -> None:
         self.learner_epoch = learner_epoch
         self.credits = 0
-        """Groups that the learner has room for."""
         self.acknowledgement: int | None = None
         """The newest version to acknowledge: its records are on disk."""
         self.has_pardons = False
         """Whether the learner is to be told who is quarantined, now that an operator has pardoned others."""
         self.is_ended = False
         self.refusal: RefusedError | None = None
-        """Why it was ended, for the learner."""
         self._wake = asyncio.Event()
 
     def add_credits(self, groups: int) -> None:
@@ -36,16 +34,13 @@ class DrainStream:
         self.wake()
 
     def end(self, refusal: RefusedError | None = None) -> None:
-        """End the stream, with a ``refusal`` for the learner if there is one."""
         if not self.is_ended:
             self.is_ended, self.refusal = True, refusal
             self.wake()
 
     def wake(self) -> None:
-        """Look again for something to send."""
         self._wake.set()
 
     async def wait(self) -> None:
-        """Wait until there may be something to send."""
         await self._wake.wait()
         self._wake.clear()

@@ -4,13 +4,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
-from node.coordinator.work.grader_agreement import DIGEST_BYTES
+from node.coordinator.work.agreement import DIGEST_BYTES
+from node.coordinator.work.decisions import room
 from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.coordinator.work.task_size import dispute
 from node.errors import Reason, RefusedError
@@ -19,14 +21,14 @@ from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, STAMP_S
 from node.policy import PolicyVersion
 from node.rpc.auth import Context, peer_of
-from node.run import Role, RunSettings, RunStatus
+from node.run import Role, RunStatus
 from node.wire.field_owners import check_owners
+from node.wire.mapping import from_wire, to_wire
 from node.wire.members import (
     metric_families_from_wire,
     revocations_to_wire,
     role_from_wire,
     run_status_to_wire,
-    settings_to_wire,
     step_report_from_wire,
     teaching_from_wire,
 )
@@ -61,38 +63,29 @@ CUT_NOTICE_S: Final = 0.2
 """Longer than gRPC takes to report a cut stream, shorter than a leaving peer waits for its answer."""
 
 
+@dataclass(eq=False)
 class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     """Admits peers, answers their heartbeats, returns the state of the run."""
 
-    def __init__(
-        self,
-        peers: Peers,
-        spool: Spool,
-        *,
-        run_id: str,
-        settings: RunSettings,
-        revocations: RevocationList,
-        clock: Clock,
-    ) -> None:
-        """Serve; the head of the run's ``settings`` is filled in for each answer."""
-        self._peers = peers
-        self._spool = spool
-        self._run_id = run_id
-        self._settings = settings_to_wire(settings)
-        self._revocations = revocations
-        self._clock = clock
-        self._streams: dict[Peer, object] = {}
-        self._shared_status: tuple[float, membership_pb2.GetStatusResponse] | None = None
+    peers: Peers
+    spool: Spool
+    run_id: str
+    settings: membership_pb2.JoinResponse
+    """The head of the run is filled in for each answer."""
+    revocations: RevocationList
+    clock: Clock
+    _streams: dict[Peer, object] = field(default_factory=dict)
+    _shared_status: tuple[float, membership_pb2.GetStatusResponse] | None = None
 
     async def Join(  # noqa: N802 - the rpc's name
         self, request: membership_pb2.JoinRequest, context: Context
     ) -> membership_pb2.JoinResponse:
         """Admit a peer that has the run's model."""
         peer = peer_of(context)
-        if request.run_id != self._run_id:
+        if request.run_id != self.run_id:
             raise RefusedError(
                 Reason.FOREIGN_RUN,
-                f"the peer is configured for run {request.run_id[:100]!r}, this is {self._run_id!r}",
+                f"the peer is configured for run {request.run_id[:100]!r}, this is {self.run_id!r}",
                 fix="check node.run_file",
             )
         if (role := role_from_wire(request.role)) is not peer.role:
@@ -102,9 +95,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 fix="start it in the role that its token was made for, or enrol it again",
             )
         check_owners(request, peer.role)
-        learner = self._spool.accounts.learner
+        learner = self.spool.accounts.learner
         if peer.role is Role.LEARNER:
-            await self._spool.admit_learner(_learner(peer, request))
+            await self.spool.admit_learner(_learner(peer, request))
         elif peer.role is Role.SAMPLER:
             if learner is not None:
                 check_model(
@@ -113,19 +106,19 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 check_chat_template(request.chat_template_digest, learner)
                 if (base := base_model_from_wire(request)).root:
                     check_base(base, learner)
-            await self._spool.admit_sampler(peer.node_id, prompts=self._prompts(request))
-        before = self._peers.instance(peer)
-        with _twins_logged(peer, context):
-            member = self._peers.join(
+            await self.spool.admit_sampler(peer.node_id, prompts=self._prompts(request))
+        before = self.peers.instance(peer)
+        with self._twins_noted(peer, context):
+            member = self.peers.join(
                 peer,
                 _held(request),
-                now=self._clock.now(),
+                now=self.clock.now(),
                 instance=request.instance[:_INSTANCE_CHARACTERS],
                 completes=bool(request.prompts),
                 grader_digest=self._grader_digest(request),
             )
         if peer.role is Role.SAMPLER and before not in ("", member.instance):
-            await self._spool.end_leases(peer.node_id)
+            await self.spool.end_leases(peer.node_id)
         logger.info(
             "peer joined",
             extra={
@@ -137,10 +130,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             },
         )
         response = membership_pb2.JoinResponse()
-        response.CopyFrom(self._settings)
-        grader = self._spool.accounts.grader
+        response.CopyFrom(self.settings)
+        grader = self.spool.accounts.grader
         response.grader_digest, response.grader_said_by = grader.digest, grader.said_by
-        if (head := self._peers.head) is not None:
+        if (head := self.peers.head) is not None:
             response.head.CopyFrom(policy_version_to_wire(head))
         return response
 
@@ -152,7 +145,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         stream, has_heard = object(), False
         try:
             async for request in request_iterator:
-                with _twins_logged(peer, context):
+                with self._twins_noted(peer, context):
                     answer = self._answer(peer, request, has_heard=has_heard)
                 if not has_heard:
                     # Only now: a stream that is refused does not take the place of one that goes on.
@@ -164,7 +157,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             await asyncio.sleep(CUT_NOTICE_S)
             # A peer that came back after a cut has a newer stream by now.
             if self._streams.get(peer) is stream:
-                self._peers.leave(peer)
+                self.peers.leave(peer)
                 logger.info("peer left", extra={"peer_role": peer.role, "node_id": peer.node_id})
         finally:
             self._disconnected(peer, stream)
@@ -174,8 +167,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     async def GetStatus(  # noqa: N802 - the rpc's name
         self, request: membership_pb2.GetStatusRequest, context: Context
     ) -> membership_pb2.GetStatusResponse:
-        """Return the state of the run."""
-        now = self._clock.now()
+        now = self.clock.now()
         if self._shared_status is not None and 0 <= now - self._shared_status[0] < SHARED_STATUS_S:
             return self._shared_status[1]
         answer = run_status_to_wire(self.status())
@@ -183,19 +175,18 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         return answer
 
     def status(self) -> RunStatus:
-        """Return the state of the run; every count is the ledger's."""
-        accounts, capacity, now = self._spool.accounts, self._spool.capacity, self._clock.now()
+        accounts, capacity, now = self.spool.accounts, room(self.spool.accounts), self.clock.now()
         learner = accounts.learner
         return RunStatus(
-            run_id=self._run_id,
-            head=self._peers.head,
+            run_id=self.run_id,
+            head=self.peers.head,
             learner_epoch=0 if learner is None else learner.epoch,
-            peers=self._peers.rows(now),
+            peers=self.peers.rows(now),
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
-            step=self._peers.step,
-            teaching=self._peers.teaching,
-            batch_groups=self._settings.batch_groups,
+            step=self.peers.step,
+            teaching=self.peers.teaching,
+            batch_groups=self.settings.batch_groups,
             capacity_groups=capacity.groups,
             capacity_bound=capacity.bound,
             now_s=now,
@@ -205,11 +196,11 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             bad_prompts_total=len(accounts.bad_prompts),
             evaluation=accounts.evaluations.status,
             bad_prompt_reasons=accounts.bad_prompts.reasons(),
-            max_staleness_versions=self._settings.max_staleness_versions,
+            max_staleness_versions=self.settings.max_staleness_versions,
             grader_digest=accounts.grader.digest,
             grader_said_by=accounts.grader.said_by,
             task_dispute=dispute(accounts.task, accounts.size_words),
-            exportable_best=self._peers.exportable_best,
+            exportable_best=self.peers.exportable_best,
         )
 
     def _prompts(self, request: membership_pb2.JoinRequest) -> int:
@@ -218,7 +209,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             raise RefusedError(
                 Reason.MALFORMED, f"a task of {request.prompts} prompts, allowed are 1 to {_PROMPTS}"
             )
-        return 0 if self._settings.prompts or self._is_of_before(request) else request.prompts
+        return 0 if self.settings.prompts or self._is_of_before(request) else request.prompts
 
     def _grader_digest(self, request: membership_pb2.JoinRequest) -> bytes:
         if len(request.grader_digest) not in (0, DIGEST_BYTES):
@@ -227,16 +218,16 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
 
     def _is_of_before(self, request: membership_pb2.JoinRequest) -> bool:
         """Whether a sampler speaks of the task as it was before this coordinator was configured otherwise."""
-        return request.task_digest not in (b"", self._settings.task_digest)
+        return request.task_digest not in (b"", self.settings.task_digest)
 
     def _disconnected(self, peer: Peer, stream: object) -> None:
         if self._streams.get(peer) is stream:
-            self._peers.disconnected(peer)
+            self.peers.disconnected(peer)
 
     def _answer(
         self, peer: Peer, request: membership_pb2.HeartbeatRequest, *, has_heard: bool
     ) -> membership_pb2.HeartbeatResponse:
-        received_at_s = self._clock.now()
+        received_at_s = self.clock.now()
         self._check_not_fenced(peer)
         check_owners(request, peer.role)
         if not abs(request.clock_offset_s) <= STAMP_S:  # neither is NaN
@@ -254,38 +245,46 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             held=_held(request),
             clock_offset_s=request.clock_offset_s,
             waits_for=request.waits_for,
-            metrics=metric_families_from_wire(request.metrics) if self._peers.shows_metrics_of(peer) else (),
+            metrics=metric_families_from_wire(request.metrics) if self.peers.shows_metrics_of(peer) else (),
             step=step_report_from_wire(request.step) if request.HasField("step") else None,
             teaching=teaching_from_wire(request),
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
             best_version=request.best_version if request.HasField("best_version") else None,
         )
-        answer = self._peers.heartbeat(peer, heartbeat, now=received_at_s)
-        lost = self._spool.renew(peer.node_id, tuple(request.running_lease_ids))
-        return membership_pb2.HeartbeatResponse(
+        answer = self.peers.heartbeat(peer, heartbeat, now=received_at_s)
+        lost = self.spool.renew(peer.node_id, tuple(request.running_lease_ids))
+        return to_wire(
+            membership_pb2.HeartbeatResponse,
+            answer,
             sequence=request.sequence,
             received_at_s=received_at_s,
             head=optional_version_to_wire(answer.head),
             lost_lease_ids=lost,
             verdicts=map(group_verdict_to_wire, answer.verdicts),
-            must_repair=answer.must_repair,
-            longest_lag_versions=answer.longest_lag_versions,
-            best_version=answer.best_version,
-            evaluating_version=answer.evaluating_version,
-            is_evaluated=answer.is_evaluated,
             revocations=self._revocations_for(peer, request.revocations_digest),
-            sent_at_s=self._clock.now(),
+            sent_at_s=self.clock.now(),
         )
 
     def _revocations_for(self, peer: Peer, digest: bytes) -> membership_pb2.Revocations | None:
         if peer.role is not Role.RELAY:
             return None
-        current = self._revocations.current()
+        current = self.revocations.current()
         return None if digest == current.digest else revocations_to_wire(current)
 
+    @contextmanager
+    def _twins_noted(self, peer: Peer, context: Context) -> Iterator[None]:
+        try:
+            yield
+        except RefusedError as refused:
+            if refused.reason is Reason.NAME_IN_USE:
+                self.peers.count_twin()
+                about = {"peer_role": peer.role, "node_id": peer.node_id, "refused": context.peer()}
+                logger.warning("two processes use one name", extra={**about, "detail": str(refused)})
+            raise
+
     def _check_not_fenced(self, peer: Peer) -> None:
-        learner = self._spool.accounts.learner
+        learner = self.spool.accounts.learner
         if peer.role is Role.LEARNER and learner is not None and learner.node_id != peer.node_id:
             raise RefusedError(
                 Reason.FENCED,
@@ -296,14 +295,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
 
 def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
     base = base_model_from_wire(request)
-    return Learner(
+    return from_wire(
+        Learner,
+        request,
         node_id=peer.node_id,
         epoch=request.learner_epoch,
-        layout_digest=request.layout_digest,
-        tokenizer_digest=request.tokenizer_digest,
-        vocabulary_size=request.vocabulary_size,
         version=request.held.number,
-        chat_template_digest=request.chat_template_digest,
         base_root=base.root,
         base_parts=base.parts,
         layout_summary=_summary(request),
@@ -313,24 +310,6 @@ def _learner(peer: Peer, request: membership_pb2.JoinRequest) -> Learner:
 
 def _summary(request: membership_pb2.JoinRequest) -> str:
     return "".join(filter(str.isprintable, request.layout_summary))[:_SUMMARY_CHARACTERS]
-
-
-@contextmanager
-def _twins_logged(peer: Peer, context: Context) -> Iterator[None]:
-    try:
-        yield
-    except RefusedError as refused:
-        if refused.reason is Reason.NAME_IN_USE:
-            logger.warning(
-                "two processes use one name",
-                extra={
-                    "peer_role": peer.role,
-                    "node_id": peer.node_id,
-                    "refused": context.peer(),
-                    "detail": str(refused),
-                },
-            )
-        raise
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:

@@ -2,15 +2,17 @@
 
 import collections
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from node.coordinator.fleet.membership import PeerState
-from node.coordinator.work.slots import SlotState
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.capacity import capacities
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
 from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, SamplerStanding
@@ -33,8 +35,6 @@ _PEER_GAUGES: Final[tuple[tuple[str, str, Callable[[PeerStatus], float]], ...]] 
 
 
 class CoordinatorMetrics:
-    """The coordinator's instruments."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"heterorl_coordinator_{name}", text, labels, registry=registry)
@@ -127,8 +127,8 @@ class CoordinatorMetrics:
             "evaluation_disputes",
             "Evaluations in which samplers differ one way, and no third could say which is right.",
         )
-        self._evaluations = _EvaluationCollector()
-        registry.register(self._evaluations)
+        self.evaluations = _EvaluationCollector()
+        registry.register(self.evaluations)
         self.prompt_disagreements = counter(
             "prompt_disagreements", "Groups whose prompt has other tokens at other samplers."
         )
@@ -149,30 +149,18 @@ class CoordinatorMetrics:
         """Observe how long a group took; stages as in ``node.telemetry.lag``."""
         self._stage.labels(stage).observe(max(0.0, seconds))
 
-    def show_load(
-        self,
-        slots: Mapping[SlotState, int],
-        capacities: Mapping[str, int],
-        *,
-        learner_version: int,
-        spooled_bytes: int,
-    ) -> None:
-        """Show what is in flight; capacities by bound, groups."""
-        for state, n in slots.items():
+    def show(self, accounts: Accounts) -> None:
+        """Show what is in flight, whether the ledger is known to be whole, and how versions do."""
+        load = accounts.load()
+        for state, n in accounts.slots.counts().items():
             self._slots.labels(state).set(n)
-        for bound, n in capacities.items():
+        for bound, n in capacities(accounts.terms.bounds, load).items():
             self._capacity.labels(bound).set(max(0, n))
-        self._learner_version.set(learner_version)
-        self._spooled_bytes.set(spooled_bytes)
-
-    def show_ledger(self, *, is_confirmed: bool, is_behind: bool) -> None:
-        """Show whether the ledger is known to be whole."""
-        self._ledger_confirmed.set(is_confirmed)
-        self._ledger_behind.set(is_behind)
-
-    def show_evaluations(self, status: EvaluationStatus) -> None:
-        """Show how versions do on held-out prompts."""
-        self._evaluations.status = status
+        self._learner_version.set(load.version)
+        self._spooled_bytes.set(load.untrained_bytes)
+        self._ledger_confirmed.set(accounts.is_confirmed)
+        self._ledger_behind.set(bool(accounts.gap))
+        self.evaluations.status = accounts.evaluations.status
 
     def show_peers(self, rows: tuple[PeerStatus, ...], *, head: int) -> None:
         """Show the lag table; peers that are not in it any more disappear."""
@@ -180,51 +168,44 @@ class CoordinatorMetrics:
         self._peers.rows = rows
 
 
-_EVALUATION_GAUGES: Final[tuple[tuple[str, str, Callable[[Evaluation], float]], ...]] = (
-    ("version", "The version that was evaluated last.", lambda one: one.version),
-    ("reward_mean", "Its mean reward on held-out prompts.", lambda one: one.reward_mean),
+_Gauge: TypeAlias = tuple[str, str, Callable[[EvaluationStatus], Evaluation | None], str]
+
+_EVALUATION_GAUGES: Final[tuple[_Gauge, ...]] = (
+    ("version", "The version that was evaluated last.", attrgetter("newest"), "version"),
+    ("reward_mean", "Its mean reward on held-out prompts.", attrgetter("newest"), "reward_mean"),
     (
         "reward_standard_error",
         "Standard error of that mean, between prompts.",
-        lambda one: one.reward_standard_error,
+        attrgetter("newest"),
+        "reward_standard_error",
     ),
-    ("cut_ratio", "Share of its completions cut at the length limit.", lambda one: one.cut_ratio),
-    ("completion_tokens", "Mean length of its completions.", lambda one: one.tokens_mean),
-    ("samplers", "Samplers whose groups count in it.", lambda one: one.samplers),
+    ("cut_ratio", "Share of its completions cut at the length limit.", attrgetter("newest"), "cut_ratio"),
+    ("completion_tokens", "Mean length of its completions.", attrgetter("newest"), "tokens_mean"),
+    ("samplers", "Samplers whose groups count in it.", attrgetter("newest"), "samplers"),
+    ("best_version", "The version that did best on held-out prompts.", attrgetter("best"), "version"),
+    (
+        "waiting_prompts",
+        "Held-out prompts that no sampler has answered in the evaluation under way.",
+        attrgetter("under_way"),
+        "waiting_prompts",
+    ),
 )
+"""Name, text, whose number it is, and which."""
 
 
 class _EvaluationCollector(Collector):
-    """The newest evaluation as metrics, none of which are there before the first."""
+    """The evaluations as metrics, none of which are there before the first."""
 
     def __init__(self) -> None:
         self.status = EvaluationStatus()
 
     def collect(self) -> Iterator[Metric]:
         status = self.status
-        for name, text, value_of in _EVALUATION_GAUGES:
-            yield _evaluation_gauge(name, text, status.newest, value_of)
-        yield _evaluation_gauge(
-            "best_version",
-            "The version that did best on held-out prompts.",
-            status.best,
-            lambda one: one.version,
-        )
-        yield _evaluation_gauge(
-            "waiting_prompts",
-            "Held-out prompts that no sampler has answered in the evaluation under way.",
-            status.under_way,
-            lambda one: one.waiting_prompts,
-        )
-
-
-def _evaluation_gauge(
-    name: str, text: str, evaluation: Evaluation | None, value_of: Callable[[Evaluation], float]
-) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily(f"heterorl_coordinator_evaluation_{name}", text)
-    if evaluation is not None:
-        gauge.add_metric([], value_of(evaluation))
-    return gauge
+        for name, text, evaluation_of, field in _EVALUATION_GAUGES:
+            gauge = GaugeMetricFamily(f"heterorl_coordinator_evaluation_{name}", text)
+            if (evaluation := evaluation_of(status)) is not None:
+                gauge.add_metric([], getattr(evaluation, field))
+            yield gauge
 
 
 class _PeerCollector(Collector):

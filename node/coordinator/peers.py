@@ -11,8 +11,7 @@ A sampler's heartbeat costs the same however many peers there are; ``expire``, `
 at all of them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,8 +19,7 @@ from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
 from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.grader_agreement import NOT_AGREED, agreed_grader
-from node.errors import Reason, RefusedError
+from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
@@ -38,8 +36,6 @@ _WAITS_FOR_CHARACTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReport:
-    """What a peer reports of itself."""
-
     held: PolicyVersion | None
     clock_offset_s: float = 0.0
     waits_for: str = ""
@@ -50,15 +46,12 @@ class HeartbeatReport:
     has_heard: bool = False
     """Whether the answer before arrived: a peer writes the next heartbeat of a stream only then."""
     instance: str = ""
-    """Which process of the peer's name this is."""
     best_version: int | None = None
     """Learners: as written down for ``export --best``."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What the peer is told."""
-
     head: PolicyVersion | None
     verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
@@ -68,7 +61,6 @@ class HeartbeatAnswer:
     """On held-out prompts; None: no version was evaluated."""
     evaluating_version: int | None = None
     is_evaluated: bool = False
-    """Whether versions are evaluated."""
 
 
 class Peers:
@@ -85,13 +77,7 @@ class Peers:
         metrics: CoordinatorMetrics,
         grader_digest: bytes = b"",
     ) -> None:
-        """Begin empty.
-
-        Args:
-            head: Returns the newest announced version.
-            revoked: Returns the nodes that are shut out.
-            grader_digest: Of the grader code, as configured; empty: as samplers agree.
-        """
+        """Begin empty; ``grader_digest`` as configured, or empty: as samplers agree."""
         self._accounts = accounts
         self._membership = Membership(silent_after_s=silent_after_s)
         self._head = head
@@ -106,9 +92,7 @@ class Peers:
         accounts.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest)
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
-        """The newest gradient step."""
         self.teaching: Teaching | None = None
-        """What the learner's newest batches taught."""
 
     @property
     def head(self) -> PolicyVersion | None:
@@ -125,13 +109,8 @@ class Peers:
         completes: bool = False,
         grader_digest: bytes = b"",
     ) -> KnownPeer:
-        """Admit a peer, or admit it again; ``completes`` as in ``Membership.join``.
-
-        Raises:
-            RefusedError: NAME_IN_USE.
-        """
-        with self._twins_counted():
-            member = self._membership.join(peer, now, instance=instance, completes=completes)
+        """Admit a peer, or admit it again; see ``Membership.join``."""
+        member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._reports[peer] = HeartbeatReport(held)
         self._fleet.admit(peer)
         if grader_digest:
@@ -140,7 +119,6 @@ class Peers:
         return member
 
     def instance(self, peer: Peer) -> str:
-        """Return which process of a peer's name joined last; empty: none did, or it does not say."""
         return self._membership.instance(peer)
 
     def objection_to_grader(self, peer: Peer) -> str:
@@ -157,8 +135,7 @@ class Peers:
 
     def heartbeat(self, peer: Peer, heartbeat: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
         """Note a heartbeat and return its answer. Raises RefusedError: NOT_JOINED; NAME_IN_USE."""
-        with self._twins_counted():
-            self._membership.heartbeat(peer, now, instance=heartbeat.instance)
+        self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         self._reports[peer] = replace(
             heartbeat, metrics=(), waits_for=heartbeat.waits_for[:_WAITS_FOR_CHARACTERS]
         )
@@ -193,13 +170,16 @@ class Peers:
         return next((one.best_version for one in learners if one.best_version is not None), None)
 
     def leave(self, peer: Peer) -> None:
-        """Note that a peer has gone in good order."""
         self._membership.leave(peer)
         self._fleet.drop(peer)
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a peer's stream ended, in whatever order."""
         self._membership.disconnected(peer)
+
+    def count_twin(self) -> None:
+        """Count a process that was refused because another of its name is here."""
+        self._metrics.refused_twins.inc()
 
     def notify(self, sampler_id: str, verdict: GroupVerdict) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
@@ -300,7 +280,6 @@ class Peers:
         self._metrics.grader_digests.set(len(set(present.values())))
 
     def _graders_present(self) -> dict[str, bytes]:
-        """Return the grader code of each sampler that is heard of."""
         return {
             member.peer.node_id: self._graders[member.peer.node_id]
             for member in self._membership.members
@@ -308,14 +287,6 @@ class Peers:
             and member.state in (PeerState.JOINED, PeerState.LIVE)
             and member.peer.node_id in self._graders
         }
-
-    @contextmanager
-    def _twins_counted(self) -> Iterator[None]:
-        try:
-            yield
-        except RefusedError as refused:
-            self._metrics.refused_twins.inc(refused.reason is Reason.NAME_IN_USE)
-            raise
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
         pending = self._pending.get(peer.node_id) if peer.role is Role.SAMPLER else None

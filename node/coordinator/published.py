@@ -1,6 +1,7 @@
 """Which versions were ever published: those the store offers now, and those the log remembers."""
 
 import contextlib
+from dataclasses import dataclass
 
 from node.coordinator.work.version_log import VersionLog
 from node.errors import RefusedError
@@ -8,34 +9,33 @@ from node.policy import PolicyVersion
 from node.weights.store.artifact_store import ArtifactStore
 
 
+@dataclass(frozen=True, slots=True)
 class Published:
     """Every version a peer may hold or have sampled with."""
 
-    def __init__(self, store: ArtifactStore, log: VersionLog) -> None:
-        self._store = store
-        self._log = log
+    store: ArtifactStore
+    log: VersionLog
 
     def head(self) -> PolicyVersion | None:
-        """Return the newest announced version; None before the first."""
-        announcement = self._store.announcement()
+        announcement = self.store.announcement()
         return None if announcement is None else announcement.head
 
     def has(self, number: int) -> bool:
         """Whether a version was ever announced, or is the base model, which needs no announcing."""
-        if number == 0 or number in self._log:
+        if number == 0 or number in self.log:
             return True
-        announcement = self._store.announcement()
+        announcement = self.store.announcement()
         # Announced since the log was last written.
         return announcement is not None and any(a.key.version == number for a in announcement.artifacts)
 
     def unlogged(self) -> tuple[PolicyVersion, ...]:
         """Return the versions on offer that are not in the log, oldest first. Blocks on the store's lock."""
-        announcement = self._store.announcement()
+        announcement = self.store.announcement()
         artifacts = () if announcement is None else announcement.artifacts
-        fresh = {a.key.version: a.key for a in artifacts if a.key.version not in self._log}
+        fresh = {a.key.version: a.key for a in artifacts if a.key.version not in self.log}
         versions = []
         for _, key in sorted(fresh.items()):
             # One that is being removed was announced long ago; no peer holds it any more.
             with contextlib.suppress(RefusedError):
-                versions.append(self._store.manifest(key).policy_version)
+                versions.append(self.store.manifest(key).policy_version)
         return tuple(versions)

@@ -1,8 +1,9 @@
 """RolloutService at the coordinator: translates between the wire and the spool."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
@@ -46,43 +47,32 @@ HELD_GROUPS: Final = 65_536
 """Groups a learner may hold: the largest buffer there is."""
 
 
+@dataclass(eq=False)
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     """Leases prompts, takes groups in, and delivers them to the learner."""
 
-    def __init__(
-        self,
-        spool: Spool,
-        peers: Peers,
-        door: SubmissionDoor,
-        *,
-        group_bytes: int,
-        revocations: RevocationList,
-        metrics: TransferMetrics,
-        clock: Clock,
-    ) -> None:
-        """Serve; ``group_bytes`` is the size of the largest group of the run."""
-        self._spool = spool
-        self._peers = peers
-        self._door = door
-        self._group_bytes = group_bytes
-        self._revocations = revocations
-        self._metrics = metrics
-        self._clock = clock
+    spool: Spool
+    peers: Peers
+    door: SubmissionDoor
+    group_bytes: int
+    """Size of the largest group of the run."""
+    revocations: RevocationList
+    metrics: TransferMetrics
+    clock: Clock
 
     async def LeasePrompts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.LeasePromptsRequest, context: Context
     ) -> rollout_pb2.LeasePromptsResponse:
-        """Lease as many prompts as every bound allows."""
         peer = peer_of(context)
-        self._peers.check_present(peer)
+        self.peers.check_present(peer)
         if not 1 <= request.max_leases <= LEASES_PER_REQUEST:
             raise RefusedError(
                 Reason.MALFORMED, f"max_leases = {request.max_leases}, allowed are 1 to {LEASES_PER_REQUEST}"
             )
-        if self._peers.objection_to_grader(peer):
+        if self.peers.objection_to_grader(peer):
             return lease_grant_to_wire(LeaseGrant((), EMPTY_PAUSE_S, "grader"))
         held = optional_version_from_wire(request, "held")
-        grant = await self._spool.lease(peer.node_id, request.max_leases, held, stays=request.stays)
+        grant = await self.spool.lease(peer.node_id, request.max_leases, held, stays=request.stays)
         return lease_grant_to_wire(grant)
 
     async def ReleaseLeases(  # noqa: N802 - the rpc's name
@@ -94,7 +84,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             raise RefusedError(
                 Reason.OVER_LIMIT, f"{named} leases to release, at most {LEASES_PER_PEER} are allowed"
             )
-        released = await self._spool.release(
+        released = await self.spool.release(
             peer_of(context).node_id,
             tuple(request.lease_ids),
             tuple(map(failed_lease_from_wire, request.failed)),
@@ -106,19 +96,19 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     ) -> rollout_pb2.SubmitRolloutsResponse:
         """Accept a group; one that breaks a rule has a verdict, not an error."""
         peer = peer_of(context)
-        with self._door.admitted(
-            request, peer, group_bytes=self._group_bytes, now=self._clock.now()
+        with self.door.admitted(
+            request, peer, group_bytes=self.group_bytes, now=self.clock.now()
         ) as submission:
             sampler_id = submission.sampler_id
-            self._metrics.count_rollouts(received_bytes=submission.group.size_bytes)
-            if self._revocations.is_revoked(sampler_id):  # since a relay took the group in
+            self.metrics.count_rollouts(received_bytes=submission.group.size_bytes)
+            if self.revocations.is_revoked(sampler_id):  # since a relay took the group in
                 submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
             else:
-                submitted = await self._spool.submit(submission, _read(submission))
+                submitted = await self.spool.submit(submission, _read(submission))
         if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             # The relay has told the sampler that the group is spooled.
             verdict = GroupVerdict(submission.group_id[:100], submitted.verdict, submitted.detail)
-            self._peers.notify(sampler_id, verdict)
+            self.peers.notify(sampler_id, verdict)
         return rollout_pb2.SubmitRolloutsResponse(
             verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
         )
@@ -131,9 +121,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         listener = asyncio.create_task(self._listen(request_iterator, drain))
         listener.add_done_callback(lambda _: drain.end())
         try:
-            async for outgoing in self._spool.deliver(drain):
+            async for outgoing in self.spool.deliver(drain):
                 if isinstance(outgoing, StoredGroup):
-                    self._metrics.count_rollouts(sent_bytes=outgoing.group.size_bytes)
+                    self.metrics.count_rollouts(sent_bytes=outgoing.group.size_bytes)
                 yield _response(outgoing)
         finally:
             drain.end()
@@ -148,7 +138,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 Reason.OVER_LIMIT,
                 f"a learner that holds {len(hello.held_group_ids)} groups, at most {HELD_GROUPS} are allowed",
             )
-        return await self._spool.open_drain(
+        return await self.spool.open_drain(
             Hello(
                 node_id,
                 hello.learner_epoch,
@@ -170,16 +160,16 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 case "judgement":
                     judged = group_verdict_from_wire(request.judgement)
                     judged = replace(judged, detail=judged.detail[:_DETAIL_CHARACTERS])
-                    await self._spool.judge(drain, judged)
+                    await self.spool.judge(drain, judged)
                 case "step":
-                    await self._spool.record_step(drain, step_record_from_wire(request.step))
+                    await self.spool.record_step(drain, step_record_from_wire(request.step))
                 case "quarantine":
                     told = request.quarantine
                     if not is_name(told.sampler_id):
                         raise RefusedError(
                             Reason.MALFORMED, f"{told.sampler_id[:100]!r} is not the node id of a sampler"
                         )
-                    await self._spool.quarantine(told.sampler_id, detail_of(told.reason))
+                    await self.spool.quarantine(told.sampler_id, detail_of(told.reason))
                 case other:
                     raise RefusedError(
                         Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello"
@@ -204,12 +194,11 @@ def _read(submission: Submission) -> GroupHeader | RolloutGroup | RefusedError:
 
 
 async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> rollout_pb2.DrainHello:
-    try:
+    first = None
+    with contextlib.suppress(TimeoutError, StopAsyncIteration):
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             first = await anext(requests)
-    except (TimeoutError, StopAsyncIteration) as error:
-        raise RefusedError(Reason.MALFORMED, "the stream does not begin with a hello") from error
-    if not first.HasField("hello"):
+    if first is None or not first.HasField("hello"):
         raise RefusedError(Reason.MALFORMED, "the stream does not begin with a hello")
     return first.hello
 

@@ -17,7 +17,6 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions, history, trust, verdicts
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.capacity import Capacity, capacities
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello, Outcome
@@ -52,8 +51,6 @@ Notify: TypeAlias = Callable[[str, GroupVerdict], None]
 
 @dataclass(frozen=True, slots=True)
 class Quarantines:
-    """Every sampler that is quarantined."""
-
     samplers: tuple[Standing, ...]
     releases_others: bool
     """Whether an operator has pardoned others."""
@@ -90,13 +87,7 @@ class Spool:
         """What the ledger adds up to; to be read only."""
         return self._accounts
 
-    @property
-    def capacity(self) -> Capacity:
-        """How many groups could be leased now."""
-        return decisions.room(self._accounts)
-
     async def close(self) -> None:
-        """Finish what was begun and close the ledger and the data."""
         await self._transactions.close()
         if self.rows is not None:
             self.rows.close()
@@ -146,11 +137,7 @@ class Spool:
         return released.leases
 
     async def admit_sampler(self, sampler_id: str, *, prompts: int) -> None:
-        """Admit a sampler that found ``prompts`` prompts in the run's task; 0: it does not know yet.
-
-        Raises:
-            RefusedError: See ``trust.sampler_joins``.
-        """
+        """Admit a sampler, or raise why not; see ``trust.sampler_joins``."""
         refusal = await self._settle(
             lambda _: trust.sampler_joins(self._accounts, sampler_id=sampler_id, prompts=prompts),
             caller=sampler_id,
@@ -168,21 +155,18 @@ class Spool:
         await self.expire()
 
     async def expire(self) -> None:
-        """End the leases whose time is up."""
         expired = await self._settle(lambda now: decisions.expiry(self._accounts, now))
         if expired:
             self._metrics.lease_expiries.inc(expired)
             logger.info("leases expired", extra={"leases": expired})
 
     async def revoke(self, node_ids: frozenset[str]) -> None:
-        """Free what nodes hold that are shut out, and take back what they said."""
         undone = await self._settle(lambda now: trust.revocation(self._accounts, node_ids, now=now))
         self._accounts.prompt_agreement.forget(node_ids)
         if undone != NOTHING_UNDONE:
             logger.info("revoked nodes settled", extra={"nodes": len(node_ids), **asdict(undone)})
 
     async def pardon(self, node_ids: frozenset[str] | None) -> None:
-        """Hold nothing against samplers any more, and ask again what they failed; None: all samplers."""
         undone = await self._settle(lambda _: trust.pardon(self._accounts, node_ids))
         if self._drain is not None:
             self._drain.has_pardons = True
@@ -191,7 +175,6 @@ class Spool:
         logger.info("samplers pardoned", extra={"nodes": nodes, "prompts": undone.prompts})
 
     async def quarantine(self, sampler_id: str, reason: str) -> None:
-        """Note that the learner quarantines a sampler, or releases it where ``reason`` is empty."""
         await self._settle(lambda now: trust.quarantine(self._accounts, sampler_id, reason, now=now))
         logger.warning(
             "sampler quarantined" if reason else "sampler released from quarantine",
@@ -249,11 +232,7 @@ class Spool:
         self._accounts.evaluations.plan(0 if head is None else head.number)
 
     async def admit_learner(self, learner: Learner) -> None:
-        """Make a learner the run's, and end the stream of an older one.
-
-        Raises:
-            RefusedError: See ``history.learner_joins``.
-        """
+        """Make a learner the run's, and end the stream of an older one; see ``history.learner_joins``."""
         await self._settle(lambda _: history.learner_joins(self._accounts, learner))
         if self._drain is not None and self._drain.learner_epoch < learner.epoch:
             self._drain.end(_fenced())
@@ -270,12 +249,9 @@ class Spool:
         await self._settle(decide)
 
     async def open_drain(self, hello: Hello) -> DrainStream:
-        """Begin a learner's stream and end the one before it.
+        """Begin a learner's stream and end the one before it; see ``history.drain_opens``.
 
-        Whoever is refused ends nobody's stream, and nothing of what it said is taken.
-
-        Raises:
-            RefusedError: See ``history.drain_opens``; DUPLICATE; LEDGER_BEHIND.
+        A learner that is refused ends nobody's stream, and nothing of what it said is taken.
         """
         outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello))
         self._show(outcome)
@@ -317,11 +293,7 @@ class Spool:
             raise drain.refusal
 
     async def judge(self, drain: DrainStream, judged: GroupVerdict) -> None:
-        """Apply the learner's verdict on a group, unless a newer stream may have delivered it again.
-
-        Raises:
-            RefusedError: MALFORMED.
-        """
+        """Apply the learner's verdict on a group, unless a newer stream may have delivered it again."""
 
         def decide(now: float) -> Decision[Judged | None]:
             return Decision(None) if drain.is_ended else verdicts.judgement(self._accounts, judged, now=now)
@@ -353,20 +325,6 @@ class Spool:
         self._show(await self._settle(decide))
         drain.acknowledgement = record.version
         drain.wake()
-
-    def show_load(self) -> None:
-        """Show in the metrics what is in flight."""
-        load = self._accounts.load()
-        self._metrics.show_load(
-            self._accounts.slots.counts(),
-            capacities(self._accounts.terms.bounds, load),
-            learner_version=load.version,
-            spooled_bytes=load.untrained_bytes,
-        )
-        self._metrics.show_ledger(
-            is_confirmed=self._accounts.is_confirmed, is_behind=bool(self._accounts.gap)
-        )
-        self._metrics.show_evaluations(self._accounts.evaluations.status)
 
     def _observe_lags(self, sampler_id: str, group: GroupTerms) -> None:
         now = self._clock.now()

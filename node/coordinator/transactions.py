@@ -64,7 +64,6 @@ class Turns(Generic[Waiting]):
         return self._requests
 
     def of(self, caller: str) -> int:
-        """Count the requests of a caller."""
         return len(self._waiting.get(caller, ()))
 
     def add(self, caller: str, request: Waiting) -> None:
@@ -72,7 +71,6 @@ class Turns(Generic[Waiting]):
         self._requests += 1
 
     def remove(self, caller: str, request: Waiting) -> bool:
-        """Remove a request that waits; return whether it did."""
         own = self._waiting.get(caller)
         if own is None or request not in own:
             return False
@@ -96,8 +94,6 @@ class Turns(Generic[Waiting]):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A decision that waits for its turn."""
-
     decide: Callable[[float], Decision[Any]]
     answer: "asyncio.Future[Any]"
 
@@ -264,7 +260,7 @@ class Transactions:
         )
 
     def _note_abandoned(self, transaction: Transaction) -> None:
-        bad = {entry.slot: entry for entry in transaction.bad_prompts}
+        bad = {entry.slot: entry for entry in transaction.prompts.bad}
         for slot in transaction.slots:
             if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is not None:
                 self._metrics.abandoned_prompts.labels(reason).inc()
@@ -289,18 +285,8 @@ class Transactions:
                 about = {"prompt_index": slot.prompt_index, "reason": slot.last_failure, **version}
                 logger.warning("held-out prompt not answered", extra=about)
         if evaluation.finished_at_s:
-            logger.info("version evaluated", extra=asdict(evaluation))
-            for sampler in change.odd_samplers:
-                self._metrics.evaluation_odd_samplers.inc()
-                logger.warning(
-                    "answers left out: they differ from the other samplers' one way",
-                    extra={"sampler": sampler, **version},
-                )
-            if evaluation.disputed_by:
-                self._metrics.evaluation_disputes.inc()
-                logger.warning(
-                    "samplers disagree on a version, and no third can say which is right",
-                    extra={"samplers": evaluation.disputed_by, **version},
-                )
-        elif not evaluation.answers and all(not slot.granted for slot in change.slots):
-            logger.info("evaluation begun", extra={"prompts": evaluation.prompts, **version})
+            is_odd = evaluation.left_out or evaluation.disputed_by
+            level = logging.WARNING if is_odd else logging.INFO
+            logger.log(level, "version evaluated", extra=asdict(evaluation))
+            self._metrics.evaluation_odd_samplers.inc(len(change.odd_samplers))
+            self._metrics.evaluation_disputes.inc(bool(evaluation.disputed_by))

@@ -7,6 +7,7 @@ pardoned  written by `heterorl-node pardon`, taken away once the ledger has it
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,15 +33,15 @@ def ask_pardon(path: Path, node_ids: Iterable[str]) -> None:
     write_public(path, (before + "".join(f"{node_id}\n" for node_id in node_ids)).encode())
 
 
+@dataclass(slots=True)
 class TrustUpkeep:
     """Looks at the files, once a second."""
 
-    def __init__(self, spool: Spool, *, revocations: RevocationList, pardons: Path) -> None:
-        self._spool = spool
-        self._revocations = revocations
-        self._pardons = pardons
-        self._settled: frozenset[str] = frozenset()
-        """Nodes whose revocation the ledger has; all of them again after a start."""
+    spool: Spool
+    revocations: RevocationList
+    pardons: Path
+    _settled: frozenset[str] = frozenset()
+    """Nodes whose revocation the ledger has; all of them again after a start."""
 
     async def turn(self) -> None:
         """Do what has been asked since the last turn.
@@ -48,17 +49,17 @@ class TrustUpkeep:
         Raises:
             RefusedError: the ledger could not be written; the next turn tries again.
         """
-        revoked = frozenset(self._revocations.current().node_ids)
+        revoked = frozenset(self.revocations.current().node_ids)
         if fresh := revoked - self._settled:
-            await self._spool.revoke(fresh)
+            await self.spool.revoke(fresh)
         self._settled = revoked
-        taken = self._pardons.with_name(f"{PARDONS}.taken")
+        taken = self.pardons.with_name(f"{PARDONS}.taken")
         try:
-            if names := await asyncio.to_thread(_take, self._pardons, taken):
-                await self._spool.pardon(None if EVERYBODY in names else names)
+            if names := await asyncio.to_thread(_take, self.pardons, taken):
+                await self.spool.pardon(None if EVERYBODY in names else names)
                 taken.unlink()
         except OSError as error:
-            logger.error("pardons unreadable", extra={"path": str(self._pardons), "detail": error.strerror})
+            logger.error("pardons unreadable", extra={"path": str(self.pardons), "detail": error.strerror})
 
 
 def _take(path: Path, taken: Path) -> frozenset[str]:

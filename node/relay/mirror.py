@@ -14,13 +14,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 
 from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.relay.mirror_state import MirrorState
 from node.rpc.channel import Backoff, ConnectionLost
 from node.waits import run_until
-from node.weights.assembly.apply import DamagedFrameError
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.head_pursuit import HeadPursuit
@@ -104,7 +104,7 @@ class Mirror:
             missing = await asyncio.to_thread(self._store.offer, manifest)
             await asyncio.to_thread(self._store.set_arriving, key, True)
             try:
-                await self._fetcher.fetch(manifest, missing, lambda frame, data: self._put(key, frame, data))
+                await self._fetcher.fetch(manifest, missing, partial(self._store.write_frame, key))
             finally:
                 await asyncio.to_thread(self._store.set_arriving, key, False)
         except ConnectionLost as lost:
@@ -121,11 +121,3 @@ class Mirror:
             self._backoff.reset()
             self._pursuit.took()
             logger.info("mirrored", extra={"version": key.version, "base_version": key.base_version})
-
-    def _put(self, key: ArtifactKey, frame: int, payload: bytes) -> None:
-        try:
-            self._store.write_frame(key, frame, payload)
-        except RefusedError as refused:
-            if refused.reason is Reason.DAMAGED:
-                raise DamagedFrameError(frame, str(refused)) from refused
-            raise

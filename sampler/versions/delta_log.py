@@ -31,10 +31,7 @@ class LoggedArtifact:
         self._files = files
         self._failed = failed
         self._is_broken = False
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._files.manifest
+        self.manifest = files.manifest
 
     def payload(self, frame: int) -> bytes | None:
         """Return a payload from the disk, its digest verified; None: fetch it."""
@@ -49,21 +46,16 @@ class LoggedArtifact:
 
         With a full disk the version is applied all the same, but not logged.
         """
-        if self._is_broken or self._files.has(frame):
-            return self._files.has(frame)
-        try:
-            self._files.write(frame, payload)
-        except RefusedError as refused:
-            self._is_broken = True
-            self._failed(refused)
+        if not (self._is_broken or self._files.has(frame)):
+            try:
+                self._files.write(frame, payload)
+            except RefusedError as refused:
+                self._is_broken = True
+                self._failed(refused)
         return self._files.has(frame)
 
     def sync(self) -> None:
-        """Return when the kept payloads are durable.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Return when the kept payloads are durable. Raises OSError: they cannot be written."""
         if not self._is_broken:
             self._files.sync()
 
@@ -76,8 +68,7 @@ class DeltaLog:
     ) -> None:
         """Open the log that an earlier process left in ``directory``, or make one.
 
-        Raises:
-            OSError: the directory cannot be used.
+        Raises OSError: the directory cannot be used.
         """
         self._directory = directory
         self._count_refusal = count_refusal
@@ -94,19 +85,16 @@ class DeltaLog:
 
     @property
     def size_bytes(self) -> int:
-        """Payload bytes of everything logged."""
         return sum(files.manifest.size_bytes for files in self._artifacts.values())
 
     def after(self, held: PolicyVersion) -> LoggedArtifact | None:
         """Return the whole artifact that leads furthest from ``held``; None at the end of the log."""
-        usable = [
+        following = [
             files
             for files in self._artifacts.values()
-            if files.is_whole and files.manifest.version > held.number and _starts_at(files.manifest, held)
+            if files.is_whole and files.manifest.version > held.number and files.manifest.can_start(held)
         ]
-        if not usable:
-            return None
-        return self._logged(max(usable, key=lambda files: files.manifest.version))
+        return self._logged(max(following, key=lambda each: each.manifest.version)) if following else None
 
     def reach(self, held: PolicyVersion) -> int:
         """Return the number of the version that the log leads to from ``held``."""
@@ -117,16 +105,14 @@ class DeltaLog:
     def begin(self, manifest: Manifest) -> LoggedArtifact | None:
         """Open an artifact for writing, anew or where it stopped. Drop other unfinished ones.
 
-        Returns:
-            None: the disk is full or broken, so that the version is not logged.
+        None: the disk is full or broken, so that the version is not logged.
         """
-        for files in [files for files in self._artifacts.values() if not files.is_whole]:
-            if files.manifest.signed != manifest.signed:
-                self.drop(files.manifest.key)
         begun = self._artifacts.get(manifest.key)
-        if begun is not None and begun.manifest.signed == manifest.signed:
+        for key in [key for key, files in self._artifacts.items() if not files.is_whole or files is begun]:
+            if self._artifacts[key].manifest.signed != manifest.signed:
+                self.drop(key)
+        if (begun := self._artifacts.get(manifest.key)) is not None:
             return self._logged(begun)
-        self.drop(manifest.key)
         try:
             files = ArtifactFiles.create(self._directory / directory_name(manifest.key), manifest)
             durable.sync(self._directory)
@@ -137,7 +123,6 @@ class DeltaLog:
         return self._logged(files)
 
     def drop(self, key: ArtifactKey) -> None:
-        """Remove an artifact, if it is there."""
         files = self._artifacts.pop(key, None)
         if files is not None:
             shutil.rmtree(files.directory, ignore_errors=True)
@@ -153,7 +138,3 @@ class DeltaLog:
     def _fail(self, refused: RefusedError) -> None:
         self._count_refusal(refused.reason)
         logger.warning("version not logged", extra={"detail": str(refused)})
-
-
-def _starts_at(manifest: Manifest, held: PolicyVersion) -> bool:
-    return manifest.key.is_keyframe or (manifest.base_version, manifest.base_root) == (held.number, held.root)

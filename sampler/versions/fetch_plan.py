@@ -25,7 +25,6 @@ class FetchPlan:
     """The first version from here on comes before any newer one; None: straight to the head."""
 
     def next_artifact(self) -> Artifact | None:
-        """Return what to fetch now; None: the head is held, or there is no path to it."""
         return next(iter(self.path()), None)
 
     def path(self) -> tuple[Artifact, ...]:
@@ -36,27 +35,20 @@ class FetchPlan:
 
     @property
     def behind_versions(self) -> int:
-        """How far the announced head is ahead of the held version."""
         head = self.held.number if self.announcement is None else self.announcement.head.number
         return max(0, head - self.held.number)
 
     @property
     def held_version(self) -> int:
-        """The number of the held version."""
         return self.held.number
 
     def can_start(self, key: ArtifactKey) -> bool:
-        """Whether an artifact starts from what is here and leads to a newer version."""
         is_here = key.base_version in (self.held.number, PUBLIC_VERSION, NO_BASE)
         if (stop := self._stop) is not None and key.version > stop:
             return False
         return is_here and key.version > self.held.number and key not in self.unusable
 
     def is_useless(self, key: ArtifactKey) -> bool:
-        """Whether the cheapest path to the head no longer needs the version that ``key`` leads to.
-
-        It may be worth finishing all the same: see ``node.weights.planning.pursuit``.
-        """
         if self.announcement is not None and key.version > self.announcement.head.number:
             return False  # A source sent it before it was announced.
         path = self._path_from(self.held)
@@ -84,3 +76,20 @@ class FetchPlan:
             # The number is right and the words are not.
             return plan_fresh(head.number, artifacts)
         return plan_catch_up(held.number, head.number, artifacts)
+
+
+@dataclass(slots=True)
+class Starvation:
+    """For how long newer versions have been available and none was taken; ``now`` is monotonic, seconds."""
+
+    _since_s: float | None = None
+
+    def note(self, *, behind_versions: int, is_taken: bool, now: float) -> None:
+        """Note an announcement, or a version taken, on the way to the head or the head itself."""
+        if not behind_versions:
+            self._since_s = None
+        elif is_taken or self._since_s is None:
+            self._since_s = now
+
+    def for_s(self, now: float) -> float:
+        return 0.0 if self._since_s is None else now - self._since_s

@@ -15,6 +15,7 @@ the next delta reads only the frames that it changes.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from node.errors import Reason, RefusedError
@@ -72,44 +73,30 @@ class MemoryScrub:
         return None
 
 
+@dataclass(eq=False)
 class HeldVersion:
-    """For the event loop's thread; disk and CPU work runs in other threads. Call ``load`` first.
+    """For the event loop's thread; disk and CPU work runs in other threads. Call ``load`` first."""
 
-    Attributes:
-        policy: Told what the live words are.
-        base_model: Version 0, as the coordinator is told; empty before ``load``.
-        saved: What a restart continues from.
-    """
+    weights: LiveWords
+    policy: ServedPolicy
+    """Told what the live words are."""
+    _: KW_ONLY
+    layout: Layout
+    in_place: bool
+    """Write versions over the live one, even if they could be assembled in a spare copy."""
+    hand_over: Callable[[Change], Awaitable[PolicyVersion | None]]
+    """``EngineThread.hand_over``."""
+    saved: SavedPolicy
+    """What a restart continues from."""
+    monotonic: Callable[[], float]
+    base_model: BaseModel = field(default_factory=BaseModel, init=False)
+    """Version 0, as the coordinator is told; empty before ``load``."""
+    _is_changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _spare: ModelWords | None = field(default=None, init=False)
+    _published_at_s: float | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        weights: LiveWords,
-        policy: ServedPolicy,
-        *,
-        layout: Layout,
-        in_place: bool,
-        hand_over: Callable[[Change], Awaitable[PolicyVersion | None]],
-        saved: SavedPolicy,
-        monotonic: Callable[[], float],
-    ) -> None:
-        """Hold ``weights``, which are the base model's.
-
-        Args:
-            in_place: Write versions over the live one, even if they could be assembled in a spare copy.
-            hand_over: ``EngineThread.hand_over``.
-        """
-        self._weights = weights
-        self._hand_over = hand_over
-        self.saved = saved
-        self._monotonic = monotonic
-        self._in_place = in_place
-        self._scrub = MemoryScrub(layout)
-        self._is_changing = asyncio.Lock()
-        self._spare: ModelWords | None = None
-        self._published_at_s: float | None = None
-        self._layout = layout
-        self.policy = policy
-        self.base_model = BaseModel()
+    def __post_init__(self) -> None:
+        self._scrub = MemoryScrub(self.layout)
 
     def age_s(self, now: float) -> float:
         """Return the seconds since the held version was published; 0 for the base model or a saved copy."""
@@ -122,7 +109,7 @@ class HeldVersion:
             StartupError: the disk cannot be used.
             RefusedError: FENCED or ROLLBACK, if the version is older than one believed before; DAMAGED.
         """
-        await asyncio.to_thread(self.saved.open, self._weights.live)
+        await asyncio.to_thread(self.saved.open, self.weights.live)
         self.base_model = self.saved.base.model
         self.policy.load(await asyncio.to_thread(self._loaded))
 
@@ -133,23 +120,22 @@ class HeldVersion:
     async def begin(self, manifest: Manifest) -> VersionAssembly:
         """Begin to assemble a verified manifest's version; its payloads are logged on disk as they arrive.
 
-        Raises:
-            RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
+        Raises RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
         """
         self.saved.admitted(manifest)
         payloads = await asyncio.to_thread(self.saved.begin, manifest)
-        base, base_version = self._weights.live, self.policy.held
+        base, base_version = self.weights.live, self.policy.held
         if manifest.base_version == PUBLIC_VERSION != base_version.number:
             base, base_version = self.saved.base.words, self.saved.base.version
-        spare, spares = None, None if self._in_place else self._weights.spares
+        spare, spares = None, None if self.in_place else self.weights.spares
         if spares is not None:
             # Until the fetch has ended well, threads of a cancelled one may still write into the spare.
             spare, self._spare = self._spare, None
             spare = spares.new_spare() if spare is None else spare
         return VersionAssembly(
             manifest,
-            layout=self._layout,
-            weights=self._weights,
+            layout=self.layout,
+            weights=self.weights,
             base=base,
             base_version=base_version,
             payloads=payloads,
@@ -159,8 +145,7 @@ class HeldVersion:
     async def apply(self, assembly: VersionAssembly) -> None:
         """Change the live words to a version that is on disk.
 
-        Raises:
-            RefusedError: DAMAGED; the words are no version any more.
+        Raises RefusedError: DAMAGED; the words are no version any more.
         """
 
         def change() -> PolicyVersion:
@@ -187,7 +172,7 @@ class HeldVersion:
 
         def change() -> PolicyVersion:
             nonlocal damaged
-            damaged = self._scrub.damaged_frames(self._weights.live) if is_suspect else 0
+            damaged = self._scrub.damaged_frames(self.weights.live) if is_suspect else 0
             if is_suspect and not damaged:
                 return self.policy.held
             return self._loaded()
@@ -199,7 +184,7 @@ class HeldVersion:
         """Copy the held version to disk if that is due."""
         # On the way back to a newer version, the disk may hold what was served before.
         if self.policy.served is not None:
-            await asyncio.to_thread(self.saved.compact, self.policy.held, self._weights.live)
+            await asyncio.to_thread(self.saved.compact, self.policy.held, self.weights.live)
 
     async def check_next_frames(self) -> int | None:
         """Hash some of the live words again; return a frame that is not what was verified, else None."""
@@ -207,14 +192,14 @@ class HeldVersion:
             if self.policy.served is None:
                 return None
             try:
-                return await asyncio.to_thread(self._scrub.check_next, self._weights.live)
+                return await asyncio.to_thread(self._scrub.check_next, self.weights.live)
             except EngineEndedError:
                 return None  # the engine's thread finds out by itself
 
     def _loaded(self) -> PolicyVersion:
-        version = self.saved.load(self._weights)
-        digests = frame_digests(self._weights.live, self._layout.frames)
-        if version_root(self._layout.digest, digests) != version.root:
+        version = self.saved.load(self.weights)
+        digests = frame_digests(self.weights.live, self.layout.frames)
+        if version_root(self.layout.digest, digests) != version.root:
             raise RefusedError(
                 Reason.DAMAGED,
                 f"version {version.number} was taken from the disk and is not as it was verified",
@@ -236,10 +221,10 @@ class HeldVersion:
 
         async with self._is_changing:
             try:
-                await self._hand_over(checked)
+                await self.hand_over(checked)
             except RefusedError:
                 self.policy.note(Event.LOSE)
                 raise
-            self.policy.hold(made, now=self._monotonic())
+            self.policy.hold(made, now=self.monotonic())
         if self.policy.served == made:
             logger.info("version held", extra={"version": made.number, "root": made.root.hex()})

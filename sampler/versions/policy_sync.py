@@ -12,10 +12,12 @@ verified and applied: over a slow link, a version nearer to the head is worth ha
 
 import asyncio
 import contextlib
+import enum
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar, Final
 
 from node.clock import Clock
 from node.errors import Reason, RefusedError
@@ -24,15 +26,13 @@ from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import run_until, wait_at_most
-from node.weights.transfer.advance import fetch_into
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.head_pursuit import HeadPursuit
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.metrics import SamplerMetrics
 from sampler.served_policy import Command, Event, State
-from sampler.versions.fetch_plan import FetchPlan
+from sampler.versions.fetch_plan import FetchPlan, Starvation
 from sampler.versions.held_version import HeldVersion
-from sampler.versions.starvation import DroppedFetch, Starvation
 from sampler.versions.version_assembly import VersionAssembly
 
 logger = logging.getLogger(__name__)
@@ -47,46 +47,51 @@ SCRUB_EVERY_S: Final = 2.0
 """From one turn of the memory scrub to the next."""
 
 
+class DroppedFetch(enum.StrEnum):
+    """Why a fetch ended without a version. Closed: the ``reason`` label of dropped fetches."""
+
+    SUPERSEDED = "superseded"
+    """Something else arrives sooner and leads further."""
+    DOUBT = "doubt"
+    """The held version may be damaged and is checked first."""
+    LOST = "lost"
+    """The connection was lost, or the sources do not answer."""
+    REFUSED = "refused"
+    """The sources no longer have it, or what they sent cannot be used."""
+
+
+@dataclass(eq=False)
 class PolicySync:
-    """A service, ready once it has something to serve."""
+    """A service, ready once it has something to serve: it keeps ``held`` on the newest version."""
 
-    name = "policy sync"
+    fetcher: Fetcher
+    held: HeldVersion
+    _: KW_ONLY
+    watch: Callable[[], AsyncIterator[Announcement]]
+    """Yields announcements for as long as anyone listens."""
+    transfer_metrics: TransferMetrics
+    metrics: SamplerMetrics
+    node_metrics: NodeMetrics
+    clock: Clock
+    name: ClassVar = "policy sync"
+    _announcement: Announcement | None = field(default=None, init=False)
+    _unusable: frozenset[ArtifactKey] = field(default=frozenset(), init=False)
+    _misfit: ArtifactKey | None = field(default=None, init=False)
+    """The last artifact that did not fit the words held; it casts doubt on them once."""
+    _assembly: VersionAssembly | None = field(default=None, init=False)
+    """Verified, and not applied."""
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        held: HeldVersion,
-        *,
-        watch: Callable[[], AsyncIterator[Announcement]],
-        transfer_metrics: TransferMetrics,
-        metrics: SamplerMetrics,
-        node_metrics: NodeMetrics,
-        clock: Clock,
-    ) -> None:
-        """Keep ``held`` on the newest version; ``watch`` yields announcements while anyone listens."""
-        self._fetcher = fetcher
-        self._held = held
-        self._policy = held.policy
-        self._watch = watch
-        self._transfer_metrics = transfer_metrics
-        self._metrics = metrics
-        self._node_metrics = node_metrics
-        self._monotonic = clock.monotonic
-        self._pursuit = HeadPursuit(fetcher, monotonic=clock.monotonic)
+    def __post_init__(self) -> None:
+        self._policy = self.held.policy
+        self._pursuit = HeadPursuit(self.fetcher, monotonic=self.clock.monotonic)
         self._starvation = Starvation()
         self._backoff = Backoff(random.random)
-        self._announcement: Announcement | None = None
-        self._unusable: frozenset[ArtifactKey] = frozenset()
-        self._misfit: ArtifactKey | None = None
-        """The last artifact that did not fit the words held; it casts doubt on them once."""
-        self._assembly: VersionAssembly | None = None
-        """Verified, and not applied."""
         self._changed = asyncio.Event()
         self._policy.listen(lambda _: self._changed.set())
 
     def starving_s(self) -> float:
         """Return for how long newer versions have been available and none was taken."""
-        return self._starvation.for_s(self._monotonic())
+        return self._starvation.for_s(self.clock.monotonic())
 
     def distance(self, *, bound_versions: int) -> str:
         """Describe how far this sampler is from the staleness bound."""
@@ -95,7 +100,7 @@ class PolicySync:
     def doubt(self) -> None:
         """Sample no more from what is held until it was compared with what was verified."""
         if self._policy.served is not None:
-            self._metrics.repairs.inc()
+            self.metrics.repairs.inc()
             self._policy.note(Event.DAMAGE)
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
@@ -105,7 +110,7 @@ class PolicySync:
             StartupError: what is on disk cannot be used.
             RefusedError: no source will ever announce anything to this peer; BASE_MISMATCH.
         """
-        await self._held.load()
+        await self.held.load()
         ready()
         await run_until(stopping, self._follow())
 
@@ -115,7 +120,7 @@ class PolicySync:
             tasks.create_task(self._scrub())
             while True:
                 self._changed.clear()
-                match self._policy.command(now=self._monotonic()):
+                match self._policy.command(now=self.clock.monotonic()):
                     case Command.SERVE:
                         await self._serve()
                     case Command.RESTORE:
@@ -128,25 +133,24 @@ class PolicySync:
                         await wait_at_most(self._changed, LOOK_AGAIN_S)
 
     async def _listen(self) -> None:
-        async for announcement in self._watch():
+        async for announcement in self.watch():
             try:
                 # It is not signed, so that it only says what may be asked for.
-                high_water = self._held.saved.mark.high_water
-                high_water.admit(learner_epoch=announcement.learner_epoch, version=announcement.head)
+                mark = self.held.saved.mark
+                mark.check(learner_epoch=announcement.learner_epoch, version=announcement.head)
             except RefusedError as refused:
-                self._node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
+                self.node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
                 logger.warning("announcement refused", extra={"detail": str(refused)})
             else:
                 self._announcement, self._unusable = announcement, frozenset()
                 self._pursuit.announced(announcement)
-                behind = self._plan.behind_versions
-                self._starvation.announced(behind_versions=behind, now=self._monotonic())
+                self._note_distance(is_taken=False)
             self._changed.set()
 
     async def _scrub(self) -> None:
         while True:
             await asyncio.sleep(SCRUB_EVERY_S)
-            frame = await self._held.check_next_frames()
+            frame = await self.held.check_next_frames()
             if frame is not None:
                 logger.error("memory damaged", extra={"version": self._policy.held.number, "frame": frame})
                 self.doubt()
@@ -156,12 +160,15 @@ class PolicySync:
         return FetchPlan(self._policy.held, self._announcement, self._unusable, self._policy.stop_from)
 
     async def _position(self) -> FetchPlan:
-        self._log_starvation()
         return self._plan
+
+    def _note_distance(self, *, is_taken: bool) -> None:
+        behind, now = self._plan.behind_versions, self.clock.monotonic()
+        self._starvation.note(behind_versions=behind, is_taken=is_taken, now=now)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """Fetch a newer version, or wait until there may be one."""
-        with self._node_metrics.waiting(FETCH):
+        with self.node_metrics.waiting(FETCH):
             artifact = await self._pursuit.next_artifact(self._position, tasks)
         if artifact is not None:
             await self._fetch(artifact)
@@ -169,7 +176,7 @@ class PolicySync:
             await self._backoff.wait(self._changed)
             self._unusable = frozenset()
         else:
-            self._fetcher.prefetch(self._policy.held.number, tasks)
+            self.fetcher.prefetch(self._policy.held.number, tasks)
             while not self._changed.is_set() and self._plan.next_artifact() is None:
                 await wait_at_most(self._changed, LOOK_AGAIN_S)
 
@@ -179,7 +186,7 @@ class PolicySync:
             return  # It was doubted or lost meanwhile.
         fields = {"artifact": str(artifact.key)}
         try:
-            with self._node_metrics.waiting(FETCH):
+            with self.node_metrics.waiting(FETCH):
                 self._assembly = await self._pursuit.fetch(
                     artifact,
                     self._assembled(artifact),
@@ -203,45 +210,45 @@ class PolicySync:
                 logger.info("fetch dropped", extra=fields | {"reason": reason.value})
 
     async def _assembled(self, artifact: Artifact) -> VersionAssembly:
-        manifest = await self._fetcher.manifest(artifact.key)
-        assembly = await self._held.begin(manifest)
-        await fetch_into(assembly, self._fetcher, manifest, metrics=self._transfer_metrics)
+        manifest = await self.fetcher.manifest(artifact.key)
+        assembly = await self.held.begin(manifest)
+        await self.fetcher.fetch_into(assembly, manifest)
         await asyncio.to_thread(assembly.finish)
         return assembly
 
     async def _serve(self) -> None:
         with contextlib.suppress(RefusedError):  # the engine failed meanwhile
-            await self._held.serve()
+            await self.held.serve()
 
     async def _apply(self) -> None:
         assembly, self._assembly = self._assembly, None
         assert assembly is not None, "a verified version was assembled"
         try:
-            await asyncio.to_thread(self._held.saved.remember, assembly.manifest, assembly.payloads)
+            await asyncio.to_thread(self.held.saved.remember, assembly.manifest, assembly.payloads)
         except RefusedError as refused:
             self._refuse(assembly.manifest.key, refused)
             return
         try:
-            await self._held.apply(assembly)
+            await self.held.apply(assembly)
         except RefusedError as refused:
-            self._node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
+            self.node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
             fields = {"version": assembly.manifest.version, "detail": str(refused)}
             logger.warning("version not applied, going back to the disk", extra=fields)
             return
         self._pursuit.took()
-        self._starvation.took(behind_versions=self._plan.behind_versions, now=self._monotonic())
+        self._note_distance(is_taken=True)
         self._backoff.reset()
-        await self._held.save()
+        await self.held.save()
 
     async def _restore(self) -> None:
         if self._assembly is not None:
             self._assembly = None
             self._drop(DroppedFetch.DOUBT)
         try:
-            damaged = await self._held.restore()
+            damaged = await self.held.restore()
         except EngineEndedError:
             return  # It is loaded again, a few times at most.
-        self._transfer_metrics.count_repaired_frames(damaged)
+        self.transfer_metrics.count_repaired_frames(damaged)
         if damaged:  # the artifact that did not fit may fit now
             self._unusable, self._misfit = frozenset(), None
         fields = {"version": self._policy.held.number, "damaged_frames": damaged}
@@ -251,7 +258,7 @@ class PolicySync:
         if refused.reason is Reason.BASE_MISMATCH:
             raise refused
         self._drop(DroppedFetch.REFUSED)
-        self._node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
+        self.node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
         logger.warning("artifact not usable", extra={"artifact": str(key), "detail": str(refused)})
         self._unusable |= {key}
         if refused.reason is Reason.WRONG_BASE and key != self._misfit:
@@ -260,22 +267,4 @@ class PolicySync:
 
     def _drop(self, reason: DroppedFetch) -> None:
         self._policy.note(Event.DROP)
-        self._metrics.dropped_fetches.labels(reason).inc()
-        self._starvation.dropped[reason] += 1
-
-    def _log_starvation(self) -> None:
-        now, link = self._monotonic(), self._fetcher.link
-        if not self._starvation.is_log_due(link, now=now):
-            return
-        logger.warning(
-            "no version taken",
-            extra={
-                "version": self._policy.held.number,
-                "behind_versions": self._plan.behind_versions,
-                "for_s": round(self._starvation.for_s(now), 1),
-                "round_trip_s": round(link.round_trip_s, 3),
-                "mbytes_per_s": round(link.bytes_per_s / 1e6, 3),
-                "dropped": {reason.value: times for reason, times in self._starvation.dropped.items()},
-                "fix": self._starvation.fix,
-            },
-        )
+        self.metrics.dropped_fetches.labels(reason).inc()

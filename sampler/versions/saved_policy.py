@@ -11,6 +11,7 @@ call at a time.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
-from node.weights.store.head_file import Head, StoreMark
+from node.weights.store.high_water import HighWater
 from sampler.engines.model_words import LiveWords, ModelWords, copy_words
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
@@ -33,8 +34,6 @@ LOG_DIRECTORY: Final = "delta_log"
 BASE_FILE: Final = "base.words"
 MARK_FILE: Final = "high_water.json"
 
-_WORD_BYTES: Final = 2
-
 
 class SavedPolicy:
     """The policy in one sampler's state directory. ``open`` comes first, then ``load``.
@@ -45,6 +44,7 @@ class SavedPolicy:
     """
 
     base: PublicBase
+    _log: DeltaLog
 
     def __init__(
         self,
@@ -65,25 +65,27 @@ class SavedPolicy:
         """
         self._directory = directory
         self._layout = layout
-        self._public_key = public_key
-        self._run_id = run_id
+        self._open_log = partial(
+            DeltaLog,
+            directory / LOG_DIRECTORY,
+            public_key=public_key,
+            run_id=run_id,
+            count_refusal=count_refusal,
+        )
         self._save_every_s = save_every_s
-        self._count_refusal = count_refusal
-        self._clock = clock
+        self._monotonic = clock.monotonic
         self._saved_version = 0
         self._saved_at_s = clock.monotonic()
-        self._log: DeltaLog
-        self.mark = StoreMark()
+        self.mark = HighWater()
 
     def open(self, live: ModelWords) -> None:
         """Read the mark, and write the base model, which is live, to disk.
 
-        Raises:
-            StartupError: the mark cannot be read, or the base model not be written.
+        Raises StartupError: the mark cannot be read, or the base model not be written.
         """
         path = self._directory / MARK_FILE
         try:
-            self.mark = StoreMark.load(path)
+            self.mark = HighWater.load(path)
         except (OSError, ValueError) as error:
             raise StartupError(
                 f"{path} cannot be read: {error}",
@@ -94,18 +96,15 @@ class SavedPolicy:
     def load(self, weights: LiveWords) -> PolicyVersion:
         """Load the newest version on disk, else the base model, into the live words, and return it.
 
-        Raises:
-            StartupError: the log cannot be used.
-            RefusedError: FENCED or ROLLBACK, if the version contradicts the mark.
+        Raises StartupError: the log cannot be used. RefusedError: FENCED or ROLLBACK, if the version
+        contradicts the mark.
         """
-        path = self._directory / LOG_DIRECTORY
         try:
-            self._log = DeltaLog(
-                path, public_key=self._public_key, run_id=self._run_id, count_refusal=self._count_refusal
-            )
+            self._log = self._open_log()
         except OSError as error:
             raise StartupError(
-                f"{path} cannot be used: {error}", fix="Set node.state_dir to where this process can write."
+                f"{self._directory / LOG_DIRECTORY} cannot be used: {error}",
+                fix="Set node.state_dir to where this process can write.",
             ) from error
         while True:
             held = load_held(self._directory / HELD_FILE, layout=self._layout, into=weights.live)
@@ -115,8 +114,11 @@ class SavedPolicy:
                 copy_words(self.base.words, weights.live, layout=self._layout)
                 held = self.base.version
             weights.settle()
+            newest: Manifest | None = None
             try:
-                held, newest = self._walked(held, weights)
+                while (logged := self._log.after(held)) is not None:
+                    self._apply(logged, held, weights)
+                    newest, held = logged.manifest, logged.manifest.policy_version
                 break
             except EngineEndedError:
                 raise
@@ -127,23 +129,15 @@ class SavedPolicy:
             self.mark = self.admitted(newest)
         return held
 
-    def admitted(self, manifest: Manifest) -> StoreMark:
+    def admitted(self, manifest: Manifest) -> HighWater:
         """Return the mark after believing a manifest. Versions on the way to the head leave it unchanged.
 
-        Raises:
-            RefusedError: FENCED or ROLLBACK.
+        Raises RefusedError: FENCED or ROLLBACK.
         """
-        seen = self.mark
-        if seen.head is not None and manifest.version < seen.head.number:
-            return seen
-        seen.high_water.admit(learner_epoch=manifest.learner_epoch, version=manifest.policy_version)
-        head = Head(
-            number=manifest.version,
-            root=manifest.root.hex(),
-            learner_epoch=manifest.learner_epoch,
-            published_at_s=manifest.published_at_s,
-        )
-        return StoreMark(learner_epoch=manifest.learner_epoch, head=head)
+        if self.mark.head is not None and manifest.version < self.mark.head.number:
+            return self.mark
+        self.mark.check(learner_epoch=manifest.learner_epoch, version=manifest.policy_version)
+        return self.mark.after(manifest)
 
     def begin(self, manifest: Manifest) -> LoggedArtifact | None:
         """Return where to write an artifact's payloads as they arrive; None: they cannot be kept."""
@@ -152,10 +146,9 @@ class SavedPolicy:
     def remember(self, manifest: Manifest, payloads: LoggedArtifact | None) -> None:
         """Make a version durable before it is served: first its payloads, then the mark.
 
-        Raises:
-            RefusedError: FENCED or ROLLBACK; DISK, if the mark cannot be written.
+        Raises RefusedError: FENCED or ROLLBACK; DISK, if the mark cannot be written.
         """
-        mark = self.admitted(manifest)
+        mark, path = self.admitted(manifest), self._directory / MARK_FILE
         if payloads is not None:
             try:
                 payloads.sync()
@@ -163,17 +156,15 @@ class SavedPolicy:
                 logger.warning("version not logged", extra={"detail": str(error)})
                 self._log.drop(payloads.manifest.key)
         try:
-            mark.save(self._directory / MARK_FILE)
+            mark.save(path)
         except OSError as error:
-            raise RefusedError(
-                Reason.DISK, f"{self._directory / MARK_FILE} cannot be written: {error}"
-            ) from error
+            raise RefusedError(Reason.DISK, f"{path} cannot be written: {error}") from error
         self.mark = mark
 
     def compact(self, version: PolicyVersion, words: ModelWords) -> None:
         """Copy the held version and drop the log up to it, if that is due."""
-        is_outgrown = self._log.size_bytes > _WORD_BYTES * self._layout.words
-        is_due = self._clock.monotonic() - self._saved_at_s >= self._save_every_s or is_outgrown
+        is_outgrown = self._log.size_bytes > 2 * self._layout.words
+        is_due = self._monotonic() - self._saved_at_s >= self._save_every_s or is_outgrown
         if not is_due or version.number == self._saved_version:
             return
         try:
@@ -183,33 +174,28 @@ class SavedPolicy:
             return
         self._log.drop_until(version.number)
         self._saved_version = version.number
-        self._saved_at_s = self._clock.monotonic()
+        self._saved_at_s = self._monotonic()
 
-    def _walked(self, held: PolicyVersion, weights: LiveWords) -> tuple[PolicyVersion, Manifest | None]:
-        """Apply the log to the live words, which are ``held``; return the version made, and its manifest.
+    def _apply(self, logged: LoggedArtifact, held: PolicyVersion, weights: LiveWords) -> None:
+        """Apply an artifact to the live words, which are ``held``.
 
-        Raises:
-            RefusedError: an artifact is damaged and was dropped; the live words may be no version any more.
+        Raises RefusedError: it is damaged and was dropped; the live words may be no version any more.
+        EngineEndedError: the artifact may be right.
         """
-        newest = None
-        while (logged := self._log.after(held)) is not None:
-            try:
-                assembly = VersionAssembly(
-                    logged.manifest,
-                    layout=self._layout,
-                    base=weights.live,
-                    base_version=held,
-                    payloads=logged,
-                    weights=weights,
-                )
-                assembly.take_held()
-                assembly.finish()
-                assembly.apply()
-            except EngineEndedError:
-                raise  # the artifact may be right
-            except RefusedError:
-                self._log.drop(logged.manifest.key)
-                raise
-            newest = logged.manifest
-            held = newest.policy_version
-        return held, newest
+        try:
+            assembly = VersionAssembly(
+                logged.manifest,
+                layout=self._layout,
+                base=weights.live,
+                base_version=held,
+                payloads=logged,
+                weights=weights,
+            )
+            assembly.take_held()
+            assembly.finish()
+            assembly.apply()
+        except EngineEndedError:
+            raise
+        except RefusedError:
+            self._log.drop(logged.manifest.key)
+            raise

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, make_frame, may_be_held
+from node.weights.assembly.apply import WrongBaseError, make_frame, may_be_held
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import Manifest
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec, DamagedFrameError, Manifest
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
 from sampler.versions.delta_log import LoggedArtifact
@@ -36,17 +35,14 @@ class VersionAssembly:
     """One version being assembled, in a spare copy or to be written over the live one.
 
     Attributes:
-        manifest: Verified.
-        weights: What ``apply`` changes.
         base: What the payloads start from; for a keyframe whatever is held.
         payloads: Where payloads outlive the process; None: nowhere.
         spare: Before ``apply``, the version; it is overwritten and must not be in use. Afterwards, what was
             live before. None: in place.
         digests: ``words_digest`` of every frame that was verified.
 
-    Raises:
-        RefusedError: LAYOUT_MISMATCH or OVER_LIMIT; WRONG_BASE if ``base`` is another version than the
-            manifest starts from, BASE_MISMATCH if that is version 0 on both sides.
+    Raises RefusedError: LAYOUT_MISMATCH or OVER_LIMIT; WRONG_BASE if ``base`` is another version than the
+    verified manifest starts from, BASE_MISMATCH if that is version 0 on both sides.
     """
 
     manifest: Manifest
@@ -67,7 +63,7 @@ class VersionAssembly:
 
     def __post_init__(self) -> None:
         self.manifest.check_layout(self.layout)
-        start, held = PolicyVersion(self.manifest.base_version, self.manifest.base_root), self.base_version
+        start, held = self.manifest.base, self.base_version
         if start.number == held.number == PUBLIC_VERSION and start != held:
             raise RefusedError(
                 Reason.BASE_MISMATCH,
@@ -75,7 +71,7 @@ class VersionAssembly:
                 f"version {self.manifest.version} starts from {start.root.hex()}, as the learner signed",
                 fix="give this sampler the model directory that the learner began with",
             )
-        if not self.manifest.key.is_keyframe and held != start:
+        if not self.manifest.can_start(held):
             raise RefusedError(
                 Reason.WRONG_BASE,
                 f"version {self.manifest.version} starts from version {start.number} {start.root.hex()}, "
@@ -88,11 +84,9 @@ class VersionAssembly:
     def take_held(self) -> tuple[int, ...]:
         """Use frames of the base and payloads that were kept; return the frames whose base is wrong."""
         records, spans = self.manifest.frames, self.layout.frames
-        to_look_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
-        found = dict(
-            zip(to_look_at, frame_digests(self.base, [spans[frame] for frame in to_look_at]), strict=True)
-        )
-        wrong = []
+        looked_at = [frame for frame, record in enumerate(records) if may_be_held(record, self.manifest)]
+        digests = frame_digests(self.base, [spans[frame] for frame in looked_at])
+        found, wrong = dict(zip(looked_at, digests, strict=True)), []
         for frame, record in enumerate(records):
             if frame in found and record.makes(found[frame]):
                 if self.spare is not None:
@@ -115,14 +109,14 @@ class VersionAssembly:
     def put(self, frame: int, payload: bytes) -> None:
         """Verify a payload, decode it, verify the words and keep it. Doing so twice is harmless.
 
-        Raises:
-            DamagedFrameError: the payload is not the signed one, or does not decode to the signed words.
-            WrongBaseError: the base is wrong in this frame.
+        Raises DamagedFrameError: the payload is not the signed one, or does not decode to the signed words.
+        WrongBaseError: the base is wrong in this frame.
         """
         if self._verified[frame]:
             return
+        memory = None if self.spare is None else self.spare.memory(self.layout.frames[frame])
         try:
-            words, digest = self._made(frame, payload, out=self._memory(frame))
+            words, digest = self._made(frame, payload, out=memory)
         except WrongBaseError:
             # The payload is as signed, and the log needs all of them.
             self._keep(frame, payload)
@@ -132,15 +126,14 @@ class VersionAssembly:
             self._from_payload.add(frame)
             if not is_kept:
                 self._unkept[frame] = payload
-        elif self._memory(frame) is None:
+        elif memory is None:
             self.spare.write(self.layout.frames[frame], words)
         self._set_verified(frame, digest)
 
     def finish(self) -> None:
         """Verify that no frame is missing and that the root is the signed one.
 
-        Raises:
-            RefusedError: DAMAGED, if frames are missing or the root is not the signed one.
+        Raises RefusedError: DAMAGED.
         """
         absent = np.flatnonzero(~self._verified)
         if absent.size:
@@ -162,8 +155,7 @@ class VersionAssembly:
     def apply(self) -> None:
         """Change the live words to this version. Call it once, between two decode steps, after ``finish``.
 
-        Raises:
-            RefusedError: DAMAGED; the live words are no version any more.
+        Raises RefusedError: DAMAGED; the live words are no version any more.
         """
         if self.spare is not None:
             assert self.weights.spares is not None, "a spare came from there"
@@ -185,10 +177,6 @@ class VersionAssembly:
 
     def _keep(self, frame: int, payload: bytes) -> bool:
         return self.payloads is not None and self.payloads.keep(frame, payload)
-
-    def _memory(self, frame: int) -> Words | None:
-        """Return the memory to decode a frame into; None: scratch memory."""
-        return None if self.spare is None else self.spare.memory(self.layout.frames[frame])
 
     def _made(self, frame: int, payload: bytes, *, out: Words | None = None) -> tuple[Words, int]:
         span = self.layout.frames[frame]

@@ -43,8 +43,7 @@ class PublicBase:
     def keep(cls, path: Path, live: ModelWords, *, layout: Layout) -> "PublicBase":
         """Write the base model, which is in ``live``, unless the file holds it already.
 
-        Raises:
-            StartupError: the file cannot be written.
+        Raises StartupError: the file cannot be written.
         """
         model = layout.base_model(frame_digests(live, layout.frames))
         version = PolicyVersion(PUBLIC_VERSION, model.root)
@@ -64,11 +63,7 @@ class PublicBase:
 
 
 def save_held(path: Path, version: PolicyVersion, words: ModelWords, *, layout: Layout) -> None:
-    """Replace the copy of the held policy; whatever happens, the old or the new one is whole.
-
-    Raises:
-        OSError: the disk is full or broken; the old copy is unchanged.
-    """
+    """Replace the copy of the held policy. Raises OSError; the old copy is then unchanged."""
     with durable.replacing(path) as file:
         header = _HEADER.pack(_MAGIC, version.number, version.root)
         file.write(header + _digest(header))

@@ -8,15 +8,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
-from node.weights.assembly.apply import DamagedFrameError
-from node.weights.codec.frame_codec import decode_frame, encode_frame
-from node.weights.codec.planes import encode_planes, encode_step_planes
+from node.weights.codec.frame_codec import decode_frame, encode_frame, encode_planes, encode_step_planes
 from node.weights.format.dtypes import DTYPES
-from node.weights.format.manifest import parse, verify_signed
-from node.weights.format.payload_codec import Codec
-from support.weights import LAYOUT, RUN_ID, Learner, drifted, random_words
+from node.weights.format.manifest import Codec, parse, verify_signed
+from support.weights import RUN_ID, Learner, drifted, random_words
 
 LEARNER = Learner()
 DELTA = LEARNER.encode(2, 1)
@@ -47,7 +43,7 @@ def decode(codec: Codec, payload: bytes, dtype: str = "bfloat16") -> None:
     np.testing.assert_array_equal(base, BASE)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(codec=CODECS, payload=st.binary(max_size=2 * WORDS + 10), dtype=st.sampled_from(WIDTHS))
 def test_any_bytes_decode_or_are_refused(codec: Codec, payload: bytes, dtype: str) -> None:
     decode(codec, payload, dtype)
@@ -65,13 +61,13 @@ def test_any_planes_in_a_good_zstd_frame_decode_or_are_refused(
     decode(codec, zstandard.compress(plain), dtype)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(plain=st.binary(max_size=200))
 def test_any_exponents_in_a_good_zstd_frame_decode_or_are_refused(plain: bytes) -> None:
     decode(Codec.KEYFRAME, bytes(WORDS) + zstandard.compress(plain))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(
     good=st.sampled_from(GOOD),
     changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4),
@@ -88,20 +84,13 @@ def test_a_damaged_good_payload_decodes_to_something_or_is_refused(
     decode(codec, bytes(payload[: cut % len(payload)]), dtype)
 
 
-def test_every_cut_of_a_payload_is_found() -> None:
-    stage = WholeVersion(DELTA.manifest, layout=LAYOUT, base=LEARNER.versions[1])
-    for size in range(len(DELTA.payloads[2])):
-        with pytest.raises(DamagedFrameError):
-            stage.put(2, DELTA.payloads[2][:size])
-
-
 def test_every_cut_of_a_signed_manifest_is_found() -> None:
     for size in range(len(SIGNED)):
         with pytest.raises(RefusedError):
             verify_signed(SIGNED[:size], public_key=LEARNER.key.public_key, run_id=RUN_ID)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_no_manifest_or_a_canonical_one(message: bytes) -> None:
     try:
@@ -111,7 +100,7 @@ def test_any_bytes_are_no_manifest_or_a_canonical_one(message: bytes) -> None:
     assert manifest.to_bytes() == message
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(
     good=st.sampled_from([DELTA.manifest.to_bytes(), KEYFRAME.manifest.to_bytes()]),
     changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4),

@@ -15,8 +15,7 @@ from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.format.digests import payload_digest
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import Manifest, sign
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec, Manifest, sign
 from node.weights.store.readers import LINGER_S
 from support.fetching import fetch_version
 from support.identity import MadeRun
@@ -198,8 +197,6 @@ async def _fetch_with_one_bit_flipped(
         await fetcher.manifest(key),
         layout=LAYOUT,
         held=hub.learner.versions[0],
-        spare=None,
-        metrics=registry.metrics,
     )
     np.testing.assert_array_equal(held.words, hub.learner.words(1))
     assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[0, 1, 2, 3, 4], [frame]]
@@ -256,8 +253,6 @@ async def test_a_stream_that_is_not_what_was_asked_for_is_left_and_what_came_bef
             await fetcher.manifest(DELTA),
             layout=LAYOUT,
             held=hub.learner.versions[0],
-            spare=None,
-            metrics=registry.metrics,
         )
         np.testing.assert_array_equal(held.words, hub.learner.words(1))
         first, second = hub.servicer.fetches

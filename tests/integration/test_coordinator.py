@@ -171,18 +171,6 @@ async def test_a_newer_learner_fences_the_older_everywhere(hub: RunningHub) -> N
         await new.drain(learner_epoch=2)
 
 
-async def test_training_twice_on_a_group_ends_the_stream_and_is_counted(hub: RunningHub) -> None:
-    async with members(hub) as (learner, sampler):
-        await sampler.submit((await sampler.lease()).leases[0])
-        drain = await learner.drain()
-        await drain.step(1, "0.1")
-        assert await drain.acknowledgement() == 1
-        await drain.step(2, "0.1")
-        assert await reason(drain.stream.read()) == "duplicate"
-        assert hub.metric("heterorl_coordinator_double_trainings_total") == 1
-        assert (await learner.status()).verdicts["trained"] == 1
-
-
 async def test_a_learner_restored_from_an_old_checkpoint_is_refused(hub: RunningHub) -> None:
     async with hub.peer() as learner:
         await learner.join()
@@ -357,12 +345,6 @@ async def test_a_ledger_that_was_lost_is_not_begun_anew_beside_what_was_publishe
     with pytest.raises(StartupError, match=r"version 1 was published.*backup"):
         async with running_hub(made):
             pass
-
-
-async def test_a_learner_that_has_trained_is_refused_by_a_ledger_that_knows_nothing(hub: RunningHub) -> None:
-    async with hub.peer() as learner:
-        held = common_pb2.PolicyVersion(number=7)
-        assert await reason(learner.join(held=held)) == "ledger_behind"
 
 
 async def test_a_stopping_coordinator_says_so_to_every_open_stream(hub: RunningHub) -> None:

@@ -78,12 +78,6 @@ async def test_a_heartbeat_is_stamped_on_arrival_and_departure_and_repeats_its_n
         assert answer.received_at_s == answer.sent_at_s == hub.clock.now()
 
 
-async def test_a_peer_that_did_not_join_must_join_before_it_heartbeats(hub: RunningHub) -> None:
-    async with hub.peer(hub.made.sampler) as sampler:
-        heartbeat = membership_pb2.HeartbeatRequest(sequence=1)
-        assert await reason(first_answer(sampler.membership.Heartbeat, heartbeat)) == "not_joined"
-
-
 async def test_a_peer_that_ends_its_stream_has_left_and_one_that_is_cut_off_has_not(hub: RunningHub) -> None:
     async with hub.peer(hub.made.sampler) as sampler, hub.peer(hub.made.other_sampler) as other:
         await sampler.join()

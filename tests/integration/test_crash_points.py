@@ -29,7 +29,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign, signed_by
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.store.head_file import Head, StoreMark
+from node.weights.store.high_water import Head, HighWater
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import PublicBase
@@ -175,10 +175,10 @@ def open_saved_policy(directory: Path, *, save_every_s: float) -> SavedPolicy:
     )
 
 
-def mark_of(number: int) -> StoreMark:
+def mark_of(number: int) -> HighWater:
     root = LEARNER.versions[number].version.root.hex()
     head = Head(number=number, root=root, learner_epoch=1, published_at_s=1.0)
-    return StoreMark(learner_epoch=1, head=head)
+    return HighWater(learner_epoch=1, head=head)
 
 
 @EVERY_STOP
@@ -248,7 +248,7 @@ def _mark(directory: Path, number: int) -> None:
 
 
 def _read_mark(directory: Path) -> int:
-    head = StoreMark.load(directory / "mark.json").head
+    head = HighWater.load(directory / "mark.json").head
     return 0 if head is None else head.number
 
 

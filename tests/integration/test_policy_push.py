@@ -44,8 +44,6 @@ class Expecting:
             await self.fetcher.manifest(key),
             layout=WIDE,
             held=held or self.hub.learner.versions[0],
-            spare=None,
-            metrics=self.registry.metrics,
         )
 
 

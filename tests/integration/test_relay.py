@@ -39,8 +39,6 @@ async def fetch(
         await fetcher.manifest(key),
         layout=hub.learner.layout,
         held=None if key.is_keyframe else hub.learner.versions[0],
-        spare=None,
-        metrics=registry.metrics,
     )
 
 

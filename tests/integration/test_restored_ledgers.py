@@ -9,7 +9,7 @@ from node.coordinator.ledger.ledger_check import examine
 from node.errors import Reason
 from support.restoration import Run
 
-MOMENTS = 30
+MOMENTS = 10
 DISASTERS = 3
 STEPS_BETWEEN = 12
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
 from node.rollout import LeaseGrant
@@ -15,9 +14,9 @@ from sampler.versions import policy_sync
 from sampler.versions.saved_policy import BASE_FILE, HELD_FILE, LOG_DIRECTORY
 from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub
-from support.policy_sync import syncing
+from support.policy_sync import both_ways, syncing
 from support.waiting import until
-from support.weights import LAYOUT, Learner, flip_bit, random_words
+from support.weights import LAYOUT, flip_bit, random_words
 
 
 async def test_the_base_model_is_served_until_a_version_is_announced(
@@ -30,6 +29,7 @@ async def test_the_base_model_is_served_until_a_version_is_announced(
         assert serving.numbers == [0, 1]
 
 
+@both_ways
 async def test_every_version_on_the_way_is_verified_and_served(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -42,6 +42,7 @@ async def test_every_version_on_the_way_is_verified_and_served(
                 np.testing.assert_array_equal(serving.words[number], hub.learner.versions[number].words)
 
 
+@both_ways
 async def test_while_the_engine_is_busy_newer_versions_replace_older_ones(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -92,15 +93,6 @@ async def test_a_fetch_that_became_needless_is_dropped(
             await asyncio.to_thread(hub.learner.put, hub.store, (9, None))
             await serving.reaches(hub.learner.versions[9])
             assert serving.numbers == [0, 9]
-
-
-async def test_damaged_frames_are_fetched_again_and_never_served(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "hub", damage=damage_first(2)) as hub:
-        hub.learner.put(hub.store, (1, 0))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[1])
 
 
 async def test_a_hub_that_only_sends_damage_is_never_believed_and_can_recover(
@@ -195,22 +187,6 @@ async def test_a_hub_rolled_back_behind_what_was_verified_is_refused(
             assert serving.numbers == [0]
 
 
-async def test_a_second_learner_with_an_older_epoch_is_refused(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async with policy_hub(made, tmp_path / "new") as hub:
-        hub.learner.epoch = 2
-        hub.learner.put(hub.store, (1, 0))
-        async with syncing(hub, state_dir) as serving:
-            await serving.reaches(hub.learner.versions[1])
-    older = Learner(layout=LAYOUT, run_id=made.run_id, key=made.signing_key, epoch=1)
-    async with policy_hub(made, tmp_path / "old", learner=older) as second:
-        second.learner.put(second.store, (2, 0))
-        async with syncing(second, state_dir) as serving:
-            await until(lambda: serving.refusals[Reason.FENCED] == 1)
-            assert serving.numbers == [1]
-
-
 async def test_doubt_about_words_that_are_right_fetches_no_frame(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -226,6 +202,7 @@ async def test_doubt_about_words_that_are_right_fetches_no_frame(
             assert hub.servicer.fetches == []
 
 
+@both_ways
 @pytest.mark.parametrize(
     ("noticed_by", "save_every_s"),
     [("the scrub", 0.0), ("a doubt", 3600.0)],
@@ -255,6 +232,7 @@ async def test_a_frame_that_went_bad_in_memory_is_taken_from_the_disk_again(
             await until(lambda: serving.registry.value("heterorl_node_frames_mended_total") == 1)
 
 
+@both_ways
 async def test_a_frame_that_went_bad_in_memory_is_found_by_the_next_delta_which_is_not_fetched_twice(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -272,6 +250,7 @@ async def test_a_frame_that_went_bad_in_memory_is_found_by_the_next_delta_which_
             assert serving.registry.transferred("delta", "in") == sum(sizes)
 
 
+@both_ways
 async def test_a_damaged_version_that_the_disk_lacks_is_fetched_and_nothing_older_is_sampled_from(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:

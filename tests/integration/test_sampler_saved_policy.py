@@ -12,7 +12,7 @@ from node.errors import Reason, StartupError
 from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE
 from support.identity import MadeRun
 from support.policy_hub import Answers, policy_hub
-from support.policy_sync import IN_PLACE, syncing
+from support.policy_sync import IN_PLACE, both_ways, syncing
 from support.waiting import until
 from support.weights import flip_bit, offsets
 
@@ -32,6 +32,7 @@ async def test_a_restarted_sampler_goes_on_from_its_copy(
             assert {fetch.key.version for fetch in hub.servicer.fetches} == {3}
 
 
+@both_ways
 async def test_between_two_copies_a_restarted_sampler_goes_on_from_its_log(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -87,6 +88,7 @@ async def test_a_sampler_killed_in_mid_fetch_goes_on_with_the_frames_it_had(
             assert again <= sum(sizes) - sum(sent) + max(sent)
 
 
+@both_ways
 async def test_a_payload_that_rots_in_the_log_is_fetched_again_and_a_logged_version_is_not_believed(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -102,6 +104,7 @@ async def test_a_payload_that_rots_in_the_log_is_fetched_again_and_a_logged_vers
             assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[0]]
 
 
+@both_ways
 async def test_an_older_version_on_the_way_to_a_newer_one_takes_no_place_on_disk(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:
@@ -127,6 +130,7 @@ async def test_an_older_version_on_the_way_to_a_newer_one_takes_no_place_on_disk
             assert serving.numbers == [2, 4]
 
 
+@both_ways
 async def test_a_full_disk_costs_the_log_and_not_the_version(
     made: MadeRun, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

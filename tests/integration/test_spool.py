@@ -148,7 +148,7 @@ async def test_nothing_is_leased_to_a_caller_that_went_away_while_it_waited(path
         ledger.gate.set()
         assert [lease.lease_id for lease in (await begun).leases] == ["0.1"]
         assert [lease.lease_id for lease in (await patient).leases] == ["1.1"]
-        assert spool.accounts.slots.running("s0") == 0
+        assert spool.accounts.slots.open.running("s0") == 0
         assert dropped(spool, "gone") == 1
 
 
@@ -168,7 +168,7 @@ async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
         assert ledger.gate is not None
         ledger.gate.set()
         await begun
-        assert spool.accounts.slots.running("s0") == 0
+        assert spool.accounts.slots.open.running("s0") == 0
 
 
 async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path: Path) -> None:
@@ -247,14 +247,6 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_end_of_the_process(
         ledger.gate.set()
         await begun
         ledger.close()
-
-
-async def test_two_samplers_asking_at_once_never_get_the_same_prompt(path: Path) -> None:
-    async with open_spool(path) as (spool, _, _):
-        asked = (spool.lease(f"s{n}", 1, PolicyVersion(0)) for n in range(10))
-        grants = [grant.leases for grant in await asyncio.gather(*asked)]
-        names = [lease.lease_id for leases in grants for lease in leases]
-        assert len(names) == len(set(names)) == 6  # (2 + 0 + 1) * 2
 
 
 async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(path: Path) -> None:

@@ -10,7 +10,7 @@ from node.exit_code import ExitCode
 from node.rpc.channel import REASON_KEY
 from node.tokenizer import tokenizer_digest
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import HandPeer, joined, running_hub
+from support.hub import HandPeer, running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling
 from support.waiting import until
@@ -83,11 +83,6 @@ async def test_the_number_may_be_changed_by_who_runs_the_coordinator(made: MadeR
         assert (await sampler.status()).prompts == 150
     async with running_hub(made, task="t", prompts=None) as hub, hub.peer(made.sampler) as sampler:
         assert (await sampler.status()).prompts == 150
-
-
-async def test_a_number_that_is_configured_needs_no_sampler_to_say_it(made: MadeRun) -> None:
-    async with joined(made, prompts=100) as (_hub, _learner, sampler):
-        assert len((await sampler.lease(2)).leases) == 2
 
 
 async def test_a_number_of_prompts_that_no_task_has_is_refused(made: MadeRun) -> None:

@@ -36,7 +36,7 @@ SETTINGS = EvaluationSettings(
 BOUNDS = Bounds(
     concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
 )
-SEEDS = 20
+SEEDS = 8
 ACTIONS = 300
 
 
@@ -167,9 +167,9 @@ class Run:
         assert after.evaluations._table.counts() == before.evaluations._table.counts()
         assert after.evaluations._scores == before.evaluations._scores
         assert after.evaluations._slots == before.evaluations._slots
-        assert after.evaluations._finished == before.evaluations._finished
-        kept = before.evaluations._kept
-        assert {v: set(k) for v, k in after.evaluations._kept.items()} == {
+        assert after.evaluations.record.finished == before.evaluations.record.finished
+        kept = before.evaluations.record.kept
+        assert {v: set(k) for v, k in after.evaluations.record.kept.items()} == {
             v: set(k) for v, k in kept.items() if k
         }
         self.desk.accounts = after

@@ -72,7 +72,7 @@ class SlotsOfARun(RuleBasedStateMachine):
 
     @rule(target=granted, sampler=SAMPLERS, wanted=st.integers(1, 6))
     def lease(self, sampler: str, wanted: int) -> object:
-        running = self.desk.accounts.slots.running(sampler)
+        running = self.desk.accounts.slots.open.running(sampler)
         free = decisions.room(self.desk.accounts).groups
         share = self.desk.accounts.share(sampler, free=free, now=self.desk.now)
         passed_over = {n for n in range(PROMPTS) if self.aside(sampler, n) is not Aside.NOT}
@@ -211,8 +211,8 @@ class SlotsOfARun(RuleBasedStateMachine):
                 for slot in slots.open_slots.values()
                 if slot.lease is not None and slot.lease.holder == sampler
             }
-            assert slots.held_by(sampler) == held
-            assert slots.running(sampler) == len(held) == slots.running_by_holder.get(sampler, 0)
+            assert slots.open.held_by(sampler) == held
+            assert slots.open.running(sampler) == len(held)
             aside = partial(self.aside, sampler)
 
             def may_have(number: int, aside: Callable[[int], Aside] = aside) -> bool:

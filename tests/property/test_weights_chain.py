@@ -10,7 +10,6 @@ from node.policy import NO_BASE, Artifact, ArtifactKey
 from node.weights.planning.cheapest_chain import (
     PUBLIC_VERSION,
     newest_reachable,
-    plan,
     plan_catch_up,
     plan_fresh,
     plan_upload,
@@ -26,10 +25,8 @@ def artifact_sets(draw: st.DrawFn) -> tuple[Artifact, ...]:
     return tuple(Artifact(key, draw(st.integers(0, 20))) for key in chosen)
 
 
-def every_way(
-    held: int, head: int, artifacts: tuple[Artifact, ...], *, public: bool
-) -> list[tuple[Artifact, ...]]:
-    """Return every chain from ``held``, from nothing or, if it may, from the public base model."""
+def every_way(held: int, head: int, artifacts: tuple[Artifact, ...]) -> list[tuple[Artifact, ...]]:
+    """Return every chain from ``held``, from nothing or from the public base model."""
     ways: list[tuple[Artifact, ...]] = []
     for length in range(len(artifacts) + 1):
         for way in itertools.combinations(
@@ -37,7 +34,7 @@ def every_way(
         ):
             at = held
             for number, step in enumerate(way):
-                is_public = public and number == 0 and step.key.base_version == PUBLIC_VERSION
+                is_public = number == 0 and step.key.base_version == PUBLIC_VERSION
                 if step.key.base_version not in (at, NO_BASE) and not is_public:
                     break
                 at = step.key.version
@@ -52,13 +49,11 @@ def cost(way: tuple[Artifact, ...]) -> tuple[int, int]:
 
 
 @settings(deadline=None, max_examples=200)
-@given(held=st.integers(NO_BASE, 6), head=VERSIONS, artifacts=artifact_sets(), public=st.booleans())
-def test_no_way_is_cheaper_than_the_plan(
-    held: int, head: int, artifacts: tuple[Artifact, ...], public: bool
-) -> None:
-    found = (plan_catch_up if public else plan)(held, head, artifacts)
-    ways = every_way(held, head, artifacts, public=public) if head >= held else []
-    if public and held <= head == PUBLIC_VERSION:
+@given(held=st.integers(NO_BASE, 6), head=VERSIONS, artifacts=artifact_sets())
+def test_no_way_is_cheaper_than_the_plan(held: int, head: int, artifacts: tuple[Artifact, ...]) -> None:
+    found = plan_catch_up(held, head, artifacts)
+    ways = every_way(held, head, artifacts) if head >= held else []
+    if held <= head == PUBLIC_VERSION:
         ways.append(())
     if found is None:
         assert not ways
@@ -74,7 +69,7 @@ def test_the_plan_does_not_depend_on_the_order_given(
 ) -> None:
     shuffled = list(artifacts)
     order.shuffle(shuffled)
-    assert plan(0, head, shuffled) == plan(0, head, artifacts)
+    assert plan_fresh(head, shuffled) == plan_fresh(head, artifacts)
 
 
 @settings(deadline=None)

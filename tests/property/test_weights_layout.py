@@ -34,14 +34,3 @@ def test_frames_of_many_dtypes_tile_the_words_by_whole_elements_of_one_dtype(
     assert end == layout.words
     for tensor in layout.tensors:
         assert 0 <= 2 * tensor.words - tensor.elements * tensor.dtype.element_bytes <= 1
-
-
-@settings(deadline=None)
-@given(sizes=SIZES, frame_words=st.integers(1, 100))
-def test_frames_of_one_dtype_are_full_but_the_last(sizes: list[int], frame_words: int) -> None:
-    layout = Layout.of(
-        [TensorSpec(f"t{i:02}", (size,)) for i, size in enumerate(sizes)], frame_words=frame_words
-    )
-    assert layout.words == sum(sizes)
-    assert all(frame.words == frame_words for frame in layout.frames[:-1])
-    assert len(layout.frames) == -(-layout.words // frame_words)

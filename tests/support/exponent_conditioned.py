@@ -4,16 +4,16 @@ import numpy as np
 
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import reference
-from node.weights.codec.exponent_conditioned.bits import BitWriter
-from node.weights.codec.exponent_conditioned.choice import Implementation, NativeCodec
+from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, Fault
+from node.weights.codec.exponent_conditioned.reference import BitWriter
 from node.weights.format.digests import Words
 
 
 def implementations() -> list[Implementation]:
     """Return every implementation that runs here: numpy, and the kernel on each path it has."""
     kernels = [native.load(path) for path in range(len(native.PATHS))]
-    return [reference, *(NativeCodec(kernel) for kernel in kernels if kernel is not None)]
+    return [reference, *(kernel for kernel in kernels if kernel is not None)]
 
 
 def trained_words(size: int, *, seed: int) -> Words:

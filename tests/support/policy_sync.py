@@ -35,10 +35,16 @@ IN_PLACE = "in place"
 """The name of a state directory whose sampler writes versions over the live one."""
 
 
-@pytest.fixture(params=["in a spare copy", IN_PLACE])
+IN_A_SPARE_COPY = "in a spare copy"
+
+both_ways = pytest.mark.parametrize("state_dir", [IN_A_SPARE_COPY, IN_PLACE], indirect=True)
+"""For what depends on how versions are applied."""
+
+
+@pytest.fixture
 def state_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Return the directory of a sampler; its name says how versions are applied."""
-    directory = tmp_path / str(request.param)
+    directory = tmp_path / getattr(request, "param", IN_A_SPARE_COPY)
     directory.mkdir()
     return directory
 

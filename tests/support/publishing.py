@@ -28,7 +28,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import Manifest
-from node.weights.planning.cheapest_chain import plan
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.store.artifact_files import Draft
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import SAMPLING
@@ -176,7 +176,9 @@ def fetched(
     """Walk from ``base`` to ``version`` as a sampler does."""
     announcement = store.announcement()
     assert announcement is not None
-    path = plan(-1 if base is None else base.version.number, version, announcement.artifacts)
+    number = -1 if base is None else base.version.number
+    artifacts = [a for a in announcement.artifacts if a.key.base_version != PUBLIC_VERSION or number == 0]
+    path = plan_catch_up(number, version, artifacts)
     assert path is not None
     for artifact in path:
         manifest = store.manifest(artifact.key)

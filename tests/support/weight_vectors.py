@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from bench.whole_versions import encode_version
 from node.identity.signatures import SigningKey
 from node.weights.assembly.held import HeldPolicy
-from node.weights.codec.frame_codec import encode_frame
-from node.weights.codec.planes import encode_planes, encode_step_planes
+from node.weights.codec.frame_codec import encode_frame, encode_planes, encode_step_planes
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import sign

@@ -16,8 +16,7 @@ from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.format.manifest import FrameRecord, Manifest, sign
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec, FrameRecord, Manifest, sign
 from node.weights.store.artifact_store import ArtifactStore
 
 RUN_ID = "example"

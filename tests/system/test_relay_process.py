@@ -100,8 +100,6 @@ async def fetch_whole(made: MadeRun, learner: Learner, sources: Sources, version
             await fetcher.manifest(ArtifactKey(version)),
             layout=learner.layout,
             held=None,
-            spare=None,
-            metrics=registry.metrics,
         )
     np.testing.assert_array_equal(held.words, learner.words(version))
 

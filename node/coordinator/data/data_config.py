@@ -9,8 +9,6 @@ from node.extras import NeededPackage
 
 
 class DataSource(NamedTuple):
-    """Where rows are read from."""
-
     path: Path
     split: str
     subset: str | None
@@ -54,7 +52,6 @@ class DataConfig(BaseModel):
 
     @property
     def source(self) -> DataSource:
-        """Of the rows to train on."""
         return DataSource(self.file, self.split, self.subset)
 
     @property

@@ -69,7 +69,6 @@ class Rows:
         self.digest: bytes = digest.digest(length=DIGEST_BYTES)
         """Of all rows in the order of their numbers; blank lines and line ends do not count."""
         self.longest_bytes = max(part.longest_bytes for part in self._parts)
-        """Of any row."""
         last = self._parts[-1]
         if held_out is not None and len(last) < evaluation_rows:
             raise _too_few(evaluation_rows, f"is more than {last.name} has: {len(last)}")
@@ -83,7 +82,6 @@ class Rows:
 
     @property
     def seen(self) -> DataSeen:
-        """What the ledger notes of them."""
         return DataSeen(self.digest, len(self), len(self.evaluation), self.evaluation.start)
 
     def __len__(self) -> int:
@@ -136,8 +134,6 @@ class Rows:
 
 
 class _RowFile:
-    """One indexed file."""
-
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file = file
         self.name = name

@@ -41,8 +41,6 @@ class PeerState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer as the run knows it."""
-
     peer: Peer
     state: PeerState
     last_seen_s: float
@@ -52,15 +50,12 @@ class KnownPeer:
     is_connected: bool = True
     """Whether its heartbeat stream may still be open."""
     refused_twins: int = 0
-    """Times another process was refused under the name."""
     refused_twin_at_s: float = 0.0
     is_complete: bool = False
     """Whether its newest join reported what it can only know with the run's settings."""
 
 
 class Membership:
-    """Every peer known, living or not."""
-
     def __init__(self, *, silent_after_s: float) -> None:
         self._silent_after_s = silent_after_s
         self._members: dict[Peer, KnownPeer] = {}
@@ -71,15 +66,11 @@ class Membership:
         return tuple(self._members.values())
 
     def join(self, peer: Peer, now: float, *, instance: str = "", completes: bool = False) -> KnownPeer:
-        """Admit a peer, or admit it again.
+        """Admit a peer, or admit it again. Raises RefusedError: NAME_IN_USE.
 
         Args:
-            instance: Of the process.
             completes: Whether it reports what it could not before it knew the run's settings. Where the join
                 before was without that, this is the same join.
-
-        Raises:
-            RefusedError: NAME_IN_USE; another process of this name is here.
         """
         member = self._members.get(peer, KnownPeer(peer, PeerState.LEFT, now, joins=0))
         self._check_no_twin(member, instance, now)
@@ -105,8 +96,7 @@ class Membership:
         """Note a sign of life.
 
         Raises:
-            RefusedError: NOT_JOINED; the peer is unknown or was given up.
-                NAME_IN_USE; another process of this name has joined since.
+            RefusedError: NOT_JOINED; NAME_IN_USE, where another process of this name has joined since.
         """
         member = self.present(peer)
         self._check_no_twin(member, instance, now)
@@ -120,7 +110,6 @@ class Membership:
             self._put(replace(self._members[peer], is_connected=False))
 
     def leave(self, peer: Peer) -> None:
-        """Note an orderly end; unknown peers are passed over."""
         if peer in self._members:
             self._put(replace(self._members[peer], state=PeerState.LEFT))
 

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +21,56 @@ _SHOWN: Final = 5
 
 _TABLES: Final = frozenset({"run", "learner", "slots", "groups", "steps", "versions"})
 
+_CONTRADICTIONS: Final = (
+    (
+        "SELECT CAST(value AS INTEGER) AS slot, count(*) FROM steps, json_each(group_ids) "
+        "GROUP BY slot HAVING count(*) > 1",
+        "slot {} was trained on {} times",
+    ),
+    (
+        "SELECT version, value, coalesce(state, 'never leased') FROM steps, json_each(group_ids) "
+        "LEFT JOIN slots ON slots.number = CAST(value AS INTEGER) WHERE state IS NOT 'trained' "
+        "OR winner != CAST(substr(value, instr(value, '.') + 1) AS INTEGER)",
+        "step {} trained on group {}, whose slot is {}, or was won by another",
+    ),
+    (
+        "SELECT number FROM slots LEFT JOIN groups ON slot = number "
+        "WHERE state IN ('spooled', 'accepted') AND attempt IS NOT winner",
+        "the group of slot {} is not in the spool",
+    ),
+    (
+        "SELECT slot FROM groups LEFT JOIN slots ON slot = number "
+        "WHERE coalesce(state, '') NOT IN ('spooled', 'accepted')",
+        "the spool has a group of slot {}, which waits for none",
+    ),
+    (  # Answers of finished ones may have gone, all of a version at once.
+        "SELECT version, answers, scores FROM evaluations_and_scores "
+        "WHERE scores != answers AND (scores OR NOT finished_at_s)",
+        "the evaluation of version {} counts {} answers, and {} are there",
+    ),
+    (
+        "SELECT version, prompts, answers, asked, answered FROM evaluations_and_scores "
+        "WHERE NOT finished_at_s AND scores = answers AND (asked, answered) != (prompts, answers)",
+        "the evaluation of version {} has {} prompts and {} answers; "
+        "there are slots of {} prompts, {} of them answered",
+    ),
+)
+"""Queries that find rows which contradict each other, and what is said of them."""
+
+_WITH: Final = """
+WITH evaluations_and_scores AS (
+    SELECT *,
+        (SELECT count(*) FROM evaluation_scores AS s WHERE s.version = e.version) AS scores,
+        (SELECT count(DISTINCT number % prompts) FROM evaluation_slots) AS asked,
+        (SELECT count(*) FROM evaluation_slots JOIN evaluation_scores AS s ON s.slot = number
+         WHERE s.version = e.version AND state = 'evaluated') AS answered
+    FROM evaluations AS e
+)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a ledger holds."""
-
     path: str
     run_id: str = ""
     schema: int = 0
@@ -35,12 +81,9 @@ class Findings:
     generations: int = 0
     next_slot: int = 0
     slots: dict[str, int] = field(default_factory=dict)
-    """By state."""
     groups: int = 0
-    """In the spool."""
     trained_groups: int = 0
     newest_version: int = 0
-    """Newest that was announced."""
     problems: tuple[str, ...] = ()
 
 
@@ -126,9 +169,8 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
     problems = [] if len(run_ids) == 1 else [f"it names {len(run_ids)} runs"]
     problems += _gaps(connection, lost)
-    problems += _trainings(connection)
-    problems += _spooled(connection)
-    problems += _evaluated(connection)
+    problems += _mismatches(connection)
+    problems += _damaged(connection)
     return Findings(
         path=str(path),
         run_id=", ".join(run_ids),
@@ -165,68 +207,24 @@ def _gaps(connection: sqlite3.Connection, lost: list[range]) -> Iterator[str]:
         begins = next_begins
 
 
-def _trainings(connection: sqlite3.Connection) -> Iterator[str]:
-    """Find slots trained on twice, and disagreement between steps and slots."""
-    for slot, times in connection.execute(
-        "SELECT CAST(value AS INTEGER) AS slot, count(*) FROM steps, json_each(group_ids) "
-        "GROUP BY slot HAVING count(*) > 1 LIMIT ?",
-        [_SHOWN],
-    ):
-        yield f"slot {slot} was trained on {times} times"
-    for version, name, state in connection.execute(
-        "SELECT version, value, coalesce(state, 'never leased') FROM steps, json_each(group_ids) "
-        "LEFT JOIN slots ON slots.number = CAST(value AS INTEGER) WHERE state IS NOT 'trained' "
-        "OR winner != CAST(substr(value, instr(value, '.') + 1) AS INTEGER) LIMIT ?",
-        [_SHOWN],
-    ):
-        yield f"step {version} trained on group {name}, whose slot is {state}, or was won by another"
-    named = _number(
-        connection, "SELECT count(DISTINCT CAST(value AS INTEGER)) FROM steps, json_each(group_ids)"
-    )
-    trained = _number(connection, "SELECT count(*) FROM slots WHERE state = 'trained'")
+def _mismatches(connection: sqlite3.Connection) -> Iterator[str]:
+    for query, problem in _CONTRADICTIONS:
+        for row in connection.execute(f"{_WITH} {query} LIMIT ?", [_SHOWN]):
+            yield problem.format(*row)
+    trained, named = connection.execute(
+        "SELECT (SELECT count(*) FROM slots WHERE state = 'trained'), "
+        "(SELECT count(DISTINCT CAST(value AS INTEGER)) FROM steps, json_each(group_ids))"
+    ).fetchone()
     if trained > named:
         yield f"{trained} slots are trained, and steps name {named}"
 
 
-def _spooled(connection: sqlite3.Connection) -> Iterator[str]:
-    """Find groups in the spool that are damaged, missing or left over."""
-    shown = 0
+def _damaged(connection: sqlite3.Connection) -> Iterator[str]:
+    """Find groups in the spool that are not what was stored."""
     rows = connection.execute("SELECT slot, digest, header, columns FROM groups ORDER BY slot")
-    for slot, digest, *group in rows:
-        if digest_of(group) != digest and (shown := shown + 1) <= _SHOWN:
-            yield f"the group of slot {slot} is not what was stored"
-    for (slot,) in connection.execute(
-        "SELECT number FROM slots LEFT JOIN groups ON slot = number "
-        "WHERE state IN ('spooled', 'accepted') AND attempt IS NOT winner LIMIT ?",
-        [_SHOWN],
-    ):
-        yield f"the group of slot {slot} is not in the spool"
-    for (slot,) in connection.execute(
-        "SELECT slot FROM groups LEFT JOIN slots ON slot = number "
-        "WHERE coalesce(state, '') NOT IN ('spooled', 'accepted') LIMIT ?",
-        [_SHOWN],
-    ):
-        yield f"the spool has a group of slot {slot}, which waits for none"
-
-
-def _evaluated(connection: sqlite3.Connection) -> Iterator[str]:
-    """Find evaluations whose prompts and answers do not add up."""
-    # Answers of finished ones may have gone, all of a version at once.
-    query = (
-        "SELECT version, prompts, answers, finished_at_s, "
-        "(SELECT count(*) FROM evaluation_scores AS s WHERE s.version = e.version), "
-        "(SELECT count(DISTINCT number % prompts) FROM evaluation_slots), "
-        "(SELECT count(*) FROM evaluation_slots JOIN evaluation_scores AS s ON s.slot = number "
-        "WHERE s.version = e.version AND state = 'evaluated') FROM evaluations AS e"
-    )
-    for version, prompts, answers, finished_at_s, scores, asked, evaluated in connection.execute(query):
-        if scores not in ((0, answers) if finished_at_s else (answers,)):
-            yield f"the evaluation of version {version} counts {answers} answers, and {scores} are there"
-        elif not finished_at_s and (asked, evaluated) != (prompts, answers):
-            yield (
-                f"the evaluation of version {version} has {prompts} prompts and {answers} answers; "
-                f"there are slots of {asked} prompts, {evaluated} of them answered"
-            )
+    damaged = (slot for slot, digest, *group in rows if digest_of(group) != digest)
+    for slot in islice(damaged, _SHOWN):
+        yield f"the group of slot {slot} is not what was stored"
 
 
 def _generations(connection: sqlite3.Connection) -> list[tuple[int, int]]:

@@ -33,8 +33,6 @@ _ASIDE: Final = "replaced"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore did."""
-
     ledger: Findings
     aside: Path | None
     """Where the ledger is that was there before; None: there was none."""

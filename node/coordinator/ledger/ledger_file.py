@@ -10,12 +10,13 @@ Blocking: one thread calls this, never the event loop's.
 import contextlib
 import json
 import sqlite3
+from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Final, Self
 
 from node import durable
-from node.coordinator.ledger.ledger_schema import digest_of, prepare
+from node.coordinator.ledger.ledger_schema import OPEN_STATES, digest_of, prepare
 from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
@@ -94,22 +95,18 @@ class Ledger:
             StartupError: it is damaged, locked, of another run or made by newer software.
         """
         durable.make_directory(path.parent)
-        lock = lock_ledger(path)
-        try:
-            connection = sqlite3.connect(
-                path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
-            )
-        except sqlite3.Error as error:
-            lock.release()
-            raise StartupError(
-                f"the ledger {path} cannot be opened: {error}", fix="Check the path and its permissions."
-            ) from error
-        try:
-            prepare(connection, path, run_id=run_id)
-        except (sqlite3.Error, StartupError) as error:
-            connection.close()
-            lock.release()
-            raise (_startup_error(path, error) if isinstance(error, sqlite3.Error) else error) from error
+        with ExitStack() as opened:
+            lock = lock_ledger(path)
+            opened.callback(lock.release)
+            try:
+                connection = sqlite3.connect(
+                    path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+                )
+                opened.callback(connection.close)
+                prepare(connection, path, run_id=run_id)
+            except sqlite3.Error as error:
+                raise _startup_error(path, error) from error
+            opened.pop_all()
         return cls(connection, lock, path)
 
     def close(self) -> None:
@@ -122,15 +119,13 @@ class Ledger:
         settled = {
             SlotState(state): n for state, n in rows("SELECT state, count(*) FROM slots GROUP BY state")
         }
-        open_states = sorted(set(SlotState) - SETTLED)
-        marks = ", ".join("?" * len(open_states))
         generations = tuple(map(_generation, rows("SELECT * FROM generations ORDER BY number")))
         slots = SlotBalance(
             open_ones=tuple(
                 _slot(row)
-                for row in rows(f"SELECT * FROM slots WHERE state IN ({marks}) ORDER BY number", open_states)
+                for row in rows(f"SELECT * FROM slots WHERE state IN ({OPEN_STATES}) ORDER BY number")
             ),
-            settled={state: n for state, n in settled.items() if state not in open_states},
+            settled={state: n for state, n in settled.items() if state in SETTLED},
             next_slot=rows(
                 "SELECT max(coalesce((SELECT max(number) + 1 FROM slots), 0), "
                 "coalesce((SELECT max(first_slot) FROM generations), 0))"
@@ -253,9 +248,9 @@ class Ledger:
             put("generations", (*columns, *first_and_last))
         put("versions", *map(astuple, transaction.announced), how="INSERT OR IGNORE")
         write_each(
-            "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.lifted_prompts)
+            "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.prompts.lifted)
         )
-        for bad in transaction.bad_prompts:
+        for bad in transaction.prompts.bad:
             put("bad_prompts", (*astuple(bad)[:-2], json.dumps(bad.said_by)))
         put("standings", *map(astuple, transaction.standings))
         write_each(
@@ -296,16 +291,20 @@ class Ledger:
             )
 
     def _put(self, table: str, *rows: tuple[Any, ...], how: str = "INSERT OR REPLACE") -> None:
-        """Write rows of all columns."""
         if rows:
             marks = ", ".join("?" * len(rows[0]))
             self._connection.executemany(f"{how} INTO {table} VALUES ({marks})", rows)
 
 
 def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
-    if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    code = getattr(error, "sqlite_errorcode", None)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StartupError(
             f"the ledger {path} is locked by another program", fix="Let it finish, or stop it."
+        )
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StartupError(
+            f"the ledger {path} cannot be opened: {error}", fix="Check the path and its permissions."
         )
     return StartupError(
         f"the ledger {path} cannot be read: {error}",

@@ -14,6 +14,9 @@ from node.errors import StartupError
 
 SCHEMA_VERSION: Final = 1
 
+OPEN_STATES: Final = ", ".join(f"'{state}'" for state in SlotState if state not in SETTLED)
+"""As in a query."""
+
 PAGE_BYTES: Final = 16 << 10
 WAL_PAGES: Final = 4096
 """With SQLite's own values, 4 KiB and 1000 pages, a group of 1 MiB costs twice the time."""
@@ -133,11 +136,9 @@ def begin_generation(connection: sqlite3.Connection, generation: Generation) -> 
 
     An evaluation under way is dropped: it is of a version that samplers may have left long ago.
     """
-    open_states = sorted(set(SlotState) - SETTLED)
-    marks = ", ".join("?" * len(open_states))
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(
-        f"UPDATE slots SET state = ?, winner = 0 WHERE state IN ({marks})", [SlotState.LOST, *open_states]
+        f"UPDATE slots SET state = ?, winner = 0 WHERE state IN ({OPEN_STATES})", [SlotState.LOST]
     )
     connection.execute("DELETE FROM groups")
     under_way = "(SELECT version FROM evaluations WHERE finished_at_s = 0)"

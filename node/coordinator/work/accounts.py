@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from node.coordinator.work.bad_prompts import BadPrompts
+from node.coordinator.work.agreement import NOT_AGREED, PromptAgreement, PromptSaid
+from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChange
 from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import (
@@ -16,11 +17,9 @@ from node.coordinator.work.evaluation.evaluations import (
     Evaluations,
     is_evaluation_lease,
 )
-from node.coordinator.work.generations import Generation, lost_steps, newest_lost_version
-from node.coordinator.work.grader_agreement import NOT_AGREED
+from node.coordinator.work.generations import Generation
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.prompt_agreement import PromptAgreement, PromptSaid
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState, group_id
 from node.coordinator.work.standing import Share, Standing, Standings
@@ -33,14 +32,11 @@ from node.run import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A submitted group as it is in the spool."""
-
     slot: int
     attempt: int
     sampler_id: str
     spooled_at_s: float
     group: EncodedGroup
-    """As it was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,6 @@ class Transaction:
     slots: tuple[Slot, ...] = ()
     stored: StoredGroup | None = None
     verdicts: tuple[tuple[str, Verdict], ...] = ()
-    """(sampler, verdict) of each verdict given."""
     staleness: tuple[tuple[str, int], ...] = ()
     """(sampler, versions) of each group trained on."""
     steps: tuple[StepRecord, ...] = ()
@@ -59,12 +54,8 @@ class Transaction:
     announced: tuple[Announced, ...] = ()
     generation: Generation | None = None
     """A known one, with the versions that were lost before it."""
-    bad_prompts: tuple[BadPrompt, ...] = ()
-    """Prompts that failed."""
-    lifted_prompts: tuple[int, ...] = ()
-    """Bad prompts that are like any other again."""
+    prompts: PromptChange = NO_PROMPTS
     standings: tuple[Standing, ...] = ()
-    """Of samplers, each once."""
     size_words: tuple[SizeWord, ...] = ()
     task: TaskSize | None = None
     evaluation: EvaluationChange | None = None
@@ -76,20 +67,15 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What the ledger holds when the coordinator starts."""
-
     slots: SlotBalance = field(default_factory=SlotBalance)
     spooled_at_s: Mapping[int, float] = field(default_factory=dict)
     """By slot, of the groups in the spool."""
     spooled_bytes: Mapping[int, int] = field(default_factory=dict)
-    """Likewise."""
     verdicts: Iterable[tuple[str, Verdict, int]] = ()
     staleness: Iterable[tuple[str, int]] = ()
     last_step: StepRecord | None = None
-    """The newest record; None before the first."""
     learner: Learner | None = None
     announced: tuple[Announced, ...] = ()
-    """The newest ones."""
     accepts_loss: bool = False
     """Whether an operator has accepted the loss before the newest generation, and the learner has not
     reported yet which steps were lost."""
@@ -100,7 +86,6 @@ class Balance:
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
     task_digest: bytes = b""
-    """Of the task's name and options at the last start; empty: this is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +101,6 @@ class RunTerms:
     lease_max_s: float
     """Age beyond which no heartbeat keeps a lease."""
     prompt_retry_s: float
-    """See ``BadPrompts``."""
     evaluation: EvaluationSettings = NO_EVALUATION
 
 
@@ -129,9 +113,8 @@ class Accounts:
         task = balance.task
         is_same_task = task is not None and task.name == terms.work.task and task.prompts > 0
         self.task = task if is_same_task else None
-        """The size of the task as samplers have reported it; None before."""
+        """As samplers have reported it; None before."""
         self.size_words = {w.sampler_id: w.prompts for w in balance.size_words if w.task == terms.work.task}
-        """What each found."""
         self.evaluations = Evaluations(
             terms.evaluation, balance.evaluations, lease_ttl_s=terms.lease_ttl_s, now=now
         )
@@ -154,12 +137,10 @@ class Accounts:
         """The code that the run's groups are graded by, as ``Peers`` finds it."""
         self.learner = balance.learner
         self.newest_record = balance.last_step
-        """The newest step record; None before the first."""
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
         self.gap = ""
-        """What the learner has done and the ledger lacks, for people; empty: nothing known."""
         self.spooled_at_s = dict(balance.spooled_at_s)
         self._spooled_bytes = dict(balance.spooled_bytes)
         self._spooled_bytes_total = sum(self._spooled_bytes.values())
@@ -169,7 +150,7 @@ class Accounts:
         delivered = {name: counts[Verdict.SPOOLED] for name, counts in self._verdicts.items()}
         self.standings = Standings.restored(balance.standings, delivered)
         for sampler_id in filter(delivered.get, delivered):
-            self.slots.prove(sampler_id)
+            self.slots.open.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
         self.leased_before_change: frozenset[str] = frozenset()
         """Leases that were out when the task's options changed. In memory only, as after a later restart few
@@ -187,9 +168,8 @@ class Accounts:
 
     @property
     def last_step(self) -> int:
-        """Version of the newest step that is recorded, or lost as accepted; 0 before the first."""
         recorded = 0 if self.newest_record is None else self.newest_record.version
-        return max(recorded, newest_lost_version(self._generations.values()))
+        return max([recorded, *(versions[-1] for versions in self._lost_versions if versions)])
 
     @property
     def open_loss(self) -> Generation | None:
@@ -201,7 +181,11 @@ class Accounts:
     @property
     def lost_steps(self) -> int:
         """Steps whose records were lost with older ledgers."""
-        return lost_steps(self._generations.values())
+        return sum(map(len, self._lost_versions))
+
+    @property
+    def _lost_versions(self) -> list[range]:
+        return [g.lost_versions for g in self._generations.values() if g.lost_versions is not None]
 
     def confirm(self) -> None:
         """Note that the learner finds nothing missing in the ledger."""
@@ -214,17 +198,17 @@ class Accounts:
     def apply(self, transaction: Transaction, *, now: float) -> None:
         """Add a transaction that is on disk."""
         self.standings.apply(transaction.standings)
-        if transaction.stored is not None:
-            won = (slot for slot in transaction.slots if slot.number == transaction.stored.slot)
+        if (stored := transaction.stored) is not None:
+            won = (slot for slot in transaction.slots if slot.number == stored.slot)
             took_s = next((self.slots.took_s(slot, now=now) for slot in won), None)
-            self.standings.note_delivery(transaction.stored.sampler_id, took_s)
-            self.slots.prove(transaction.stored.sampler_id)
+            self.standings.note_delivery(stored.sampler_id, took_s)
+            self.slots.open.prove(stored.sampler_id)
         self.slots.apply(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
                 self._spooled_bytes_total -= self._spooled_bytes.pop(slot.number, 0)
-        if (stored := transaction.stored) is not None:
+        if stored is not None:
             self.spooled_at_s[stored.slot] = stored.spooled_at_s
             self._spooled_bytes[stored.slot] = stored.group.size_bytes
             self._spooled_bytes_total += stored.group.size_bytes
@@ -238,7 +222,7 @@ class Accounts:
             self.learner = transaction.learner
         if transaction.generation is not None:
             self._generations[transaction.generation.number] = transaction.generation
-        self.bad_prompts.apply(transaction.bad_prompts, lifted=transaction.lifted_prompts)
+        self.bad_prompts.apply(transaction.prompts)
         for word in transaction.size_words:
             self.size_words.pop(word.sampler_id, None)
             if word.prompts:
@@ -275,16 +259,14 @@ class Accounts:
         max_age_s = self.max_age_s(sampler_id)
         standing = self.standings.of(sampler_id)
         is_believed = not (standing.quarantine or standing.is_struck_out)
-        lost = []
-        for lease_id in lease_ids:
+
+        def is_in_vain(lease_id: str) -> bool:
             if is_evaluation_lease(lease_id):
                 age_s = max_age_s if is_believed else 0.0
-                is_lost = self.evaluations.renew(sampler_id, lease_id, now=now, max_age_s=age_s)
-            else:
-                is_lost = self.slots.renew(sampler_id, lease_id, now=now, max_age_s=max_age_s)
-            if is_lost:
-                lost.append(lease_id)
-        return tuple(lost)
+                return self.evaluations.renew(sampler_id, lease_id, now=now, max_age_s=age_s)
+            return self.slots.renew(sampler_id, lease_id, now=now, max_age_s=max_age_s)
+
+        return tuple(filter(is_in_vain, lease_ids))
 
     def max_age_s(self, sampler_id: str) -> float:
         """Return the age at which a lease of the sampler ends whatever its heartbeats say."""
@@ -298,18 +280,17 @@ class Accounts:
         """Return how many leases a sampler may hold, where ``free`` groups may be leased."""
         evaluating = self.evaluations.running(sampler_id)  # on top of every bound
         fleet = self.slots.counts()[SlotState.LEASED] + evaluating
-        held = self.slots.running(sampler_id) + evaluating
-        newcomers = self.slots.newcomers_leases
+        held = self.slots.open.running(sampler_id) + evaluating
+        newcomers = self.slots.open.newcomers_leases
         return self.standings.share(
             sampler_id, held=held, free=free, fleet=fleet, newcomers=newcomers, now=now
         )
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
-        return self.slots.running(sampler_id) + self.evaluations.running(sampler_id)
+        return self.slots.open.running(sampler_id) + self.evaluations.running(sampler_id)
 
     def load(self) -> Load:
-        """Count what is in flight."""
         counts = self.slots.counts()
         return Load(
             running_groups=counts[SlotState.LEASED],
@@ -321,11 +302,9 @@ class Accounts:
         )
 
     def verdicts(self) -> Counter[Verdict]:
-        """Count verdicts over all samplers."""
         return sum(self._verdicts.values(), Counter())
 
     def verdicts_of(self, sampler_id: str) -> Mapping[Verdict, int]:
-        """Count verdicts on one sampler's groups."""
         return self._verdicts.get(sampler_id, {})
 
     def staleness_mean(self, sampler_id: str) -> float:
@@ -334,7 +313,7 @@ class Accounts:
         return self._staleness[sampler_id] / trained if trained else 0.0
 
     def _training_prompts(self) -> int | None:
-        return None if self.prompts is None else self.prompts - self.evaluations.held_out_prompts
+        return None if self.prompts is None else self.prompts - self.evaluations.settings.held_out_prompts
 
     def _of(self, sampler_id: str) -> Counter[Verdict]:
         return self._verdicts.setdefault(sampler_id, Counter())

@@ -67,9 +67,10 @@ class PromptChange:
     lifted: tuple[int, ...] = ()
 
 
-class BadPrompts:
-    """The bad prompts of a run."""
+NO_PROMPTS: Final = PromptChange()
 
+
+class BadPrompts:
     def __init__(self, bad: Iterable[BadPrompt] = (), *, retry_s: float) -> None:
         """Restore from what the ledger holds; ``retry_s`` is the first pause."""
         self._retry_s = retry_s
@@ -87,7 +88,6 @@ class BadPrompts:
         return prompt_index in self._bad
 
     def aside(self, prompt_index: int, sampler_id: str, *, now: float) -> Aside:
-        """Return whether the prompt is to be leased to the sampler."""
         entry = self._bad.get(prompt_index)
         if entry is None or not _is_active(entry, now):
             return Aside.NOT
@@ -96,16 +96,13 @@ class BadPrompts:
         return Aside.FOR_IT if sampler_id in entry.said_by else Aside.NOT
 
     def is_kept_from_some(self, prompt_index: int, *, now: float) -> bool:
-        """Whether there is a sampler that does not get the prompt."""
         entry = self._bad.get(prompt_index)
         return entry is not None and _is_active(entry, now)
 
     def newest(self, n: int) -> tuple[BadPrompt, ...]:
-        """Return the ``n`` prompts that failed last, newest first."""
         return tuple(heapq.nlargest(n, self._bad.values(), key=lambda entry: (entry.at_s, entry.slot)))
 
     def reasons(self) -> dict[str, int]:
-        """Count the prompts by the reason they failed for."""
         return dict(Counter(entry.reason.value for entry in self._bad.values()))
 
     def contradicted(self, prompt_index: int, answered_by: str, *, now: float) -> tuple[str, ...]:
@@ -143,11 +140,11 @@ class BadPrompts:
                 bad.append(self._timed(replace(entry, said_by=left)))
         return PromptChange(tuple(bad), tuple(lifted))
 
-    def apply(self, bad: Iterable[BadPrompt], *, lifted: Iterable[int]) -> None:
+    def apply(self, change: PromptChange) -> None:
         """Make decided entries the truth."""
-        for prompt_index in lifted:
+        for prompt_index in change.lifted:
             self._drop(prompt_index)
-        for entry in bad:
+        for entry in change.bad:
             self._put(entry)
 
     def _failed(self, before: BadPrompt | None, report: Report, sampler_id: str, *, now: float) -> BadPrompt:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits on work in flight, in groups and versions."""
-
     concurrency_groups: int
     buffer_groups: int
     batch_groups: int
@@ -28,9 +26,7 @@ class Load:
     """Submitted, neither refused nor trained on."""
     trained_groups: int
     version: int
-    """The learner's."""
     untrained_bytes: int = 0
-    """Of them, encoded."""
     lost_steps: int = 0
     """Steps whose records were lost; each trained on a batch that is not among ``trained_groups``."""
 

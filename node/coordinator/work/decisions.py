@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import Report
 from node.coordinator.work.capacity import Capacity, capacity
-from node.coordinator.work.evaluation.evaluations import EvaluationChange, lease_id_of
+from node.coordinator.work.evaluation.evaluations import lease_id_of
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import check_base
 from node.coordinator.work.slots import Slot, SlotState, group_id
@@ -91,7 +91,17 @@ def lease(
         held_out = accounts.evaluations.grant(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
-    evaluating = _evaluation_leases(accounts, held_out)
+    evaluating: tuple[PromptLease, ...] = ()
+    if held_out is not None and held_out.evaluation is not None:
+        version, asked = held_out.evaluation.version, accounts.evaluations.work(accounts.work)
+        evaluating = tuple(
+            replace(
+                _lease(accounts, lease_id_of(version, slot), slot, asked),
+                purpose=LeasePurpose.EVALUATION,
+                policy_version=version,
+            )
+            for slot in held_out.slots
+        )
     granted = max(0, min(unused - len(evaluating), free.groups))
     slots = accounts.slots.grant(
         sampler_id,
@@ -122,14 +132,6 @@ def lease(
     return Decision(LeaseGrant(leases, pause_s, bound, stop_from, is_left), transaction)
 
 
-def _evaluation_leases(accounts: Accounts, granted: EvaluationChange | None) -> tuple[PromptLease, ...]:
-    if granted is None or granted.evaluation is None:
-        return ()
-    version, asked = granted.evaluation.version, accounts.evaluations.work(accounts.work)
-    leases = (_lease(accounts, lease_id_of(version, slot), slot, asked) for slot in granted.slots)
-    return tuple(replace(lease, purpose=LeasePurpose.EVALUATION, policy_version=version) for lease in leases)
-
-
 def _lease(accounts: Accounts, lease_id: str, slot: Slot, work: Work) -> PromptLease:
     return PromptLease(
         lease_id,
@@ -152,7 +154,6 @@ def room(accounts: Accounts, *, behind_versions: int = 0) -> Capacity:
 
 
 def _unconfirmed(accounts: Accounts) -> str:
-    """Return what every lease waits for before the ledger is known to be whole; empty: it is."""
     if accounts.gap:
         return "ledger"
     return "" if accounts.is_confirmed and accounts.learner is not None else "learner"
@@ -160,12 +161,10 @@ def _unconfirmed(accounts: Accounts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The answer to leases that are given back."""
+    """How many of the leases given back the sampler held, and the faults of those that failed."""
 
     leases: int
-    """How many of them the sampler held."""
     faults: tuple[Failure, ...] = ()
-    """Of those that failed."""
 
 
 def release(
@@ -191,8 +190,7 @@ def release(
     standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
     transaction = Transaction(
         slots=tuple(slots.values()),
-        bad_prompts=bad.bad,
-        lifted_prompts=bad.lifted,
+        prompts=bad,
         evaluation=evaluation,
         standings=(standing,) if faults else (),
     )
@@ -221,8 +219,7 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
     )
     transaction = Transaction(
         slots=(*slots, *given_up),
-        bad_prompts=bad.bad,
-        lifted_prompts=bad.lifted,
+        prompts=bad,
         evaluation=evaluation,
         standings=tuple(
             accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
@@ -234,7 +231,6 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
-    """Begin the evaluation that is due with the version that a sampler holds."""
     first_prompt = accounts.first_held_out
     is_known = held.number == 0 or held.number in accounts.versions
     if first_prompt is None or _unconfirmed(accounts) or not is_known:

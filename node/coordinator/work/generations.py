@@ -12,10 +12,8 @@ The learner may still hold groups of lost slots, or name them in a record that i
 once. If it names the same slot again, that is a double training like any other.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from node.run import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +26,11 @@ class Generation:
     lost_from_slot: int
     """Slots from here to ``first_slot`` may have been leased in the time that was lost."""
     begun_at_s: float
-    """Unix seconds."""
     lost_versions: range | None = None
     """Versions whose records were lost. None: the learner has not reported yet."""
 
 
 class LostSlots:
-    """The slots of which nobody knows what became."""
-
     def __init__(
         self,
         *,
@@ -43,7 +38,6 @@ class LostSlots:
         generations: Iterable[Generation] = (),
         found: Iterable[int] = (),
     ) -> None:
-        """Restore."""
         self._open_ones = set(open_ones)
         self._between = [range(g.lost_from_slot, g.first_slot) for g in generations]
         self._found = set(found)
@@ -63,19 +57,3 @@ class LostSlots:
         if any(slot in numbers for numbers in self._between):
             self._found.add(slot)
         return was_open
-
-
-def missing_versions(last_step: int, version: int, records: Collection[StepRecord]) -> range:
-    """Return the versions up to ``version`` that neither the ledger nor a repeated record knows."""
-    first_repeated = min((record.version for record in records), default=version + 1)
-    return range(last_step + 1, max(last_step + 1, first_repeated))
-
-
-def lost_steps(generations: Iterable[Generation]) -> int:
-    """Count the steps whose records were lost."""
-    return sum(len(g.lost_versions) for g in generations if g.lost_versions is not None)
-
-
-def newest_lost_version(generations: Iterable[Generation]) -> int:
-    """Return the newest version whose record was lost; 0: none."""
-    return max((g.lost_versions[-1] for g in generations if g.lost_versions), default=0)

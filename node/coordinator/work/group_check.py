@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node import limits
-from node.coordinator.work.grader_agreement import NOT_AGREED, AgreedGrader
+from node.coordinator.work.agreement import NOT_AGREED, AgreedGrader
 from node.coordinator.work.model_check import Learner, check_model
 from node.coordinator.work.slots import Slot
 from node.errors import Reason, RefusedError
@@ -24,7 +24,6 @@ class Work:
     task_digest: bytes = b""
     """Of the task's name and options."""
     grader: AgreedGrader = NOT_AGREED
-    """The code that grades."""
 
 
 def objection(

@@ -18,7 +18,6 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.generations import missing_versions
 from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
@@ -34,8 +33,6 @@ WAYS_OUT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """How a learner opens its stream."""
-
     node_id: str
     epoch: int
     version: int
@@ -47,8 +44,6 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A group that a step consumed."""
-
     sampler_id: str
     group_id: str
     staleness_versions: int
@@ -61,14 +56,11 @@ class Outcome:
     """What step records changed. Where there is a refusal, nothing of them was taken."""
 
     recorded: tuple[StepRecord, ...] = ()
-    """Those that were not on disk before."""
     trained: tuple[Trained, ...] = ()
     lost: tuple[str, ...] = ()
-    """Groups of lost slots: passed over."""
     doubled: tuple[str, ...] = ()
     """Groups whose slot was settled before."""
     unknown: tuple[str, ...] = ()
-    """Groups never submitted here."""
     gap: str = ""
     """What the ledger lacks, for people; empty: nothing."""
     accepted_loss: range = range(0)
@@ -148,7 +140,9 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
     _check_not_behind(accounts, hello.version)
     _check_contiguous(hello)
     _check_same_history(accounts, hello.records)
-    missing = missing_versions(accounts.last_step, hello.version, hello.records)
+    first_missing = accounts.last_step + 1
+    first_repeated = hello.records[0].version if hello.records else hello.version + 1
+    missing = range(first_missing, max(first_missing, first_repeated))
     loss = accounts.open_loss
     fresh = tuple(record for record in hello.records if record.version > accounts.last_step)
     outcome, transaction = _settled(accounts, fresh)
@@ -190,11 +184,12 @@ def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome
         for name, versions in zip(record.group_ids, record.staleness_versions, strict=True)
     }
     trained = []
-    for slot, winner in zip(training.slots, training.winners, strict=True):
-        name = group_id(slot.number, winner.number)
-        in_spool = accounts.slots.open_slots[slot.number].winner == winner.number
-        spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
-        trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
+    for slot in training.slots:
+        if (winner := slot.attempt(slot.winner)) is not None:
+            name = group_id(slot.number, winner.number)
+            in_spool = accounts.slots.open_slots[slot.number].winner == winner.number
+            spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
+            trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
     outcome = Outcome(
         recorded=tuple(records),
         trained=tuple(trained),
@@ -203,7 +198,7 @@ def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome
         unknown=training.unknown,
     )
     transaction = Transaction(
-        slots=(*training.slots, *training.found),
+        slots=training.slots,
         verdicts=tuple((group.sampler_id, Verdict.TRAINED) for group in trained),
         staleness=tuple((group.sampler_id, group.staleness_versions) for group in trained),
         steps=tuple(records),

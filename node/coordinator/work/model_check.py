@@ -27,7 +27,6 @@ class Learner:
     base_root: bytes = b""
     """Of version 0, where every chain starts; empty: not known."""
     base_parts: bytes = b""
-    """See ``BaseModel``."""
     layout_summary: str = ""
     """What the layout looks like, for people: "layers 30, parameters 134515008, ..."."""
     context_tokens: int = 0
@@ -108,7 +107,6 @@ def check_base(base: BaseModel, learner: Learner, *, of: str = "this peer") -> N
 
 
 def _differing_parts(base: BaseModel, learner: Learner) -> Iterator[str]:
-    """Yield the names of the parts that are not the run's."""
     for number, name in enumerate(base.part_names):
         part = slice(number * BASE_PART_BYTES, (number + 1) * BASE_PART_BYTES)
         if base.parts[part] != learner.base_parts[part]:

@@ -10,7 +10,7 @@ Each change and each look-up costs O(log n) of the open slots. What a decision f
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
@@ -20,8 +20,6 @@ _SPARE: Final = 64
 
 
 class OpenSlots:
-    """Slots by number, and where each has its place."""
-
     def __init__(self) -> None:
         self.by_number: dict[int, Slot] = {}
         self.sound = LowestFirst()
@@ -29,29 +27,22 @@ class OpenSlots:
         self.untrained: set[int] = set()
         self.undelivered = LowestFirst()
         """Those of ``untrained`` that the learner's stream has not been given."""
-        self._held: dict[str, set[int]] = {}
+        self.by_holder: dict[str, set[int]] = {}
+        """Sampler -> the slots that it holds leases on."""
         self._proven: set[str] = set()
         self.newcomers_leases = 0
         """Held by all samplers together that have never delivered a group."""
 
     def prove(self, holder: str) -> None:
-        """Note that a sampler has delivered a group."""
         if holder not in self._proven:
             self._proven.add(holder)
             self.newcomers_leases -= self.running(holder)
 
     def held_by(self, holder: str) -> frozenset[int]:
-        """Return the slots that a sampler holds leases on."""
-        return frozenset(self._held.get(holder, ()))
+        return frozenset(self.by_holder.get(holder, ()))
 
     def running(self, holder: str) -> int:
-        """Count the leases of a sampler."""
-        return len(self._held.get(holder, ()))
-
-    @property
-    def running_by_holder(self) -> Mapping[str, int]:
-        """Count the leases of each sampler that has any."""
-        return {holder: len(numbers) for holder, numbers in self._held.items()}
+        return len(self.by_holder.get(holder, ()))
 
     def put(self, slot: Slot) -> Slot | None:
         """Give a slot the place of its state; return what it was."""
@@ -60,7 +51,7 @@ class OpenSlots:
         if slot.state is SlotState.AVAILABLE:
             (self.suspect if slot.had_fault() else self.sound).add(slot.number)
         elif slot.lease is not None:
-            self._held.setdefault(slot.lease.holder, set()).add(slot.number)
+            self.by_holder.setdefault(slot.lease.holder, set()).add(slot.number)
             self.newcomers_leases += slot.lease.holder not in self._proven
         elif slot.state in UNTRAINED:
             self.untrained.add(slot.number)
@@ -78,11 +69,11 @@ class OpenSlots:
         self.untrained.discard(number)
         self.undelivered.discard(number)
         if slot.lease is not None:
-            held = self._held[slot.lease.holder]
+            held = self.by_holder[slot.lease.holder]
             held.discard(number)
             self.newcomers_leases -= slot.lease.holder not in self._proven
             if not held:
-                del self._held[slot.lease.holder]
+                del self.by_holder[slot.lease.holder]
         return slot
 
 

@@ -32,6 +32,7 @@ from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.generations import Generation, LostSlots
 from node.coordinator.work.open_slots import OpenSlots
 from node.coordinator.work.slots import (
+    FIRST_RETRY_S,
     SAME_SAMPLER_S,
     SETTLED,
     UNTRAINED,
@@ -39,15 +40,14 @@ from node.coordinator.work.slots import (
     Attempt,
     Slot,
     SlotState,
-    given_up,
     group_id,
     prompt_of_slot,
     reopened,
-    retry_after_s,
     slot_and_attempt,
 )
 from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.failure import FAULTS, Failure
+from node.rollout import Verdict
 
 SUSPECTS_PER_GRANT: Final = 4
 """One lease in so many of a grant, or one, may be on a slot that had a fault: they must not fill it."""
@@ -65,8 +65,6 @@ sampler that has failed every prompt does not spend an epoch."""
 
 
 class Claim(enum.Enum):
-    """What a submission under some id is, before anyone looks into the group."""
-
     WANTED = "wanted"
     NEVER_GRANTED = "never granted"
     DUPLICATE = "duplicate"
@@ -75,43 +73,32 @@ class Claim(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a step record does to the slots."""
+    """What step records make of the slots."""
 
     slots: tuple[Slot, ...]
-    winners: tuple[Attempt, ...]
-    """The attempt trained on, for each of ``slots``."""
     doubled: tuple[str, ...]
     """Groups whose slot was settled before: trained on twice."""
     unknown: tuple[str, ...]
-    """Groups that were never submitted here."""
-    lost: tuple[str, ...] = ()
-    """Groups of lost slots."""
-    found: tuple[Slot, ...] = ()
-    """Their slots, which are lost no more: trained on, by whose attempt nobody knows."""
+    """Groups never submitted here."""
+    lost: tuple[str, ...]
+    """Groups of lost slots, which are among ``slots``: trained on, by whose attempt nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotBalance:
-    """The slots that the ledger holds; none: a new run."""
-
     open_ones: tuple[Slot, ...] = ()
     settled: Mapping[SlotState, int] = field(default_factory=dict)
-    """How many."""
     next_slot: int = 0
     """Number of the next slot to be leased for the first time."""
     lost: tuple[int, ...] = ()
-    """In state LOST."""
     found: tuple[int, ...] = ()
     """Between two generations, and named by a step record since."""
     generations: tuple[Generation, ...] = ()
     """Oldest first."""
     data: DataSeen = NO_DATA
-    """The rows that prompts are made from."""
 
 
 class SlotTable:
-    """All slots of a run: the open ones one by one, the settled ones as counts."""
-
     def __init__(
         self,
         balance: SlotBalance = SlotBalance(),
@@ -126,7 +113,7 @@ class SlotTable:
         self._seed = seed
         self._data = balance.data
         self._lease_ttl_s = lease_ttl_s
-        self._open = OpenSlots()
+        self.open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(balance.settled)
         self._deadlines: dict[int, float] = {}
         self._retry_at_s: dict[int, float] = {}
@@ -146,36 +133,13 @@ class SlotTable:
 
     @property
     def open_slots(self) -> Mapping[int, Slot]:
-        """Slots that are not settled, by number."""
-        return self._open.by_number
-
-    @property
-    def running_by_holder(self) -> Mapping[str, int]:
-        """Count the leases of each sampler that has any."""
-        return self._open.running_by_holder
-
-    def running(self, holder: str) -> int:
-        """Count the leases of a sampler."""
-        return self._open.running(holder)
-
-    @property
-    def newcomers_leases(self) -> int:
-        """Count the leases of all samplers that have never delivered a group."""
-        return self._open.newcomers_leases
-
-    def prove(self, holder: str) -> None:
-        """Note that a sampler has delivered a group."""
-        self._open.prove(holder)
-
-    def held_by(self, holder: str) -> frozenset[int]:
-        """Return the slots that a sampler holds leases on."""
-        return self._open.held_by(holder)
+        return self.open.by_number
 
     def oldest_leases(self) -> dict[str, float]:
         """Return when each sampler's oldest lease was granted. Looks at every lease."""
         return {
-            holder: min(self._granted_at_s[number] for number in self.held_by(holder))
-            for holder in self.running_by_holder
+            holder: min(self._granted_at_s[number] for number in held)
+            for holder, held in self.open.by_holder.items()
         }
 
     def took_s(self, slot: Slot, *, now: float) -> float | None:
@@ -184,29 +148,27 @@ class SlotTable:
         return None if granted_at_s is None or slot.winner != slot.granted else max(0.0, now - granted_at_s)
 
     def counts(self) -> dict[SlotState, int]:
-        """Count slots by state."""
         return dict(self._counts)
 
     def untrained(self) -> list[Slot]:
         """Return the slots whose group waits for training, oldest first."""
-        return [self.open_slots[number] for number in sorted(self._open.untrained)]
+        return [self.open_slots[number] for number in sorted(self.open.untrained)]
 
     def deliver_anew(self, held: Collection[str]) -> None:
         """Count every group that waits for training as undelivered, except those that the learner holds."""
         for slot in self.untrained():
             is_held = group_id(slot.number, slot.winner) in held
-            (self._open.undelivered.discard if is_held else self._open.undelivered.add)(slot.number)
+            (self.open.undelivered.discard if is_held else self.open.undelivered.add)(slot.number)
 
     def next_undelivered(self) -> Slot | None:
         """Return the oldest slot whose group was not delivered, and count it as delivered; None: none."""
-        number = next(iter(self._open.undelivered), None)
+        number = next(iter(self.open.undelivered), None)
         if number is None:
             return None
-        self._open.undelivered.discard(number)
+        self.open.undelivered.discard(number)
         return self.open_slots[number]
 
     def is_known(self, slot: int) -> bool:
-        """Whether the slot was ever leased."""
         return 0 <= slot < self._next_slot
 
     def has_submitted(self, name: str) -> bool:
@@ -285,7 +247,7 @@ class SlotTable:
 
     def freed(self, holder: str) -> tuple[Slot, ...]:
         """Return, as if unbegun, every slot that ``holder`` holds."""
-        held = (self.open_slots[number] for number in sorted(self.held_by(holder)))
+        held = (self.open_slots[number] for number in sorted(self.open.held_by(holder)))
         return self.release(holder, (group_id(slot.number, slot.granted) for slot in held))
 
     def renew(self, holder: str, lease_id: str, *, now: float, max_age_s: float = math.inf) -> bool:
@@ -302,10 +264,9 @@ class SlotTable:
 
     def cut_short(self, holder: str, *, now: float) -> None:
         """Let every lease of ``holder`` end at the next ``expire``: the process that took it is gone."""
-        self._deadlines |= dict.fromkeys(self.held_by(holder), now)
+        self._deadlines |= dict.fromkeys(self.open.held_by(holder), now)
 
     def expire(self, now: float) -> tuple[Slot, ...]:
-        """End every lease whose deadline has passed."""
         return tuple(
             reopened(slot.with_failure(slot.granted, Failure.EXPIRED))
             for slot in map(self.open_slots.__getitem__, _due(self._deadlines, now))
@@ -314,7 +275,11 @@ class SlotTable:
     def given_up(self, now: float, *, is_kept_from_some: Callable[[int], bool]) -> tuple[Slot, ...]:
         """End the slots that have waited too long for a sampler that may have their prompt."""
         waiting = map(self.open_slots.__getitem__, _due(self._waiting, now))
-        return tuple(given_up(slot) for slot in waiting if is_kept_from_some(slot.prompt_index))
+        return tuple(
+            replace(slot, state=SlotState.ABANDONED if slot.attempts else SlotState.SKIPPED)
+            for slot in waiting
+            if is_kept_from_some(slot.prompt_index)
+        )
 
     def submitted(self, slot: int, attempt: int) -> Slot:
         """Return the slot as a WANTED attempt wins it."""
@@ -329,66 +294,54 @@ class SlotTable:
         is_running = was.lease is not None and was.lease.number == attempt
         return reopened(entry) if is_running else entry
 
-    def accepted(self, slot: int, attempt: int) -> Slot | None:
-        """Note the learner's acceptance; None where it changes nothing."""
-        entry = self._in_play(slot, attempt)
-        if entry is None or entry.state is SlotState.ACCEPTED:
-            return None
-        return replace(entry, state=SlotState.ACCEPTED)
-
     def refused(self, slot: int, attempt: int) -> Slot | None:
         """Put the slot up for another attempt; None where the group is not in play."""
         entry = self._in_play(slot, attempt)
         return None if entry is None else reopened(entry.with_failure(attempt, Failure.REFUSED))
 
-    def lost(self, slot: int, attempt: int) -> Slot | None:
-        """Give up a slot whose group was trained on before; None where the group is not in play."""
+    def judged(self, slot: int, attempt: int, verdict: Verdict) -> Slot | None:
+        """Return the slot after the learner's verdict on its group; None: the verdict changes nothing."""
         entry = self._in_play(slot, attempt)
-        return None if entry is None else replace(entry, state=SlotState.LOST, winner=0)
-
-    def uninformative(self, slot: int, attempt: int) -> Slot | None:
-        """Settle the slot of a group that taught nothing; None where the group is not in play."""
-        entry = self._in_play(slot, attempt)
-        return None if entry is None else replace(entry, state=SlotState.UNINFORMATIVE)
+        if entry is None or (verdict is Verdict.ACCEPTED and entry.state is SlotState.ACCEPTED):
+            return None
+        match verdict:
+            case Verdict.ACCEPTED:
+                return replace(entry, state=SlotState.ACCEPTED)
+            case Verdict.DUPLICATE:  # trained on before
+                return replace(entry, state=SlotState.LOST, winner=0)
+            case Verdict.UNINFORMATIVE:
+                return replace(entry, state=SlotState.UNINFORMATIVE)
+            case _:
+                return self.refused(slot, attempt)
 
     def trained(self, group_ids: Iterable[str]) -> Training:
         """Settle the slots of the groups a step consumed."""
         slots: dict[int, Slot] = {}
-        found: dict[int, Slot] = {}
-        winners, doubled, unknown, lost = [], [], [], []
+        doubled, unknown, lost = [], [], []
         for name in group_ids:
             number, attempt = slot_and_attempt(name)
             entry = self.open_slots.get(number)
             if not self.is_known(number):
                 unknown.append(name)
-            elif number in slots or number in found:
+            elif number in slots:
                 doubled.append(name)
             elif number in self._lost:
                 lost.append(name)
-                found[number] = replace(
-                    self._unused(number), state=SlotState.TRAINED, granted=attempt, winner=attempt
-                )
+                unused = self._unused(number)
+                slots[number] = replace(unused, state=SlotState.TRAINED, granted=attempt, winner=attempt)
             elif entry is None:
                 doubled.append(name)
             elif (named := entry.attempt(attempt)) is None or not named.is_submitted:
                 unknown.append(name)
             else:
                 slots[number] = replace(entry, state=SlotState.TRAINED, winner=attempt)
-                winners.append(named)
-        return Training(
-            tuple(slots.values()),
-            tuple(winners),
-            tuple(doubled),
-            tuple(unknown),
-            lost=tuple(lost),
-            found=tuple(found.values()),
-        )
+        return Training(tuple(slots.values()), tuple(doubled), tuple(unknown), tuple(lost))
 
     def apply(self, slots: Iterable[Slot], *, now: float) -> None:
         """Make decided slots the truth; a lease that is new gets its full term."""
         for slot in slots:
             is_settled = slot.state in SETTLED
-            before = self._open.pop(slot.number) if is_settled else self._open.put(slot)
+            before = self.open.pop(slot.number) if is_settled else self.open.put(slot)
             self._next_slot = max(self._next_slot, slot.number + 1)
             self._counts[slot.state] += 1
             if before is not None:
@@ -398,8 +351,8 @@ class SlotTable:
             if slot.state is SlotState.LOST:
                 self._lost.add(slot.number)
             self._retry_at_s.pop(slot.number, None)
-            if (pause_s := retry_after_s(slot)) is not None:
-                self._retry_at_s[slot.number] = now + pause_s
+            if slot.state is SlotState.AVAILABLE and slot.last_failure in FAULTS:
+                self._retry_at_s[slot.number] = now + FIRST_RETRY_S
             if slot.state is not SlotState.AVAILABLE:
                 self._waiting.pop(slot.number, None)
             elif before is None or before.state is not SlotState.AVAILABLE:
@@ -415,10 +368,10 @@ class SlotTable:
     def _up_again(
         self, holder: str, wanted: int, may_have: Callable[[int], bool], *, now: float, looks_at: int
     ) -> Iterator[Slot]:
-        candidates = islice(self._open.suspect, looks_at)
+        candidates = islice(self.open.suspect, looks_at)
         due = (n for n in candidates if may_have(n) and self._may_retry(n, holder, now=now))
         suspects = islice(due, max(1, wanted // SUSPECTS_PER_GRANT))
-        sound = filter(may_have, islice(self._open.sound, max(0, wanted) + looks_at))
+        sound = filter(may_have, islice(self.open.sound, max(0, wanted) + looks_at))
         numbers = islice(heapq.merge(sound, suspects), max(0, wanted))
         return map(self.open_slots.__getitem__, numbers)
 

@@ -76,15 +76,12 @@ class Attempt:
     number: int
     holder: str
     is_submitted: bool = False
-    """Whether its group arrived: any other group of this id is a duplicate."""
     failure: Failure | None = None
     """Why it failed; an expired one may still win."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One intended use of one prompt."""
-
     number: int
     prompt_index: int
     state: SlotState
@@ -96,12 +93,10 @@ class Slot:
 
     @property
     def lease(self) -> Attempt | None:
-        """The attempt that is running."""
         return self.attempts[-1] if self.state is SlotState.LEASED else None
 
     @property
     def last_failure(self) -> Failure | None:
-        """Why its newest failed attempt failed."""
         return next((a.failure for a in reversed(self.attempts) if a.failure is not None), None)
 
     def had_fault(self, holder: str | None = None) -> bool:
@@ -112,11 +107,9 @@ class Slot:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
 
     def with_submission(self, number: int) -> "Slot":
-        """Return the slot with the group of an attempt arrived."""
         return self._with(number, is_submitted=True)
 
     def with_failure(self, number: int, failure: Failure) -> "Slot":
-        """Return the slot with a failed attempt."""
         return self._with(number, failure=failure)
 
     def _with(self, number: int, **changes: Any) -> "Slot":
@@ -139,24 +132,12 @@ def slot_and_attempt(text: str) -> tuple[int, int]:
     return parse_group_id(text) or (-1, 0)
 
 
-def retry_after_s(slot: Slot) -> float | None:
-    """Return how long a slot waits before it is leased again; None: it does not wait."""
-    if slot.state is not SlotState.AVAILABLE or slot.last_failure not in FAULTS:
-        return None
-    return FIRST_RETRY_S
-
-
 def reopened(slot: Slot) -> Slot:
     """Return a slot whose attempt failed as it goes on: available, or abandoned after too many."""
     witnesses = [attempt.holder for attempt in slot.attempts if attempt.failure in FAULTS]
     has_failed = len(set(witnesses)) >= MAX_WITNESSES or len(witnesses) >= MAX_FAULTS
     is_spent = has_failed or len(slot.attempts) >= MAX_ATTEMPTS
     return replace(slot, state=SlotState.ABANDONED if is_spent else SlotState.AVAILABLE, winner=0)
-
-
-def given_up(slot: Slot) -> Slot:
-    """Return a slot that nobody has taken for too long."""
-    return replace(slot, state=SlotState.ABANDONED if slot.attempts else SlotState.SKIPPED)
 
 
 def prompt_of_slot(

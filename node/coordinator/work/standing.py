@@ -67,22 +67,17 @@ class Standing:
     allowance: int = 0
     """Leases it may hold by what it delivered; 0: it never had one."""
     expired: int = 0
-    """Leases that ended without a word."""
     faulted: int = 0
     """Leases it returned because it could not answer the prompt."""
     contradicted: int = 0
     """Of those prompts, the ones that another sampler answered soon after."""
     strikes: int = 0
     struck_at_s: float = 0.0
-    """When it had the last one, Unix seconds."""
     halved_at_s: float = 0.0
     quarantines: int = 0
-    """How often it was quarantined."""
     quarantine: str = ""
-    """Why it is; empty: it is not."""
     quarantined_at_s: float = 0.0
     probed_at_s: float = 0.0
-    """When it was leased the last probe."""
 
     def granted(self, leases: int, *, free: int, now: float) -> "Standing":
         """Return what so many leases make of it; ``free``: those it found, and those it has."""
@@ -156,8 +151,6 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many leases a sampler may hold now, and what bounds it."""
-
     leases: int
     bound: str
     """share, faults or quarantine."""
@@ -179,8 +172,6 @@ class _Pace:
 
 @dataclass(slots=True)
 class Standings:
-    """Those of a run's samplers."""
-
     _of: dict[str, Standing] = field(default_factory=dict)
     _paces: dict[str, _Pace] = field(default_factory=dict)
     _unit: float = 1.0
@@ -212,7 +203,6 @@ class Standings:
         return tuple(standing for standing in self._of.values() if standing.quarantine)
 
     def apply(self, standings: Iterable[Standing]) -> None:
-        """Make decided standings the truth."""
         self._of |= {standing.sampler_id: standing for standing in standings}
 
     def note_delivery(self, sampler_id: str, took_s: float | None) -> None:

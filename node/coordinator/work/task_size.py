@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from node.coordinator.work.agreement import most_said
 from node.errors import ConfigError, Reason, RefusedError
 
 
@@ -29,8 +30,6 @@ class TaskSize:
 
 @dataclass(frozen=True, slots=True)
 class SizeWord:
-    """How many prompts a sampler found in a task."""
-
     sampler_id: str
     task: str
     prompts: int
@@ -39,12 +38,9 @@ class SizeWord:
 
 @dataclass(frozen=True, slots=True)
 class SizeAnswer:
-    """What a sampler's word changes, and whether it may work."""
-
     size: TaskSize | None = None
     """The run's from now on; None: as before."""
     word: SizeWord | None = None
-    """To be remembered."""
     refusal: RefusedError | None = None
 
 
@@ -55,7 +51,6 @@ class DataSeen:
     digest: bytes
     rows: int
     evaluation_rows: int
-    """Those that are never trained on."""
     held_out_at: int = 0
     """Number of the first of them: they were the last ones when the run began, and keep their numbers."""
     first_slot: int = 0
@@ -160,11 +155,11 @@ def size_without(
         return None, ()
     before = words if known.said_by in words else {**words, known.said_by: known.prompts}
     taken = tuple(SizeWord(name, known.name, 0) for name in before if name in gone)
-    votes = Counter(prompts for name, prompts in before.items() if name not in gone)
-    if not taken or (votes and votes[known.prompts] == max(votes.values())):
+    left = {name: prompts for name, prompts in before.items() if name not in gone}
+    prompts = most_said(left.values(), known.prompts) if left else 0
+    if not taken or prompts == known.prompts:
         return None, taken
-    prompts = votes.most_common(1)[0][0] if votes else 0
-    said_by = next((name for name, n in before.items() if n == prompts and name not in gone), "")
+    said_by = next((name for name, said in left.items() if said == prompts), "")
     return TaskSize(known.name, prompts, said_by), taken
 
 

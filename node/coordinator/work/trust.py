@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.bad_prompts import NO_PROMPTS
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.task_size import agreed_size, size_without
 from node.errors import RefusedError
@@ -18,8 +19,6 @@ from node.rollout import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """What was lifted with a sampler's word."""
-
     leases: int
     prompts: int
     """That its word kept from somebody."""
@@ -37,8 +36,7 @@ def revocation(accounts: Accounts, node_ids: Collection[str], *, now: float) -> 
     size, words = size_without(known, accounts.size_words, node_ids)
     transaction = Transaction(
         slots=freed,
-        bad_prompts=bad.bad,
-        lifted_prompts=bad.lifted,
+        prompts=bad,
         size_words=words,
         task=size,
         evaluation=accounts.evaluations.revoked(node_ids, now=now),
@@ -56,12 +54,11 @@ def pardon(accounts: Accounts, node_ids: Collection[str] | None) -> Decision[Und
         if (node_ids is None or standing.sampler_id in node_ids)
         and (pardoned := standing.pardoned()) != standing
     )
-    transaction = Transaction(bad_prompts=bad.bad, lifted_prompts=bad.lifted, standings=standings)
+    transaction = Transaction(prompts=bad, standings=standings)
     return Decision(Undone(0, len(bad.bad) + len(bad.lifted)), transaction)
 
 
 def quarantine(accounts: Accounts, sampler_id: str, reason: str, *, now: float) -> Decision[None]:
-    """Note that the learner quarantines a sampler, or, where ``reason`` is empty, releases it."""
     standing = accounts.standings.of(sampler_id)
     if bool(reason) is bool(standing.quarantine):
         return Decision(None)
@@ -84,7 +81,7 @@ def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
     transaction = Transaction(
         slots=tuple(slot for _, slot in reopened if slot is not None),
         verdicts=tuple((holder, Verdict.FOREIGN) for holder in holders),
-        lifted_prompts=accounts.bad_prompts.without(None).lifted if before else (),
+        prompts=accounts.bad_prompts.without(None) if before else NO_PROMPTS,
         task_digest=now_is,
     )
     return Decision(len(transaction.slots), transaction)
@@ -106,11 +103,11 @@ def sampler_joins(accounts: Accounts, *, sampler_id: str, prompts: int) -> Decis
         configured=accounts.terms.prompts,
         words=accounts.size_words,
         prompts=prompts,
-        held_out=accounts.evaluations.held_out_prompts,
+        held_out=accounts.evaluations.settings.held_out_prompts,
         sampler_id=sampler_id,
     )
     transaction = Transaction(task=said.size, size_words=() if said.word is None else (said.word,))
     if said.size is not None:
         # Where the task is another one, so are its prompts.
-        transaction = replace(transaction, lifted_prompts=accounts.bad_prompts.without(None).lifted)
+        transaction = replace(transaction, prompts=accounts.bad_prompts.without(None))
     return Decision(said.refusal, transaction)

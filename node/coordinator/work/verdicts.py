@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.agreement import PromptSaid
+from node.coordinator.work.bad_prompts import NO_PROMPTS, PromptChange
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions import Decision, held_against_odd
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.prompt_agreement import Dissent, PromptSaid
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id
 from node.errors import Reason, RefusedError
@@ -35,18 +36,13 @@ fault."""
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An answer to a submission."""
-
     verdict: Verdict
     detail: str = ""
     has_dissent: bool = False
-    """Whether other samplers say that the prompt has other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Whose group a verdict is about."""
-
     sampler_id: str
     spooled_at_s: float | None
     """Unix seconds; None where the group was judged before."""
@@ -98,7 +94,13 @@ def submission(
         said = PromptSaid(header.prompt_index, sampler_id, header.prompt_digest)
         dissent = accounts.prompt_agreement.dissent(said)
         has_dissent = bool(dissent.others)
-        problem = _outvoted(said, dissent) if dissent.is_outvoted else None
+        if dissent.is_outvoted:
+            detail = (
+                f"prompt {said.prompt_index} has other tokens at {len(dissent.others)} samplers, "
+                f"{' and '.join(dissent.others[:2])} among them: compare the task's code, the chat template "
+                "and the version of transformers"
+            )
+            problem = (Verdict.FOREIGN, detail)
     if problem is not None:
         refused = Submitted(*problem, has_dissent)
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
@@ -153,14 +155,6 @@ def _joined_learner(accounts: Accounts) -> Learner:
     return accounts.learner
 
 
-def _outvoted(said: PromptSaid, dissent: Dissent) -> tuple[Verdict, str]:
-    return Verdict.FOREIGN, (
-        f"prompt {said.prompt_index} has other tokens at {len(dissent.others)} samplers, "
-        f"{' and '.join(dissent.others[:2])} among them: compare the task's code, the chat template and the "
-        "version of transformers"
-    )
-
-
 def _answered(
     accounts: Accounts, transaction: Transaction, prompt_index: int, sampler_id: str, *, now: float
 ) -> Transaction:
@@ -174,7 +168,7 @@ def _answered(
     return replace(
         transaction,
         standings=(*(() if after == before else (after,)), *contradicted),
-        lifted_prompts=(prompt_index,) if prompt_index in bad_prompts else (),
+        prompts=PromptChange(lifted=(prompt_index,)) if prompt_index in bad_prompts else NO_PROMPTS,
     )
 
 
@@ -242,15 +236,7 @@ def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decisi
             f"the learner cannot give group {judged.group_id[:100]!r} the verdict {judged.verdict}",
         )
     before = accounts.slots.open_slots.get(parsed[0])
-    match judged.verdict:
-        case Verdict.ACCEPTED:
-            slot = accounts.slots.accepted(*parsed)
-        case Verdict.DUPLICATE:
-            slot = accounts.slots.lost(*parsed)
-        case Verdict.UNINFORMATIVE:
-            slot = accounts.slots.uninformative(*parsed)
-        case _:
-            slot = accounts.slots.refused(*parsed)
+    slot = accounts.slots.judged(*parsed, judged.verdict)
     attempt = slot.attempt(parsed[1]) if slot is not None else None
     if before is None or slot is None or attempt is None:
         return Decision(None)

@@ -15,8 +15,6 @@ VERSIONS_REMEMBERED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A version, as it was announced."""
-
     number: int
     root: bytes
     at_s: float
@@ -24,8 +22,6 @@ class Announced:
 
 
 class VersionLog:
-    """The newest versions ever announced."""
-
     def __init__(self, announced: Iterable[Announced] = ()) -> None:
         self._entries: dict[int, Announced] = {}
         self.add(announced)
@@ -42,7 +38,6 @@ class VersionLog:
             del self._entries[number]
 
     def root_of(self, number: int) -> bytes | None:
-        """Return the signed root of a version; None where it is not known."""
         entry = self._entries.get(number)
         return None if entry is None else entry.root
 

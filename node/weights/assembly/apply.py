@@ -9,25 +9,13 @@
 CPU work: call it in a thread.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from node.errors import Reason, RefusedError
 from node.weights.codec.frame_codec import decode_frame
-from node.weights.format.digests import Words, payload_digest, words_digest
+from node.weights.format.digests import Words, words_digest
 from node.weights.format.dtypes import Dtype
-from node.weights.format.layout import Layout
-from node.weights.format.manifest import FrameRecord, Manifest
-from node.weights.format.payload_codec import Codec
-
-
-class DamagedFrameError(RefusedError):
-    """A payload is not what the learner signed. Other frames are not in doubt."""
-
-    def __init__(self, frame: int, what: str) -> None:
-        super().__init__(Reason.DAMAGED, f"frame {frame}: {what}")
-        self.frame = frame
+from node.weights.format.manifest import Codec, DamagedFrameError, FrameRecord, Manifest
 
 
 class WrongBaseError(RefusedError):
@@ -48,34 +36,6 @@ def may_be_held(record: FrameRecord, manifest: Manifest) -> bool:
     return record.codec is Codec.UNCHANGED or manifest.key.is_keyframe
 
 
-def check_payload(frame: int, payload: bytes, manifest: Manifest) -> None:
-    """Raise DamagedFrameError unless ``payload`` is what the learner signed for ``frame``."""
-    record = manifest.frames[frame]
-    if len(payload) != record.payload_bytes or payload_digest(payload) != record.payload_digest:
-        raise DamagedFrameError(frame, f"a payload of {len(payload)} bytes has another digest than signed")
-
-
-def rebuild_frame(
-    frame: int, steps: Sequence[tuple[Manifest, bytes]], *, layout: Layout, start: Words | None = None
-) -> Words:
-    """Return the words of one frame, made from a keyframe (or from ``start``) and the deltas after it.
-
-    Args:
-        steps: verified manifests, each starting from the version before it, with this frame's payload.
-        start: the frame's words in the version the first step starts from; None for a keyframe.
-    Raises DamagedFrameError: a payload is not the signed one, or does not make the signed words.
-    WrongBaseError: the steps do not follow from each other in this frame.
-    """
-    span, words = layout.frames[frame], start
-    for manifest, payload in steps:
-        out = np.empty(span.words, np.uint16)
-        make_frame(frame, manifest, payload, base=words, out=out, dtype=span.dtype)
-        words = out
-    if words is None:
-        raise ValueError("a frame cannot be rebuilt from nothing")
-    return words
-
-
 def make_frame(
     frame: int, manifest: Manifest, payload: bytes, *, base: Words | None, out: Words, dtype: Dtype
 ) -> int:
@@ -86,7 +46,7 @@ def make_frame(
     Raises DamagedFrameError: the payload is not the signed one, or does not make the signed words.
     WrongBaseError: ``base`` is not what the payload starts from.
     """
-    check_payload(frame, payload, manifest)
+    manifest.check_payload(frame, payload)
     record = manifest.frames[frame]
     try:
         digest = decode_frame(record.codec, payload, base=base, out=out, dtype=dtype)

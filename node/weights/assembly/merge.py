@@ -4,12 +4,14 @@ The old words are not kept. Those of a frame are rebuilt from the public base mo
 deltas after it, which the store has. Those of the head are in memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+
+import numpy as np
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import rebuild_frame
+from node.weights.assembly.apply import make_frame
 from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, version_root, words_digest
@@ -103,3 +105,24 @@ def stored_version(
             return rebuild_frame(frame, steps, layout=layout, start=start)
 
         yield frame_words
+
+
+def rebuild_frame(
+    frame: int, steps: Sequence[tuple[Manifest, bytes]], *, layout: Layout, start: Words | None = None
+) -> Words:
+    """Return the words of one frame, made from a keyframe (or from ``start``) and the deltas after it.
+
+    Args:
+        steps: verified manifests, each starting from the version before it, with this frame's payload.
+        start: the frame's words in the version the first step starts from; None for a keyframe.
+    Raises DamagedFrameError: a payload is not the signed one, or does not make the signed words.
+    WrongBaseError: the steps do not follow from each other in this frame.
+    """
+    span, words = layout.frames[frame], start
+    for manifest, payload in steps:
+        out = np.empty(span.words, np.uint16)
+        make_frame(frame, manifest, payload, base=words, out=out, dtype=span.dtype)
+        words = out
+    if words is None:
+        raise ValueError("a frame cannot be rebuilt from nothing")
+    return words

@@ -9,33 +9,41 @@
     STEP_PLANES           needed  their steps, byte by byte, in one zstd frame
 
 A step is new - old on the raw bits, modulo the width of an element: integer arithmetic, never floats, so
-every word is reproduced whatever it means. proto/WEIGHTS.md has every field.
+every word is reproduced whatever it means. Planes are the lowest bytes of all elements, then the next ones:
+neighbours have similar high bytes, and a training step changes low bytes only. Steps are in zigzag: z = 2 *
+step, or -2 * step - 1 if it goes down. proto/WEIGHTS.md has every field.
 
 Until its digest is checked a payload may come from a stranger, and afterwards from a faulty learner: every
 count is compared with the words of the frame before it is used.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
 from node.weights.codec.exponent_conditioned import choice
-from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, Delta
-from node.weights.codec.exponent_conditioned.reference import are_finite
-from node.weights.codec.planes import (
-    add_step_planes,
-    encode_planes,
-    encode_step_planes,
-    join_words,
-    split_words,
-    write_planes,
+from node.weights.codec.exponent_conditioned.payload_format import (
+    EXPONENT_SHIFT,
+    BrokenPayloadError,
+    Delta,
 )
+from node.weights.codec.exponent_conditioned.reference import are_finite
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.dtypes import BFLOAT16, Dtype
-from node.weights.format.payload_codec import Codec, payload_limit
+from node.weights.format.manifest import Codec, payload_limit
+
+_Elements = NDArray[np.unsignedinteger[Any]]
+
+_TRAINED_BITS: Final = 12
+"""A change by training costs 4 to 9 bits, exponent-conditioned; above, zstd may find a pattern."""
+_FEW_BITS: Final = 512
+"""Allowance for the other fields of a frame with few changes. zstd's own header is 12 bytes."""
+_LEVEL: Final = 1
+"""zstd level. Exponents and planes that compress do so at any level; the others never do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +58,6 @@ class EncodedFrame:
     """No element is a NaN or an infinity."""
 
 
-_TRAINED_BITS: Final = 12
-"""A change by training costs 4 to 9 bits, exponent-conditioned; above, zstd may find a pattern."""
-_FEW_BITS: Final = 512
-"""Allowance for the other fields of a frame with few changes. zstd's own header is 12 bytes."""
-_LEVEL: Final = 1
-"""zstd level. Exponents compress at any level."""
-
-
 def encode_frame(words: Words, *, base: Words | None, dtype: Dtype = BFLOAT16) -> EncodedFrame:
     """Return ``words`` coded as the smallest payload.
 
@@ -65,17 +65,17 @@ def encode_frame(words: Words, *, base: Words | None, dtype: Dtype = BFLOAT16) -
         base: what the receiver holds, or None.
         dtype: of the elements; decides which codecs are tried, and what is finite.
     """
-    if dtype.element_bytes != 2:
-        codec, payload = _encode_elements(words, base=base, element_bytes=dtype.element_bytes)
-        return EncodedFrame(codec, payload, words_digest(words), dtype.first_not_finite(words) is None)
-    if base is None:
+    if dtype.element_bytes == 2 and base is not None:
+        delta = choice.implementation().encode(words, base=base, limit_bytes=2 * words.size)
+        codec, payload = _smallest(delta, words, base=base)
+        # Coding has found it out for the most common dtype.
+        is_finite = delta.is_finite if dtype is BFLOAT16 else _is_finite(words, dtype)
+        return EncodedFrame(codec, payload, delta.digest, is_finite)
+    if dtype.element_bytes == 2:
         codec, payload = min(_base_free(words), key=_size)
-        return EncodedFrame(codec, payload, words_digest(words), _is_finite(words, dtype))
-    delta = choice.implementation().encode(words, base=base, limit_bytes=2 * words.size)
-    codec, payload = _smallest(delta, words, base=base)
-    # Coding has found it out for the most common dtype.
-    is_finite = delta.is_finite if dtype is BFLOAT16 else _is_finite(words, dtype)
-    return EncodedFrame(codec, payload, delta.digest, is_finite)
+    else:
+        codec, payload = _encode_elements(words, base=base, element_bytes=dtype.element_bytes)
+    return EncodedFrame(codec, payload, words_digest(words), _is_finite(words, dtype))
 
 
 def _is_finite(words: Words, dtype: Dtype) -> bool:
@@ -87,9 +87,8 @@ def _encode_elements(words: Words, *, base: Words | None, element_bytes: int) ->
     if base is not None:
         if np.array_equal(words, base):
             return Codec.UNCHANGED, b""
-        candidates.append(
-            (Codec.STEP_PLANES, encode_step_planes(words, base=base, element_bytes=element_bytes))
-        )
+        steps = encode_step_planes(words, base=base, element_bytes=element_bytes)
+        candidates.append((Codec.STEP_PLANES, steps))
     if min(map(_size, candidates)) > words.size:
         candidates.append((Codec.PLANES, encode_planes(words, element_bytes=element_bytes)))
     return min(candidates, key=_size)
@@ -111,11 +110,41 @@ def _smallest(delta: Delta, words: Words, *, base: Words) -> tuple[Codec, bytes]
 
 
 def _base_free(words: Words) -> list[tuple[Codec, bytes]]:
-    return [(Codec.KEYFRAME, _encode_keyframe(words)), (Codec.RAW, words.tobytes())]
+    rest, exponents = split_words(words)
+    return [(Codec.KEYFRAME, rest + _compress(exponents)), (Codec.RAW, words.tobytes())]
 
 
 def _size(candidate: tuple[Codec, bytes]) -> int:
     return len(candidate[1])
+
+
+def split_words(words: Words) -> tuple[bytes, bytes]:
+    """Return sign and mantissa, which are nearly random, and the exponents: a byte per word each."""
+    rest = ((words >> 8) & 0x80 | words & 0x7F).astype(np.uint8)
+    return rest.tobytes(), (words >> EXPONENT_SHIFT).astype(np.uint8).tobytes()
+
+
+def encode_planes(words: Words, *, element_bytes: int) -> bytes:
+    return _compress_planes(_elements(words, element_bytes))
+
+
+def encode_step_planes(words: Words, *, base: Words, element_bytes: int) -> bytes:
+    """Return the steps from the elements of ``base``, plane by plane."""
+    step = _elements(words, element_bytes) - _elements(base, element_bytes)
+    down = step.view(f"<i{element_bytes}") >> (8 * element_bytes - 1)
+    return _compress_planes((step << 1) ^ down.view(step.dtype))
+
+
+def _elements(words: Words, element_bytes: int) -> _Elements:
+    return words.view(f"<u{element_bytes}")
+
+
+def _compress_planes(elements: NDArray[np.integer[Any]]) -> bytes:
+    return _compress(elements.view(np.uint8).reshape(elements.size, elements.itemsize).T.tobytes())
+
+
+def _compress(plain: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
 
 
 def decode_frame(
@@ -136,65 +165,49 @@ def decode_frame(
         if base is None or base.size != out.size:
             raise ValueError(f"{codec.name} needs a base of {out.size} words")
         if codec is Codec.EXPONENT_CONDITIONED:
-            return _decode_exponent_conditioned(payload, base=base, out=out)
+            try:
+                return choice.implementation().decode(payload, base=base, out=out)
+            except BrokenPayloadError as broken:
+                raise _malformed(codec, str(broken)) from broken
         np.copyto(out, base)
     match codec:
-        case Codec.UNCHANGED:
-            pass
         case Codec.RAW:
             if len(payload) != 2 * out.size:
                 raise _malformed(codec, f"{len(payload)} bytes for {out.size} words")
             out[:] = np.frombuffer(payload, "<u2")
         case Codec.KEYFRAME:
-            return _decode_keyframe(payload, out)
+            if len(payload) < out.size:
+                raise _malformed(codec, f"{len(payload)} bytes for {out.size} words")
+            exponents = _decompress(codec, payload[out.size :], size_bytes=out.size)
+            return choice.implementation().join(payload[: out.size], exponents, out=out)
         case Codec.PLANES:
-            write_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes)
+            _elements(out, dtype.element_bytes)[:] = _decode_planes(codec, payload, out, dtype)
         case Codec.STEP_PLANES:
-            if not add_step_planes(_planes(codec, payload, out), out, element_bytes=dtype.element_bytes):
+            zigzag, elements = _decode_planes(codec, payload, out, dtype), _elements(out, dtype.element_bytes)
+            if not zigzag.any():
                 raise _malformed(codec, "no element changes")
+            elements += (zigzag >> 1) ^ -(zigzag & 1)
     return words_digest(out)
 
 
-def _decode_exponent_conditioned(payload: bytes, *, base: Words, out: Words) -> int:
+def _decode_planes(codec: Codec, payload: bytes, out: Words, dtype: Dtype) -> _Elements:
+    plain = _decompress(codec, payload, size_bytes=2 * out.size)
+    planes = np.frombuffer(plain, np.uint8).reshape(dtype.element_bytes, -1)
+    return planes.T.ravel().view(f"<u{dtype.element_bytes}")
+
+
+def _decompress(codec: Codec, data: bytes, *, size_bytes: int) -> bytes:
+    """Return the content of one zstd frame, which must declare ``size_bytes`` and no larger window."""
     try:
-        return choice.implementation().decode(payload, base=base, out=out)
-    except BrokenPayloadError as broken:
-        raise _malformed(Codec.EXPONENT_CONDITIONED, str(broken)) from broken
-
-
-def _encode_keyframe(words: Words) -> bytes:
-    rest, exponents = split_words(words)
-    return rest + zstandard.ZstdCompressor(level=_LEVEL).compress(exponents)
-
-
-def _decode_keyframe(payload: bytes, out: Words) -> int:
-    if len(payload) < out.size:
-        raise _malformed(Codec.KEYFRAME, f"{len(payload)} bytes for {out.size} words")
-    exponents = _decompress(Codec.KEYFRAME, payload[out.size :], limit_bytes=out.size)
-    if len(exponents) != out.size:
-        raise _malformed(Codec.KEYFRAME, f"{len(exponents)} exponents for {out.size} words")
-    return join_words(payload[: out.size], exponents, out=out)
-
-
-def _planes(codec: Codec, payload: bytes, out: Words) -> bytes:
-    plain = _decompress(codec, payload, limit_bytes=2 * out.size)
-    if len(plain) != 2 * out.size:
-        raise _malformed(codec, f"planes of {len(plain)} bytes for {out.size} words")
-    return plain
-
-
-def _decompress(codec: Codec, data: bytes, *, limit_bytes: int) -> bytes:
-    """Return the content of exactly one zstd frame, after checking the size and window that it declares."""
-    try:
-        promised = zstandard.get_frame_parameters(data)
-        if not 0 <= promised.content_size <= limit_bytes:
+        declared = zstandard.get_frame_parameters(data)
+        if declared.content_size != size_bytes:
+            what = f"a zstd frame of {declared.content_size} bytes, not {size_bytes}"
+            raise _malformed(codec, what)
+        if declared.window_size > max(size_bytes, 1 << zstandard.WINDOWLOG_MIN):
             raise _malformed(
-                codec, f"a zstd frame of {promised.content_size} bytes, at most {limit_bytes} allowed"
+                codec, f"a zstd window of {declared.window_size} bytes, at most {size_bytes} allowed"
             )
-        if promised.window_size > max(limit_bytes, 1 << zstandard.WINDOWLOG_MIN):
-            raise _malformed(
-                codec, f"a zstd window of {promised.window_size} bytes, at most {limit_bytes} allowed"
-            )
+        # It fails unless the content has the declared size.
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise _malformed(codec, f"the zstd frame is broken ({error})") from error

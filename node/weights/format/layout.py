@@ -36,8 +36,6 @@ _EMBEDDING: Final = re.compile(r"embed_tokens|wte|embed_in|word_embeddings")
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor as the model declares it."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str = BFLOAT16.name
@@ -60,8 +58,6 @@ class TensorSpan:
 
 @dataclass(frozen=True, slots=True)
 class FrameSpan:
-    """Where a frame lies in the flat array."""
-
     start_word: int
     words: int
     dtype: Dtype = BFLOAT16
@@ -123,7 +119,7 @@ class Layout:
             _check(spec, previous=previous, frame_words=frame_words)
         tensors: list[TensorSpan] = []
         start = 0
-        for spec in sorted(by_name, key=_dtype_order):
+        for spec in sorted(by_name, key=lambda spec: (-DTYPES[spec.dtype].element_bytes, spec.dtype)):
             dtype = DTYPES[spec.dtype]
             words = dtype.words(math.prod(spec.shape))
             tensors.append(TensorSpan(spec.name, spec.shape, dtype, start, words))
@@ -143,7 +139,6 @@ class Layout:
         return cls(tuple(tensors), tuple(frames), start, _digest(tensors, frame_words))
 
     def tensor_at(self, word: int) -> TensorSpan:
-        """Return the tensor that ``word`` of the flat array belongs to."""
         return self.tensors[self._tensor_number_at(word)]
 
     def base_model(self, frame_digests: Sequence[int]) -> BaseModel:
@@ -171,10 +166,6 @@ class Layout:
 
     def _tensor_number_at(self, word: int) -> int:
         return bisect.bisect_right(self.tensors, word, key=lambda span: span.start_word) - 1
-
-
-def _dtype_order(spec: TensorSpec) -> tuple[int, str]:
-    return -DTYPES[spec.dtype].element_bytes, spec.dtype
 
 
 def _cut_words(frame_words: int, dtype: Dtype) -> int:

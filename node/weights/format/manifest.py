@@ -13,6 +13,7 @@ order: length, signature, structure, run and, by a peer that knows the model, la
 is acceptable (newer than what is held, from a live learner) is decided by ``store.high_water``.
 """
 
+import enum
 import math
 import re
 import struct
@@ -26,7 +27,6 @@ from node.identity.signatures import SigningKey, verify
 from node.policy import NO_BASE, ROOT_BYTES, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.digests import payload_digest, words_check
 from node.weights.format.layout import Layout
-from node.weights.format.payload_codec import Codec, payload_limit
 
 DOMAIN: Final = b"heterorl-manifest-v1\0"
 SIGNATURE_BYTES: Final = 64
@@ -37,6 +37,34 @@ _FRAME: Final = struct.Struct("<I I 16s")
 _CODEC_BITS: Final = 4
 _NO_ROOT: Final = bytes(ROOT_BYTES)
 _EMPTY_DIGEST: Final = payload_digest(b"")
+
+
+class Codec(enum.IntEnum):
+    """How a frame is coded, by ``node.weights.codec.frame_codec``. The numbers are on the wire."""
+
+    UNCHANGED = 0
+    RAW = 1
+    EXPONENT_CONDITIONED = 2
+    KEYFRAME = 3
+    PLANES = 4
+    STEP_PLANES = 5
+
+    @property
+    def needs_base(self) -> bool:
+        return self in (Codec.UNCHANGED, Codec.EXPONENT_CONDITIONED, Codec.STEP_PLANES)
+
+
+def payload_limit(codec: Codec, words: int) -> int:
+    """Return the most payload bytes an honest encoder makes of ``words``: beyond, it falls back to RAW."""
+    return 0 if codec is Codec.UNCHANGED else 2 * words
+
+
+class DamagedFrameError(RefusedError):
+    """A payload is not what the learner signed. Other frames are not in doubt."""
+
+    def __init__(self, frame: int, what: str, *, fix: str = "") -> None:
+        super().__init__(Reason.DAMAGED, f"frame {frame}: {what}", fix=fix)
+        self.frame = frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +80,10 @@ class FrameRecord:
     def makes(self, digest: int) -> bool:
         """Return whether words with this ``words_digest`` are those it makes."""
         return words_check(digest) == self.new_check
+
+    def is_payload(self, payload: bytes) -> bool:
+        """Return whether these are the bytes that the learner signed."""
+        return len(payload) == self.payload_bytes and payload_digest(payload) == self.payload_digest
 
 
 @dataclass(frozen=True)
@@ -81,6 +113,14 @@ class Manifest:
     def policy_version(self) -> PolicyVersion:
         return PolicyVersion(self.version, self.root)
 
+    @property
+    def base(self) -> PolicyVersion:
+        return PolicyVersion(self.base_version, self.base_root)
+
+    def can_start(self, held: PolicyVersion) -> bool:
+        """Return whether a peer that holds this version can apply the artifact."""
+        return self.key.is_keyframe or held == self.base
+
     @cached_property
     def size_bytes(self) -> int:
         """Payload bytes of all frames."""
@@ -89,6 +129,15 @@ class Manifest:
     @property
     def artifact(self) -> Artifact:
         return Artifact(self.key, self.size_bytes)
+
+    def check_payload(self, frame: int, payload: bytes) -> None:
+        """Raise DamagedFrameError unless ``payload`` is what the learner signed for ``frame``."""
+        if not self.frames[frame].is_payload(payload):
+            raise DamagedFrameError(
+                frame,
+                f"{len(payload)} bytes for version {self.version} have another digest than signed",
+                fix="send this frame again",
+            )
 
     def check_layout(self, layout: Layout) -> None:
         """Refuse a manifest made for another model than ``layout`` describes.
@@ -170,29 +219,28 @@ def parse(message: bytes) -> Manifest:
         raise _malformed(f"it has {len(message)} bytes, fewer than its header")
     (
         magic,
-        learner_epoch,
+        epoch,
         version,
         base_version,
         published_at_s,
         layout_digest,
         root,
         base_root,
-        frame_count,
+        frames,
         name_bytes,
     ) = _HEADER.unpack_from(message)
     if magic != _MAGIC:
         raise _malformed("it does not begin with the magic bytes")
-    if not 1 <= frame_count <= limits.FRAMES_PER_ARTIFACT:
+    if not 1 <= frames <= limits.FRAMES_PER_ARTIFACT:
         raise RefusedError(
-            Reason.OVER_LIMIT,
-            f"a manifest has {frame_count} frames, 1 to {limits.FRAMES_PER_ARTIFACT} allowed",
+            Reason.OVER_LIMIT, f"a manifest has {frames} frames, 1 to {limits.FRAMES_PER_ARTIFACT} allowed"
         )
     frames_at = _HEADER.size + name_bytes
-    if len(message) != frames_at + frame_count * _FRAME.size:
-        raise _malformed(f"it has {len(message)} bytes for {frame_count} frames")
+    if len(message) != frames_at + frames * _FRAME.size:
+        raise _malformed(f"it has {len(message)} bytes for {frames} frames")
     manifest = Manifest(
         run_id=message[_HEADER.size : frames_at].decode("ascii", "replace"),
-        learner_epoch=learner_epoch,
+        learner_epoch=epoch,
         layout_digest=layout_digest,
         version=version,
         root=root,

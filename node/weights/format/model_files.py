@@ -85,7 +85,6 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """Yield name, dtype and shape of every tensor in a file."""
     with path.open("rb"):  # for the system's own OSError: that of safetensors has neither number nor path
         try:
             with safe_open(path, framework="numpy") as file:

@@ -8,40 +8,58 @@ in the order of the version they make yields the shortest path.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from node.policy import NO_BASE, Artifact
+from node.policy import NO_BASE, Artifact, ArtifactKey
 
 PUBLIC_VERSION: Final = 0
 """The base model, which every peer has on disk. A peer without weights starts here or at NO_BASE."""
 
 
-def plan(held: int, head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
-    """Return the artifacts to apply, in order, to get from version ``held`` to ``head``.
-
-    The chain has the fewest bytes; among equals, the fewest artifacts. It is empty if ``head`` is held; None
-    if there is no chain, as for any older version.
-    """
-    if head < held:
-        return None
-    return _cheapest((held, NO_BASE), head, artifacts)
-
-
 def plan_catch_up(
     held: int, head: int, artifacts: Iterable[Artifact], *, artifact_cost_bytes: int = 0
 ) -> tuple[Artifact, ...] | None:
-    """Return the cheapest way for a peer that holds ``held`` and has the public base model on disk.
+    """Return the artifacts to apply, in order, to get from version ``held`` to ``head``.
 
-    The first artifact may start from PUBLIC_VERSION although another version is held. Each artifact costs
-    ``artifact_cost_bytes`` besides its bytes: what the peer's link could have carried while it asked. On a
-    long link fewer, larger artifacts are then cheaper.
+    The peer also has the public base model on disk, so the first artifact may start from PUBLIC_VERSION. The
+    chain has the fewest bytes; among equals, the fewest artifacts. It is empty if ``head`` is held; None if
+    there is no chain, as for any older version.
+
+    Args:
+        artifact_cost_bytes: cost of each artifact besides its bytes: what the peer's link could have carried
+            while it asked. On a long link fewer, larger artifacts are then cheaper.
     """
     if head < held:
         return None
-    return _cheapest((held, PUBLIC_VERSION, NO_BASE), head, artifacts, artifact_cost_bytes)
+    # Cost (bytes, artifacts) and last artifact of the cheapest chain to each version reached so far.
+    reached: dict[int, tuple[int, int, Artifact | None]] = dict.fromkeys(
+        (held, PUBLIC_VERSION, NO_BASE), (*price(()), None)
+    )
+    # A tuple is compared five times as fast as a key.
+    for artifact in sorted(artifacts, key=lambda artifact: (artifact.key.version, artifact.key.base_version)):
+        start = reached.get(artifact.key.base_version)
+        if start is None:
+            continue
+        cost = (start[0] + artifact.size_bytes + artifact_cost_bytes, start[1] + 1)
+        best = reached.get(artifact.key.version)
+        if best is None or cost < best[:2]:
+            reached[artifact.key.version] = (*cost, artifact)
+    if head not in reached:
+        return None
+    path: list[Artifact] = []
+    last = reached[head][2]
+    while last is not None:
+        path.append(last)
+        last = reached[last.key.base_version][2]
+    return tuple(reversed(path))
 
 
 def plan_fresh(head: int, artifacts: Iterable[Artifact]) -> tuple[Artifact, ...] | None:
     """Return the cheapest chain to ``head`` for a peer that has only the public base model."""
-    return _cheapest((PUBLIC_VERSION, NO_BASE), head, artifacts)
+    return plan_catch_up(PUBLIC_VERSION, head, artifacts)
+
+
+def start_of(key: ArtifactKey) -> int:
+    """Return the version an artifact belongs after: a keyframe's own, else its base."""
+    return key.version if key.is_keyframe else key.base_version
 
 
 def price(path: Sequence[Artifact]) -> tuple[int, int]:
@@ -83,37 +101,10 @@ def plan_upload(local: Iterable[Artifact], *, remote: Iterable[Artifact], head: 
     has = {artifact.key for artifact in remote}
     lacks = [artifact for artifact in local if artifact.key not in has]
     oldest = min((key.version for key in has if key.is_keyframe), default=NO_BASE)
-    rest = [
-        artifact
-        for artifact in sorted(lacks, key=lambda artifact: artifact.key, reverse=True)
-        if (artifact.key.version if artifact.key.is_keyframe else artifact.key.base_version) >= oldest
-    ]
+    newest_first = sorted(lacks, key=lambda artifact: artifact.key, reverse=True)
+    rest = [artifact for artifact in newest_first if start_of(artifact.key) >= oldest]
     keyframes = [artifact for artifact in rest if artifact.key.is_keyframe]
     from_public = sorted((a for a in local if a.key.base_version == PUBLIC_VERSION), key=lambda a: a.key)
     fresh = [a for a in from_public[-1:] if a.key not in has and a.key.version >= oldest]
     path = upload_path(local, remote=remote, head=head)
     return tuple(dict.fromkeys([*path, *fresh, *keyframes[:1], *rest]))
-
-
-def _cheapest(
-    starts: Iterable[int], head: int, artifacts: Iterable[Artifact], artifact_cost_bytes: int = 0
-) -> tuple[Artifact, ...] | None:
-    # Cost (bytes, artifacts) and last artifact of the cheapest chain to each version reached so far.
-    reached: dict[int, tuple[int, int, Artifact | None]] = {start: (*price(()), None) for start in starts}
-    # A tuple is compared five times as fast as a key.
-    for artifact in sorted(artifacts, key=lambda artifact: (artifact.key.version, artifact.key.base_version)):
-        start = reached.get(artifact.key.base_version)
-        if start is None:
-            continue
-        cost = (start[0] + artifact.size_bytes + artifact_cost_bytes, start[1] + 1)
-        best = reached.get(artifact.key.version)
-        if best is None or cost < best[:2]:
-            reached[artifact.key.version] = (*cost, artifact)
-    if head not in reached:
-        return None
-    path: list[Artifact] = []
-    last = reached[head][2]
-    while last is not None:
-        path.append(last)
-        last = reached[last.key.base_version][2]
-    return tuple(reversed(path))

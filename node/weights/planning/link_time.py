@@ -48,7 +48,6 @@ class Link:
         return replace(self, bytes_per_s=(known + measured) / 2)
 
     def seconds(self, size_bytes: int, *, round_trips: int) -> float:
-        """Return how long a fetch takes."""
         return round_trips * self.round_trip_s + size_bytes / self.bytes_per_s
 
     @property
@@ -74,18 +73,15 @@ class Progress:
     """When the first and the last bytes arrived."""
 
     def signed(self, size_bytes: int, *, now: float) -> None:
-        """Record the manifest."""
         self.signed_at_s, self.size_bytes = now, size_bytes
 
     def arrived(self, size_bytes: int, *, now: float) -> None:
-        """Record arrived bytes."""
         if not self.arrived_bytes:
             self.first_at_s = now
         self.arrived_bytes += size_bytes
         self.last_at_s = now
 
     def silence_s(self, now: float) -> float:
-        """Return for how long nothing has arrived."""
         return now - max(self.began_at_s, self.signed_at_s or 0.0, self.last_at_s)
 
     def remaining_s(self, link: Link, *, size_bytes: int, now: float) -> float:

@@ -12,7 +12,7 @@ most MOST_DROPS fetches before it were in vain.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from node.policy import Announcement, Artifact
@@ -33,50 +33,29 @@ MOST_DROPS: Final = 3
 link is not as measured, and the next fetch is finished."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How fast the head moves, by the learner's clock."""
-
-    number: int = 0
-    published_at_s: float = 0.0
-    version_s: float | None = None
-    """Recent mean of the seconds between two versions; None: not known."""
-
-    def announced(self, announcement: Announcement) -> "Pace":
-        """Return the pace after an announcement."""
-        number, at_s = announcement.head.number, announcement.published_at_s
-        if number <= self.number or at_s <= self.published_at_s:
-            return self
-        if not self.published_at_s:
-            return Pace(number, at_s)
-        measured = (at_s - self.published_at_s) / (number - self.number)
-        known = measured if self.version_s is None else self.version_s
-        return Pace(number, at_s, known + _PACE_WEIGHT * (measured - known))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pursuit:
-    """What is known of the head and the link, and the fetches dropped since a version was taken."""
+    """What is known of the head and the link."""
 
-    pace: Pace = field(default_factory=Pace)
     link: Link = field(default_factory=Link)
+    version_s: float | None = None
+    """Recent mean of the seconds between two versions, by the learner's clock; None: not known."""
     drops_in_a_row: int = 0
+    """Fetches dropped since a version was taken."""
+    _newest: tuple[int, float] = (0, 0.0)
+    """Number of the newest head that tells the pace, and when it was published."""
 
-    def measured(self, link: Link) -> "Pursuit":
-        """Return the pursuit with the link as measured now."""
-        return replace(self, link=link)
-
-    def announced(self, announcement: Announcement) -> "Pursuit":
-        """Return the pursuit after an announcement."""
-        return replace(self, pace=self.pace.announced(announcement))
-
-    def dropped(self) -> "Pursuit":
-        """Return the pursuit after a fetch was dropped."""
-        return replace(self, drops_in_a_row=self.drops_in_a_row + 1)
-
-    def took(self) -> "Pursuit":
-        """Return the pursuit after a version was taken."""
-        return replace(self, drops_in_a_row=0)
+    def announced(self, announcement: Announcement) -> None:
+        """Take the pace of the head from an announcement."""
+        (known_number, known_at_s), number = self._newest, announcement.head.number
+        at_s = announcement.published_at_s
+        if number <= known_number or at_s <= known_at_s:
+            return
+        self._newest = number, at_s
+        if known_at_s:
+            measured = (at_s - known_at_s) / (number - known_number)
+            known = measured if self.version_s is None else self.version_s
+            self.version_s = known + _PACE_WEIGHT * (measured - known)
 
     @property
     def patience_s(self) -> float:
@@ -85,7 +64,7 @@ class Pursuit:
 
     def distance(self, behind_versions: int, *, bound_versions: int) -> str:
         """Describe, in at most 100 characters, how far from the head the link keeps a sampler."""
-        moved = 0.0 if not self.pace.version_s else self.link.round_trip_s / self.pace.version_s
+        moved = 0.0 if not self.version_s else self.link.round_trip_s / self.version_s
         return (
             f"{behind_versions} behind, {moved:.3g} more in a round trip of {self.link.round_trip_s:.2g} s, "
             f"bound {bound_versions}"
@@ -93,10 +72,10 @@ class Pursuit:
 
     def keeps_up(self, path: Sequence[Artifact], *, behind_versions: int) -> bool:
         """Return whether fetching ``path`` one by one at least halves the distance to the head."""
-        if self.pace.version_s is None:
+        if self.version_s is None:
             return True
         took_s = sum(self.link.seconds(artifact.size_bytes, round_trips=ROUND_TRIPS) for artifact in path)
-        return took_s <= _HALF * behind_versions * self.pace.version_s
+        return took_s <= _HALF * behind_versions * self.version_s
 
     def is_worth_finishing(
         self, progress: Progress, artifact: Artifact, *, instead: Artifact | None, now: float

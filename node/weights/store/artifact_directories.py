@@ -39,7 +39,6 @@ class ArtifactDirectories:
         self._public_key = public_key
         self._run_id = run_id
         self._artifacts: dict[ArtifactKey, ArtifactFiles] = {}
-        self._quarantined: set[ArtifactKey] = set()
         if self._scratch.exists():
             shutil.rmtree(self._scratch)
         for directory in (self._complete, self._incoming, self._scratch):
@@ -49,7 +48,6 @@ class ArtifactDirectories:
                 self._load(directory, whole=parent == self._complete)
 
     def __iter__(self) -> Iterator[ArtifactFiles]:
-        """Iterate over all artifacts, complete or not."""
         return iter(self._artifacts.values())
 
     def draft(self) -> Draft:
@@ -57,7 +55,6 @@ class ArtifactDirectories:
         return Draft(self._scratch)
 
     def get(self, key: ArtifactKey) -> ArtifactFiles | None:
-        """Return an artifact, or None if there is none of this key."""
         return self._artifacts.get(key)
 
     def find(self, key: ArtifactKey) -> ArtifactFiles:
@@ -76,7 +73,6 @@ class ArtifactDirectories:
         return {key: a.manifest.artifact for key, a in self._artifacts.items() if self.is_complete(a)}
 
     def is_complete(self, artifact: ArtifactFiles) -> bool:
-        """Return whether an artifact is in ``complete``."""
         return artifact.directory.parent == self._complete
 
     def is_current(self, artifact: ArtifactFiles) -> bool:
@@ -107,16 +103,12 @@ class ArtifactDirectories:
     def complete(self, artifact: ArtifactFiles) -> None:
         """Move a whole artifact, whose payloads are on disk, to ``complete``."""
         artifact.move(self._complete)
-        self._quarantined.discard(artifact.manifest.key)
+        artifact.is_quarantined = False
 
     def quarantine(self, artifact: ArtifactFiles) -> None:
         """Move an artifact back to ``incoming``: a frame is damaged on disk, and is sent again."""
         artifact.move(self._incoming)
-        self._quarantined.add(artifact.manifest.key)
-
-    def is_quarantined(self, key: ArtifactKey) -> bool:
-        """Return whether an artifact was complete and waits for a damaged frame."""
-        return key in self._quarantined
+        artifact.is_quarantined = True
 
     def pop(self, key: ArtifactKey) -> ArtifactFiles:
         """Forget an artifact; ``discard`` removes its files."""
@@ -124,14 +116,12 @@ class ArtifactDirectories:
 
     def discard(self, artifact: ArtifactFiles) -> None:
         """Remove the files of an artifact that was forgotten."""
-        self._quarantined.discard(artifact.manifest.key)
         # By way of scratch/: a directory half removed is never mistaken for an artifact.
         artifact.move(self._scratch)
         # What cannot be removed now is removed at the next start.
         shutil.rmtree(artifact.directory, ignore_errors=True)
 
     def remove(self, key: ArtifactKey) -> None:
-        """Remove an artifact, if there is one of this key."""
         if key in self._artifacts:
             self.discard(self.pop(key))
 

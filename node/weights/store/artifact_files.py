@@ -20,11 +20,11 @@ import numpy as np
 from node import durable
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
-from node.weights.format.digests import payload_digest
 from node.weights.format.manifest import Manifest, verify_signed
 
 _MANIFEST = "manifest"
 _FRAMES = "frames"
+_BEING_MADE = "a version that is being made"
 
 
 class Draft:
@@ -32,7 +32,7 @@ class Draft:
 
     def __init__(self, parent: Path) -> None:
         """Create an empty file in the directory ``parent``. Raises RefusedError: DISK."""
-        with _cannot_be_stored("a version that is being made"):
+        with _cannot_be_stored(_BEING_MADE):
             descriptor, name = tempfile.mkstemp(prefix="draft-", dir=parent)
         self._file = os.fdopen(descriptor, "wb")
         self.path = Path(name)
@@ -40,13 +40,13 @@ class Draft:
 
     def append(self, payload: bytes) -> None:
         """Write the payload of the next frame. Raises RefusedError: DISK."""
-        with _cannot_be_stored("a version that is being made"):
+        with _cannot_be_stored(_BEING_MADE):
             self._file.write(payload)
         self.size_bytes += len(payload)
 
     def finish(self) -> None:
         """Flush and close the file; nothing can be appended any more. Raises RefusedError: DISK."""
-        with _cannot_be_stored("a version that is being made"):
+        with _cannot_be_stored(_BEING_MADE):
             self._file.close()
 
     def close(self) -> None:
@@ -65,6 +65,8 @@ class ArtifactFiles:
         sizes = np.fromiter((frame.payload_bytes for frame in manifest.frames), np.int64)
         self._offsets = np.cumsum(sizes) - sizes
         self._present = sizes == 0
+        self.is_quarantined = False
+        """It was complete, and waits for a frame that was damaged."""
 
     @classmethod
     def create(cls, directory: Path, manifest: Manifest) -> "ArtifactFiles":
@@ -90,10 +92,8 @@ class ArtifactFiles:
             if whole and os.fstat(file.fileno()).st_size == artifact.manifest.size_bytes:
                 artifact._present[:] = True
             else:
-                for frame in range(len(artifact.manifest.frames)):
-                    artifact._present[frame] = artifact._is_intact(
-                        frame, artifact._pread(file.fileno(), frame)
-                    )
+                for frame, record in enumerate(artifact.manifest.frames):
+                    artifact._present[frame] = record.is_payload(artifact._pread(file.fileno(), frame))
         return artifact
 
     @property
@@ -104,7 +104,6 @@ class ArtifactFiles:
         return bool(self._present[frame])
 
     def missing(self) -> tuple[int, ...]:
-        """Return the frames whose payload is missing."""
         return tuple(np.flatnonzero(~self._present).tolist())
 
     def open(self) -> BinaryIO | None:
@@ -121,19 +120,14 @@ class ArtifactFiles:
                 payload = self._pread(file.fileno(), frame)
             except OSError:
                 return None
-        return payload if self._is_intact(frame, payload) else None
+        return payload if self.manifest.frames[frame].is_payload(payload) else None
 
     def write(self, frame: int, payload: bytes) -> None:
         """Write the payload of a frame. It survives a crash once ``sync`` has returned.
 
-        Raises RefusedError: DAMAGED, if it is not the payload that was signed; DISK, if it cannot be written.
+        Raises DamagedFrameError: it is not the payload that was signed. RefusedError: DISK.
         """
-        if not self._is_intact(frame, payload):
-            raise RefusedError(
-                Reason.DAMAGED,
-                f"frame {frame} of version {self.manifest.version} arrived with another digest than signed",
-                fix="send this frame again",
-            )
+        self.manifest.check_payload(frame, payload)
         with _cannot_be_stored(f"frame {frame} of version {self.manifest.version}"):
             descriptor = os.open(self.directory / _FRAMES, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
@@ -166,23 +160,16 @@ class ArtifactFiles:
                 self.directory = target
 
     def forget(self, frame: int) -> None:
-        """Mark a frame as missing."""
         self._present[frame] = False
 
     def sync(self) -> None:
-        """Wait until the payloads are on disk."""
         durable.sync(self.directory / _FRAMES)
 
     def _pread(self, descriptor: int, frame: int) -> bytes:
         return os.pread(descriptor, self.manifest.frames[frame].payload_bytes, int(self._offsets[frame]))
 
-    def _is_intact(self, frame: int, payload: bytes) -> bool:
-        record = self.manifest.frames[frame]
-        return len(payload) == record.payload_bytes and payload_digest(payload) == record.payload_digest
-
 
 def directory_name(key: ArtifactKey) -> str:
-    """Return the name of an artifact's directory."""
     return f"{key.version}-{'key' if key.is_keyframe else key.base_version}"
 
 

@@ -29,7 +29,7 @@ from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
-from node.weights.store.head_file import Head, StoreMark
+from node.weights.store.high_water import HighWater
 from node.weights.store.offers import admit_offer, surplus
 from node.weights.store.readers import Readers
 
@@ -38,25 +38,22 @@ logger = logging.getLogger(__name__)
 _HEAD_FILE: Final = "head.json"
 
 
-class Listeners:
-    """Calls each listener on the notifying thread: a listener must not block."""
+Listener = Callable[[], object]
+"""Called on the thread that makes a change: it must not block."""
 
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[], object]] = []
 
-    @contextmanager
-    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
-        """Call ``listener`` at each ``notify`` for the time of the body."""
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
+@contextmanager
+def _among(listeners: list[Listener], listener: Listener) -> Iterator[None]:
+    listeners.append(listener)
+    try:
+        yield
+    finally:
+        listeners.remove(listener)
 
-    def notify(self) -> None:
-        """Call every listener."""
-        for listener in tuple(self._listeners):
-            listener()
+
+def _notify(listeners: list[Listener]) -> None:
+    for listener in tuple(listeners):
+        listener()
 
 
 class ArtifactStore:
@@ -85,12 +82,12 @@ class ArtifactStore:
         self._awaited: int | None = None
         self._lock = threading.Lock()
         self.readers = Readers(monotonic=monotonic)
-        self._listeners = Listeners()
-        self._frame_listeners = Listeners()
+        self._listeners: list[Listener] = []
+        self._frame_listeners: list[Listener] = []
         self._announcement: Announcement | None = None
         try:
             self._directories = ArtifactDirectories(root, public_key=public_key, run_id=run_id)
-            self._mark = self._load_mark()
+            self._mark = self._loaded_mark()
             self._announce()
         except OSError as error:
             raise StartupError(
@@ -105,9 +102,9 @@ class ArtifactStore:
         """Return the newest version announced; None before the first."""
         return None if self._announcement is None else self._announcement.head
 
-    def listening(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
-        """Call ``listener`` at each change of the announcement, from any thread: it must not block."""
-        return self._listeners.listening(listener)
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        """Call ``listener`` at each change of the announcement."""
+        return _among(self._listeners, listener)
 
     def whole(self) -> tuple[Artifact, ...]:
         """Return every complete artifact, announced or not."""
@@ -119,9 +116,9 @@ class ArtifactStore:
         """Keep a way to a version that slow peers are still to come to; None: to the head alone."""
         self._awaited = version
 
-    def listening_to_frames(self, listener: Callable[[], object]) -> AbstractContextManager[None]:
-        """Call ``listener`` whenever a frame arrives, from any thread: it must not block."""
-        return self._frame_listeners.listening(listener)
+    def listening_to_frames(self, listener: Listener) -> AbstractContextManager[None]:
+        """Call ``listener`` whenever a frame arrives."""
+        return _among(self._frame_listeners, listener)
 
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
         """Announce an offered artifact while its frames arrive, or only once it is complete.
@@ -135,7 +132,7 @@ class ArtifactStore:
             else:
                 self._arriving.discard(key)
             self._announce()
-        self._frame_listeners.notify()
+        _notify(self._frame_listeners)
 
     def has(self, key: ArtifactKey, frame: int) -> bool:
         """Return whether a frame is here. Raises RefusedError: UNKNOWN_VERSION."""
@@ -163,7 +160,7 @@ class ArtifactStore:
         with self._lock, disk_errors_refused(manifest.key):
             artifact = self._directories.find(manifest.key)
             artifact.adopt(draft)
-        self._frame_listeners.notify()
+        _notify(self._frame_listeners)
         self._finish(artifact)
 
     def offer_signed(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
@@ -184,8 +181,9 @@ class ArtifactStore:
             known = self._directories.get(manifest.key)
             if known is None or known.manifest != manifest:
                 retained = [artifact.manifest for artifact in self._directories]
-                forked = admit_offer(manifest, retained=retained, mark=self._mark.high_water)
-                self._raise_epoch(manifest.learner_epoch)
+                forked = admit_offer(manifest, retained=retained, mark=self._mark)
+                if manifest.learner_epoch > self._mark.learner_epoch:
+                    self._save(self._mark.model_copy(update={"learner_epoch": manifest.learner_epoch}))
                 for key in forked:
                     self._directories.remove(key)
                 # The same words coded again: whichever is whole will do.
@@ -205,7 +203,7 @@ class ArtifactStore:
             artifact = self._directories.find(key)
             if not artifact.has(frame):
                 artifact.write(frame, payload)
-        self._frame_listeners.notify()
+        _notify(self._frame_listeners)
         if artifact.is_whole:
             self._finish(artifact)
 
@@ -228,7 +226,7 @@ class ArtifactStore:
         with self._lock:
             artifact = self._directories.find(key)
             is_here = artifact.has(frame)
-            if not is_here and not (key in self._arriving or self._directories.is_quarantined(key)):
+            if not is_here and not (key in self._arriving or artifact.is_quarantined):
                 # Waiting for it could take for ever: a relay may have left it for something newer.
                 raise RefusedError(
                     Reason.UNKNOWN_VERSION,
@@ -288,8 +286,9 @@ class ArtifactStore:
         newest = newest_reachable(visible.values())
         head = self._mark.head
         if newest is not None and (head is None or newest > head.number):
-            head = self._head_of(newest)
-            self._save(StoreMark(learner_epoch=self._mark.learner_epoch, head=head))
+            makers = (manifest for manifest in manifests.values() if manifest.version == newest)
+            self._save(self._mark.after(max(makers, key=lambda manifest: manifest.learner_epoch)))
+            head = self._mark.head
         if head is None:
             return
         goes = surplus(
@@ -310,33 +309,19 @@ class ArtifactStore:
         )
         if announcement != self._announcement:
             self._announcement = announcement
-            self._listeners.notify()
+            _notify(self._listeners)
 
-    def _head_of(self, number: int) -> Head:
-        manifests = (a.manifest for a in self._directories if a.manifest.version == number)
-        manifest = max(manifests, key=lambda manifest: manifest.learner_epoch)
-        return Head(
-            number=number,
-            root=manifest.root.hex(),
-            learner_epoch=manifest.learner_epoch,
-            published_at_s=manifest.published_at_s,
-        )
-
-    def _raise_epoch(self, learner_epoch: int) -> None:
-        if learner_epoch > self._mark.learner_epoch:
-            self._save(StoreMark(learner_epoch=learner_epoch, head=self._mark.head))
-
-    def _save(self, mark: StoreMark) -> None:
+    def _save(self, mark: HighWater) -> None:
         mark.save(self._root / _HEAD_FILE)
         self._mark = mark
 
-    def _load_mark(self) -> StoreMark:
+    def _loaded_mark(self) -> HighWater:
         try:
-            return StoreMark.load(self._root / _HEAD_FILE)
+            return HighWater.load(self._root / _HEAD_FILE)
         except ValueError as error:
             logger.warning(
                 "the mark of the store is damaged; taken from what is retained",
                 extra={"error": str(error)},
             )
             epochs = (artifact.manifest.learner_epoch for artifact in self._directories)
-            return StoreMark(learner_epoch=max(epochs, default=0))
+            return HighWater(learner_epoch=max(epochs, default=0))

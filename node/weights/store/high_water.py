@@ -3,7 +3,7 @@
 A signature says who made a version, not when. Someone who keeps old manifests could serve them
 again (replay, rollback), and a learner restored from an old checkpoint could make version n twice
 (fork). Version numbers grow within a run, and the epoch grows with every start of the learner, so a
-mark that survives restarts detects all three.
+mark that survives restarts, and the loss of every artifact, detects all three.
 
     older epoch                         FENCED     a second learner, or one that was rolled back
     older version, whatever the epoch   ROLLBACK
@@ -11,21 +11,42 @@ mark that survives restarts detects all three.
     same version, same root             accepted: it is what we have
 """
 
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from node import durable
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
+from node.weights.format.manifest import Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class HighWater:
-    """The newest epoch and version seen; ``HighWater()``: none. Persist it before acting on it."""
+class Head(BaseModel):
+    """The newest version accepted."""
 
-    learner_epoch: int = 0
-    head: PolicyVersion | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def admit(self, *, learner_epoch: int, version: PolicyVersion) -> "HighWater":
-        """Return the mark after accepting ``version``. Raises RefusedError: FENCED or ROLLBACK."""
+    number: int = Field(ge=0)
+    root: str = Field(pattern=r"^[0-9a-f]{32}$")
+    learner_epoch: int = Field(ge=0)
+    published_at_s: float = Field(ge=0)
+
+    @property
+    def policy_version(self) -> PolicyVersion:
+        return PolicyVersion(self.number, bytes.fromhex(self.root))
+
+
+class HighWater(BaseModel):
+    """The newest epoch and version seen; ``HighWater()``: none. Save it before acting on it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learner_epoch: int = Field(default=0, ge=0)
+    head: Head | None = None
+
+    def check(self, *, learner_epoch: int, version: PolicyVersion) -> None:
+        """Refuse what the mark rules out. Raises RefusedError: FENCED or ROLLBACK."""
         if learner_epoch < self.learner_epoch:
             raise RefusedError(
                 Reason.FENCED,
@@ -33,16 +54,42 @@ class HighWater:
                 f"but epoch {self.learner_epoch} was seen",
                 fix="stop the older learner",
             )
-        if self.head is not None and version.number < self.head.number:
+        if self.head is None or version.number > self.head.number:
+            return
+        if version.number < self.head.number:
             raise RefusedError(
                 Reason.ROLLBACK,
                 f"version {version.number} is older than version {self.head.number}, which was seen before",
             )
-        if self.head is not None and version.number == self.head.number and version.root != self.head.root:
+        if version.root.hex() != self.head.root:
             raise RefusedError(
                 Reason.ROLLBACK,
                 f"version {version.number} has root {version.root.hex()}, "
-                f"but was seen before with root {self.head.root.hex()}",
+                f"but was seen before with root {self.head.root}",
                 fix="restore the learner from its newest checkpoint",
             )
-        return HighWater(learner_epoch, version)
+
+    def after(self, manifest: Manifest) -> "HighWater":
+        """Return the mark with the manifest's version as the head; the epoch does not go back."""
+        head = Head(
+            number=manifest.version,
+            root=manifest.root.hex(),
+            learner_epoch=manifest.learner_epoch,
+            published_at_s=manifest.published_at_s,
+        )
+        return HighWater(learner_epoch=max(self.learner_epoch, manifest.learner_epoch), head=head)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the mark; return an empty one if there is no file.
+
+        Raises ValueError: the file is damaged. OSError: it cannot be read.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return cls()
+
+    def save(self, path: Path) -> None:
+        """Replace the file. The mark is on disk when this returns."""
+        durable.write(path, self.model_dump_json().encode())

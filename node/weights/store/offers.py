@@ -5,7 +5,7 @@ from collections.abc import Iterable, Set
 from node.errors import Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest
-from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh, start_of
 from node.weights.store.high_water import HighWater
 
 
@@ -25,7 +25,7 @@ def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWate
     Raises RefusedError: FENCED or ROLLBACK.
     """
     epochs_of_others: dict[ArtifactKey, int] = {}
-    is_known = mark.head == offer.policy_version
+    is_known = mark.head is not None and mark.head.policy_version == offer.policy_version
     for manifest in retained:
         for number, root in (
             (manifest.version, manifest.root),
@@ -37,7 +37,7 @@ def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWate
                     epochs_of_others[manifest.key] = manifest.learner_epoch
     if not epochs_of_others:
         if not is_known:
-            mark.admit(learner_epoch=offer.learner_epoch, version=offer.policy_version)
+            mark.check(learner_epoch=offer.learner_epoch, version=offer.policy_version)
         return frozenset()
     newest_other = max(epochs_of_others.values())
     if offer.learner_epoch < newest_other:
@@ -68,26 +68,14 @@ def surplus(
     there is kept too.
     """
     artifacts = tuple(complete)
-    oldest = _oldest_kept((artifact.key for artifact in artifacts), retained_keyframes=retained_keyframes)
-    kept = [artifact for artifact in artifacts if _start(artifact.key) >= oldest]
-    kept += newest_from_public(artifacts, retained_keyframes, oldest=oldest)
+    keyframes = sorted(
+        (artifact.key.version for artifact in artifacts if artifact.key.is_keyframe), reverse=True
+    )
+    oldest = keyframes[retained_keyframes - 1] if len(keyframes) >= retained_keyframes else 0
+    kept = [artifact for artifact in artifacts if start_of(artifact.key) >= oldest]
+    from_public = [a for a in artifacts if a.key.base_version == PUBLIC_VERSION and a.key.version >= oldest]
+    kept += sorted(from_public, key=lambda artifact: artifact.key)[-retained_keyframes:]
     for version in wanted:
         if version is not None and plan_fresh(version, kept) is None:
             kept += plan_fresh(version, artifacts) or ()
     return {artifact.key for artifact in artifacts} - {artifact.key for artifact in kept}
-
-
-def newest_from_public(artifacts: Iterable[Artifact], count: int, *, oldest: int) -> list[Artifact]:
-    """Return the ``count`` newest deltas from the public base model to ``oldest`` or a later version."""
-    from_public = [a for a in artifacts if a.key.base_version == PUBLIC_VERSION and a.key.version >= oldest]
-    return sorted(from_public, key=lambda artifact: artifact.key)[-count:]
-
-
-def _oldest_kept(complete: Iterable[ArtifactKey], *, retained_keyframes: int) -> int:
-    """Return the oldest version a kept artifact may start from; 0 while there are too few keyframes."""
-    keyframes = sorted((key.version for key in complete if key.is_keyframe), reverse=True)
-    return keyframes[retained_keyframes - 1] if len(keyframes) >= retained_keyframes else 0
-
-
-def _start(key: ArtifactKey) -> int:
-    return key.version if key.is_keyframe else key.base_version

@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 
 class Readers:
-    """The readers of one store."""
-
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Begin without readers; lingering is measured by the clock ``monotonic``, seconds."""
         self._monotonic = monotonic

@@ -1,6 +1,6 @@
 """Asks for an artifact before it exists, of the source that delivers best.
 
-    ask -> wait for the learner -> manifest, verified -> ``Pushed``: its first frames are on their way
+    ask -> wait for the learner -> manifest, verified -> its first frames are on their way
      ^          |
      `-- backoff: link cut, source draining
 
@@ -11,18 +11,18 @@ not come or is not wanted.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
-from heterorl.v1 import policy_pb2
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.ranges import ChunkStream
+from node.weights.transfer.payload_order import pushed_frames
+from node.weights.transfer.ranges import ChunkStream, Range
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Sources
 
@@ -32,17 +32,6 @@ PATIENCE_S: Final = 1.0
 """How long an announcement may arrive before the artifact: they are sent together, on two connections."""
 
 Verify = Callable[[bytes], Awaitable[Manifest]]
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """An artifact whose first frames are on their way."""
-
-    manifest: Manifest
-    stream: ChunkStream
-    source: str
-    artifact_cost_bytes: int
-    """As in the request: it decides whether a keyframe's frames are on their way too."""
 
 
 class ArtifactPrefetch:
@@ -66,13 +55,13 @@ class ArtifactPrefetch:
         self._sources = sources
         self._verify = verify
         self._random = random
-        self._pushed: Pushed | None = None
+        self._pushed: tuple[Manifest, Range] | None = None
+        """The answer, and its first frames, perhaps none, which are on their way."""
         self._settled = asyncio.Event()
         self._task = tasks.create_task(self._ask_until_answered())
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether an answer may still come."""
         return not self._settled.is_set()
 
     @property
@@ -80,40 +69,31 @@ class ArtifactPrefetch:
         """Return whether there is no answer, and none may still come."""
         return not self.is_waiting and self._pushed is None
 
-    async def artifact(self, *, patience_s: float) -> Artifact | None:
-        """Return the artifact that comes; None: nothing comes in time."""
-        await wait_at_most(self._settled, patience_s)
-        return None if self._pushed is None else self._pushed.manifest.artifact
+    async def answer(self, *, patience_s: float | None = None) -> Manifest | None:
+        """Return the manifest of the artifact that comes; None: none comes in time, by default PATIENCE_S."""
+        await wait_at_most(self._settled, PATIENCE_S if patience_s is None else patience_s)
+        return None if self._pushed is None else self._pushed[0]
 
-    async def answer(self, key: ArtifactKey) -> Pushed | None:
-        """Return the answer if it is the announced artifact ``key``; None: it is another, or none comes."""
-        if key.version <= self.held_version:
+    def take(self, manifest: Manifest) -> Range | None:
+        """Return the range of frames that is on its way, once."""
+        if self._pushed is None or self._pushed[0] != manifest:
             return None
-        await wait_at_most(self._settled, PATIENCE_S)
-        return self._pushed if self._pushed is not None and self._pushed.manifest.key == key else None
-
-    def take(self, manifest: Manifest) -> Pushed | None:
-        """Return the answer with its stream of frames, once."""
-        pushed = self._pushed
-        if pushed is None or pushed.manifest != manifest:
-            return None
-        self._pushed = None
-        return pushed
+        (_, span), self._pushed = self._pushed, None
+        return span
 
     def cancel(self) -> None:
-        """Cancel the request and drop its answer."""
         self._task.cancel()
         if self._pushed is not None:
-            self._pushed.stream.cancel()
+            self._pushed[1].cancel_stream()
             self._pushed = None
 
     async def _ask_until_answered(self) -> None:
         backoff = Backoff(self._random)
         try:
             while self._pushed is None:
-                source = self._sources.preferred()
+                source, stub = self._sources.preferred()
                 try:
-                    self._pushed = await self._ask(source)
+                    self._pushed = await self._ask(source, stub)
                 except ConnectionLost as lost:
                     logger.debug("prefetch interrupted", extra={"source": source, "error": str(lost)})
                 except RefusedError as refused:
@@ -127,14 +107,16 @@ class ArtifactPrefetch:
         finally:
             self._settled.set()
 
-    async def _ask(self, source: str) -> Pushed:
+    async def _ask(
+        self, source: str, stub: "policy_pb2_grpc.PolicyServiceAsyncStub"
+    ) -> tuple[Manifest, Range]:
         request = policy_pb2.AwaitArtifactRequest(
             held_version=self.held_version,
             most_bytes=limits.PUSH_BYTES,
             artifact_cost_bytes=self._artifact_cost_bytes,
         )
         asked_at_s = time.monotonic()
-        stream: ChunkStream = self._sources.standing_stub(source).AwaitArtifact(request)
+        stream: ChunkStream = stub.AwaitArtifact(request)
         try:
             with classified():
                 message = await stream.read()
@@ -145,4 +127,7 @@ class ArtifactPrefetch:
         except BaseException:
             stream.cancel()
             raise
-        return Pushed(manifest, stream, source, self._artifact_cost_bytes)
+        frames = pushed_frames(
+            manifest, most_bytes=limits.PUSH_BYTES, artifact_cost_bytes=self._artifact_cost_bytes
+        )
+        return manifest, Range(deque(frames), source=source, stream=stream)

@@ -11,7 +11,8 @@ artifact out of the next announcement, so it is planned again, and the answer to
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar, Final
 
 import grpc.aio
 
@@ -36,34 +37,27 @@ OFFER_TIMEOUT_S: Final = 60.0
 STALL_S: Final = 20.0
 
 
+@dataclass(eq=False)
 class ArtifactUploader:
     """A service of the learner. It listens to the store and to the hub."""
 
-    def __init__(
-        self,
-        store: ArtifactStore,
-        *,
-        control: grpc.aio.Channel,
-        bulk: Sequence[grpc.aio.Channel],
-        metrics: TransferMetrics,
-        random: Callable[[], float],
-    ) -> None:
-        """Upload from ``store``; frames are spread over the ``bulk`` channels, at least one."""
-        self._store = store
-        self._control = control
-        self._bulk = [policy_pb2_grpc.PolicyServiceStub(channel) for channel in bulk]
-        self._metrics = metrics
-        self._random = random
-        self._changed = asyncio.Event()
-        self._remote: tuple[Artifact, ...] = ()
-        self._sent: set[ArtifactKey] = set()
-        """Uploaded since the last announcement, which does not name them yet."""
-        self._refused: set[ArtifactKey] = set()
-        """Older versions the hub refused. If it refuses the newest, the learner ends."""
+    store: ArtifactStore
+    _: KW_ONLY
+    control: grpc.aio.Channel
+    bulk: Sequence[grpc.aio.Channel]
+    """At least one; frames are spread over them."""
+    metrics: TransferMetrics
+    random: Callable[[], float]
+    name: ClassVar = "policy upload"
+    _remote: tuple[Artifact, ...] = field(default=(), init=False)
+    _sent: set[ArtifactKey] = field(default_factory=set, init=False)
+    """Uploaded since the last announcement, which does not name them yet."""
+    _refused: set[ArtifactKey] = field(default_factory=set, init=False)
+    """Older versions the hub refused. If it refuses the newest, the learner ends."""
 
-    @property
-    def name(self) -> str:
-        return "policy upload"
+    def __post_init__(self) -> None:
+        self._stubs = [policy_pb2_grpc.PolicyServiceStub(channel) for channel in self.bulk]
+        self._changed = asyncio.Event()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Upload until ``stopping``. What is left then is on disk for the next start.
@@ -72,7 +66,7 @@ class ArtifactUploader:
         took over; ROLLBACK: another policy has the number of its newest.
         """
         loop = asyncio.get_running_loop()
-        with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):
+        with self.store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):
             async with side_by_side() as group:
                 tasks = [group.create_task(self._watch()), group.create_task(self._supply())]
                 ready()
@@ -81,16 +75,16 @@ class ArtifactUploader:
                     task.cancel()
 
     async def _watch(self) -> None:
-        async for announcement in watch_versions(self._control, random=self._random):
+        async for announcement in watch_versions(self.control, random=self.random):
             self._remote = announcement.artifacts
             self._sent.clear()
             self._changed.set()
 
     async def _supply(self) -> None:
-        backoff = Backoff(self._random)
+        backoff = Backoff(self.random)
         while True:
             self._changed.clear()
-            local = self._store.announcement()
+            local = self.store.announcement()
             wanted = () if local is None else self._wanted(local)
             if local is None or not wanted:
                 await self._changed.wait()
@@ -121,14 +115,14 @@ class ArtifactUploader:
             if frames:
                 await self._upload(artifact.key, frames)
             self._sent.add(artifact.key)
-            if self._store.announcement() != local:
+            if self.store.announcement() != local:
                 return
 
     async def _offer(self, key: ArtifactKey, local: Announcement) -> tuple[int, ...]:
-        manifest = await asyncio.to_thread(self._store.manifest, key)
+        manifest = await asyncio.to_thread(self.store.manifest, key)
         request = policy_pb2.OfferArtifactRequest(signed_manifest=manifest.signed)
         try:
-            answer = await call(self._bulk[0].OfferArtifact, request, timeout_s=OFFER_TIMEOUT_S)
+            answer = await call(self._stubs[0].OfferArtifact, request, timeout_s=OFFER_TIMEOUT_S)
         except RefusedError as error:
             if error.reason is not Reason.ROLLBACK or key.version == local.head.number:
                 raise
@@ -140,10 +134,10 @@ class ArtifactUploader:
         return tuple(answer.missing_frames)
 
     async def _upload(self, key: ArtifactKey, frames: Sequence[int]) -> None:
-        with self._store.lease(key):
+        with self.store.lease(key):
             async with side_by_side() as group:
-                for number, stub in enumerate(self._bulk):
-                    if share := frames[number :: len(self._bulk)]:
+                for number, stub in enumerate(self._stubs):
+                    if share := frames[number :: len(self._stubs)]:
                         group.create_task(self._send(stub, key, share))
         logger.info(
             "uploaded",
@@ -158,7 +152,7 @@ class ArtifactUploader:
         try:
             with classified():
                 for frame in frames:
-                    payload = await asyncio.to_thread(self._store.read_payload, key, frame)
+                    payload = await asyncio.to_thread(self.store.read_payload, key, frame)
                     for offset in range(0, len(payload), limits.CHUNK_BYTES):
                         data = payload[offset : offset + limits.CHUNK_BYTES]
                         async with asyncio.timeout(STALL_S):
@@ -167,7 +161,7 @@ class ArtifactUploader:
                                     key=wire_key, frame=frame, offset_bytes=offset, data=data
                                 )
                             )
-                        self._metrics.count_sent(key, len(data))
+                        self.metrics.count_sent(key, len(data))
                 await stream.done_writing()
                 async with asyncio.timeout(OFFER_TIMEOUT_S):
                     await stream

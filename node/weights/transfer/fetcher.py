@@ -10,53 +10,60 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final, Protocol
 
 from heterorl.v1 import policy_pb2
-from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import side_by_side
+from node.weights.assembly.apply import WrongBaseError
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Link, Progress
 from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
-from node.weights.transfer.attempts import Attempts
 from node.weights.transfer.lane import FetchLimits, Lane, NotTakenError
-from node.weights.transfer.payload_order import fetch_order, pushed_frames
-from node.weights.transfer.ranges import PausedTransfers, PutFrame, Range, Transfer, Unasked
-from node.weights.transfer.sources import Sources
+from node.weights.transfer.payload_order import fetch_order
+from node.weights.transfer.ranges import PausedTransfers, PutFrame, Transfer, Unasked
+from node.weights.transfer.sources import Attempts, Sources
 from node.wire.policies import artifact_key_to_wire
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
 
 
+class Assembly(Protocol):
+    """A version being assembled. Called in threads."""
+
+    def take_held(self) -> tuple[int, ...]:
+        """Use what the base has already; return the unchanged frames that are wrong there."""
+
+    def missing(self) -> tuple[int, ...]:
+        """Return the frames whose payload is still needed."""
+
+    def put(self, frame: int, payload: bytes) -> None:
+        """Apply a payload. Raises DamagedFrameError or WrongBaseError."""
+
+
+@dataclass(eq=False)
 class Fetcher:
     """Fetches one artifact after the other, and measures the link by them."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        *,
-        public_key: bytes,
-        run_id: str,
-        metrics: TransferMetrics,
-        random: Callable[[], float],
-        limits: FetchLimits | None = None,
-    ) -> None:
-        self._sources = sources
-        self._public_key = public_key
-        self._run_id = run_id
-        self._metrics = metrics
-        self._random = random
-        self._limits = limits or FetchLimits()
-        self._prefetch: ArtifactPrefetch | None = None
-        self.link = Link()
-        """As measured by what was fetched."""
-        self.progress = Progress(time.monotonic())
-        """Progress of the fetch under way, or of the last one."""
-        self._paused = PausedTransfers(metrics)
+    sources: Sources
+    _: KW_ONLY
+    public_key: bytes
+    run_id: str
+    metrics: TransferMetrics
+    random: Callable[[], float]
+    limits: FetchLimits = field(default_factory=FetchLimits)
+    link: Link = field(default_factory=Link, init=False)
+    """As measured by what was fetched."""
+    progress: Progress = field(default_factory=lambda: Progress(time.monotonic()), init=False)
+    """Progress of the fetch under way, or of the last one."""
+    _prefetch: ArtifactPrefetch | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._paused = PausedTransfers(self.metrics)
 
     def prefetch(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
         """Ask in advance for what comes after a version, in a task of ``tasks``, instead of an earlier one.
@@ -71,10 +78,10 @@ class Fetcher:
         self._prefetch = ArtifactPrefetch(
             held_version,
             artifact_cost_bytes=artifact_cost_bytes,
-            sources=self._sources,
+            sources=self.sources,
             verify=self._verify,
             answered=self._answered,
-            random=self._random,
+            random=self.random,
             tasks=tasks,
         )
 
@@ -89,7 +96,8 @@ class Fetcher:
         if prefetch is None or prefetch.held_version != held_version or prefetch.is_spent:
             self.prefetch(held_version, tasks, artifact_cost_bytes=self.link.artifact_cost_bytes)
         assert self._prefetch is not None
-        return await self._prefetch.artifact(patience_s=patience_s)
+        manifest = await self._prefetch.answer(patience_s=patience_s)
+        return None if manifest is None else manifest.artifact
 
     def give_up(self) -> None:
         """Record that the fetch under way is dropped: a link silent for so long may be that long."""
@@ -102,9 +110,12 @@ class Fetcher:
         is the manifest of another artifact. ConnectionLost: after ``FetchLimits.attempts``.
         """
         self.progress = Progress(time.monotonic())
-        pushed = None if self._prefetch is None else await self._prefetch.answer(key)
-        manifest = await self._asked_manifest(key) if pushed is None else pushed.manifest
-        self._sources.signed(manifest)
+        manifest = None
+        if self._prefetch is not None and key.version > self._prefetch.held_version:
+            manifest = await self._prefetch.answer()
+        if manifest is None or manifest.key != key:
+            manifest = await self._asked_manifest(key)
+        self.sources.signed(manifest)
         self.progress.signed(manifest.size_bytes, now=time.monotonic())
         return manifest
 
@@ -115,13 +126,13 @@ class Fetcher:
         RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
         ConnectionLost: after ``attempts`` in a row without a byte.
         """
-        connections = self._sources.connections(self._attempts(manifest.key).names())
-        lanes = min(self._limits.streams * connections, self._limits.most_streams)
+        connections = self.sources.connections(self._attempts(manifest.key).names())
+        lanes = min(self.limits.streams * connections, self.limits.most_streams)
         frames = [frame for frame in frames if manifest.frames[frame].payload_bytes]
         transfer = self._paused.take(manifest, frames, put)
         transfer = transfer or self._begun(manifest, frames, put, lanes=lanes)
         left_bytes = transfer.unasked.left_bytes
-        most_ranges = len(transfer.waiting) + -(-left_bytes // self._limits.least_range_bytes)
+        most_ranges = len(transfer.waiting) + -(-left_bytes // self.limits.least_range_bytes)
         try:
             async with side_by_side() as group:
                 for _ in range(min(lanes, most_ranges)):
@@ -135,48 +146,67 @@ class Fetcher:
             took_s = self.progress.last_at_s - self.progress.first_at_s
             self.link = self.link.carried(self.progress.arrived_bytes, took_s=took_s)
 
+    async def fetch_into(self, assembly: Assembly, manifest: Manifest) -> None:
+        """Fetch the frames that ``assembly`` lacks of the manifest's version.
+
+        Raises RefusedError: WRONG_BASE: the base is not what it claims to be, once every other frame is
+        fetched; others as ``fetch``. ConnectionLost: as ``fetch``.
+        """
+        wrong = set(await asyncio.to_thread(assembly.take_held))
+
+        def put(frame: int, payload: bytes) -> None:
+            started_s = time.perf_counter()
+            try:
+                assembly.put(frame, payload)
+            except WrongBaseError:
+                wrong.add(frame)
+            else:
+                codec = manifest.frames[frame].codec.name.lower()
+                self.metrics.count_applied_frame(codec, took_s=time.perf_counter() - started_s)
+
+        started_s = time.perf_counter()
+        await self.fetch(manifest, [frame for frame in assembly.missing() if frame not in wrong], put)
+        self.metrics.count_fetch(manifest.key, took_s=time.perf_counter() - started_s)
+        if wrong:
+            raise RefusedError(
+                Reason.WRONG_BASE,
+                f"{len(wrong)} held frames are not what version {manifest.version} needs",
+                fix="start from a keyframe or from the public base model",
+            )
+
     def _lane(self, transfer: Transfer, *, lanes: int) -> Lane:
         return Lane(
             transfer,
-            sources=self._sources,
+            sources=self.sources,
             attempts=self._attempts(transfer.key),
             arrived=lambda size_bytes: self.progress.arrived(size_bytes, now=time.monotonic()),
-            metrics=self._metrics,
-            limits=self._limits,
+            metrics=self.metrics,
+            limits=self.limits,
             lanes=lanes,
         )
 
     def _begun(self, manifest: Manifest, frames: Sequence[int], put: PutFrame, *, lanes: int) -> Transfer:
-        waiting = self._pushed(manifest, frames)
-        pushed = {frame for span in waiting for frame in span.frames}
-        rest = [frame for frame in frames if frame not in pushed]
+        pushed = None if self._prefetch is None else self._prefetch.take(manifest)
+        coming = set() if pushed is None else set(pushed.frames)
+        if pushed is not None and not (coming and coming.issubset(frames)):
+            pushed.cancel_stream()
+            pushed, coming = None, set()
+        rest = [frame for frame in frames if frame not in coming]
         unasked = Unasked(
             manifest,
             fetch_order(manifest, rest) if lanes > 1 else rest,
-            part_bytes=self._limits.part_bytes if lanes > 1 else None,
+            part_bytes=self.limits.part_bytes if lanes > 1 else None,
         )
-        return Transfer(manifest, put, waiting, unasked)
-
-    def _pushed(self, manifest: Manifest, frames: Iterable[int]) -> deque[Range]:
-        """Return the frames that are on their way, if all of them are wanted."""
-        pushed = None if self._prefetch is None else self._prefetch.take(manifest)
-        if pushed is None:
-            return deque()
-        cost_bytes = pushed.artifact_cost_bytes
-        coming = pushed_frames(manifest, most_bytes=limits.PUSH_BYTES, artifact_cost_bytes=cost_bytes)
-        if not coming or not set(coming).issubset(frames):
-            pushed.stream.cancel()
-            return deque()
-        return deque([Range(deque(coming), source=pushed.source, stream=pushed.stream)])
+        return Transfer(manifest, put, deque() if pushed is None else deque([pushed]), unasked)
 
     def _attempts(self, key: ArtifactKey) -> Attempts:
-        backoff = Backoff(self._random, cap_s=self._limits.longest_wait_s)
-        return Attempts(key, sources=self._sources, per_source=self._limits.attempts, backoff=backoff)
+        backoff = Backoff(self.random, cap_s=self.limits.longest_wait_s)
+        return Attempts(key, sources=self.sources, per_source=self.limits.attempts, backoff=backoff)
 
     async def _asked_manifest(self, key: ArtifactKey) -> Manifest:
         attempts = self._attempts(key)
         while True:
-            name = self._sources.scores.choose(attempts.names())
+            name = self.sources.scores.choose(attempts.names())
             try:
                 return await self._manifest_from(name, key)
             except (ConnectionLost, RefusedError) as error:
@@ -186,7 +216,7 @@ class Fetcher:
         request = policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key))
         asked_at_s = time.monotonic()
         try:
-            with self._sources.lane(name) as stub:
+            with self.sources.lane(name) as stub:
                 answer = await call(stub.GetManifest, request, timeout_s=_MANIFEST_TIMEOUT_S)
         except RefusedError:
             self._answered(time.monotonic() - asked_at_s)
@@ -201,6 +231,4 @@ class Fetcher:
         self.link = self.link.answered(took_s)
 
     async def _verify(self, signed: bytes) -> Manifest:
-        return await asyncio.to_thread(
-            verify_signed, signed, public_key=self._public_key, run_id=self._run_id
-        )
+        return await asyncio.to_thread(verify_signed, signed, public_key=self.public_key, run_id=self.run_id)

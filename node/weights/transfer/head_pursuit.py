@@ -62,16 +62,14 @@ class HeadPursuit:
 
     def distance(self, behind_versions: int, *, bound_versions: int) -> str:
         """Return, for people, how far from the head the link keeps this follower."""
-        pursuit = self._pursuit.measured(self._fetcher.link)
-        return pursuit.distance(behind_versions, bound_versions=bound_versions)
+        self._pursuit.link = self._fetcher.link
+        return self._pursuit.distance(behind_versions, bound_versions=bound_versions)
 
     def announced(self, announcement: Announcement) -> None:
-        """Record an announcement: it tells how fast the head moves."""
-        self._pursuit = self._pursuit.announced(announcement)
+        self._pursuit.announced(announcement)
 
     def took(self) -> None:
-        """Record a version that was taken."""
-        self._pursuit = self._pursuit.took()
+        self._pursuit.drops_in_a_row = 0
 
     async def next_artifact(self, look: Look, tasks: asyncio.TaskGroup) -> Artifact | None:
         """Return what to fetch now; None: nothing.
@@ -80,7 +78,7 @@ class HeadPursuit:
         """
         position = await look()
         path = position.path()
-        self._pursuit = self._pursuit.measured(self._fetcher.link)
+        self._pursuit.link = self._fetcher.link
         if not path or self._pursuit.keeps_up(path, behind_versions=position.behind_versions):
             return position.next_artifact()
         patience_s = self._pursuit.patience_s
@@ -116,7 +114,7 @@ class HeadPursuit:
                 position = await look()
                 if is_interrupted(position) or self._is_superseded(artifact, position):
                     self._fetcher.give_up()
-                    self._pursuit = self._pursuit.dropped()
+                    self._pursuit.drops_in_a_row += 1
                     return None
         finally:
             task.cancel()
@@ -127,6 +125,7 @@ class HeadPursuit:
         instead = position.next_artifact()
         if instead is None or instead.key == artifact.key or not position.is_useless(artifact.key):
             return False
-        return not self._pursuit.measured(self._fetcher.link).is_worth_finishing(
+        self._pursuit.link = self._fetcher.link
+        return not self._pursuit.is_worth_finishing(
             self._fetcher.progress, artifact, instead=instead, now=self._monotonic()
         )

@@ -1,4 +1,4 @@
-"""The ranges of one fetch: those waiting for a lane, those being read, and what has arrived of them.
+"""The ranges of one fetch: those waiting for a lane, those being read, and the payloads they have brought.
 
 unasked --cut--> waiting --take--> read by one lane --all of it arrived--> gone
                     ^                 |        |
@@ -9,7 +9,7 @@ so that a relay can verify and forward it after a fraction of a second on any li
 """
 
 import asyncio
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,9 +18,11 @@ import grpc.aio
 
 from node import limits
 from node.policy import ArtifactKey
-from node.rpc.channel import ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
+from node.weights.transfer.sources import LyingSourceError
+
+_SMALL_BYTES: Final = 4096
 
 _MOST_PAUSED: Final = 2
 """A relay interrupts a keyframe for every new step. Each transfer holds its ranges and partial frames."""
@@ -32,34 +34,26 @@ PutFrame = Callable[[int, bytes], None]
 """Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
 
 
-class LyingSourceError(ConnectionLost):
-    """A source sent what it was not asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A payload, or the part of one that a range covers; not verified yet."""
+    """A payload, whole; not verified yet."""
 
     frame: int
     payload: bytes
     senders: frozenset[str]
     """The sources of these bytes. If there is only one, it is to blame for damage."""
-    start_bytes: int = 0
-    """Where this begins in the payload of the frame."""
 
 
 @dataclass(slots=True, eq=False)
 class Range:
-    """Frames to be read in order, and what has arrived of the first; or a part of one frame."""
+    """Frames to be read in order, or a part of one frame."""
 
     frames: deque[int]
-    start_bytes: int = 0
-    """Where it begins in the payload of the only frame."""
+    next_bytes: int = 0
+    """Where in the payload of the first frame the next byte belongs."""
     end_bytes: int = 0
-    """Where it ends there; 0: the range is whole frames."""
+    """Where the range ends in the payload of its only frame; 0: the range is whole frames."""
     avoid: frozenset[str] = frozenset()
-    partial: bytearray = field(default_factory=bytearray)
-    senders: set[str] = field(default_factory=set)
     source: str = ""
     deadline: asyncio.Timeout | None = None
     """Stall limit of the read under way."""
@@ -70,48 +64,14 @@ class Range:
     stream: ChunkStream | None = None
     """Already open: ``source`` sends these frames without being asked."""
 
-    def take(self, frame: int, offset_bytes: int, data: bytes, manifest: Manifest) -> list[Arrived]:
-        """Add a chunk of the payloads; return the frames that it completes.
-
-        Raises LyingSourceError: it is not what comes next.
-        """
-        due, at = (self.frames[0], self.next_bytes), 0
-        if (frame, offset_bytes) != due or not 1 <= len(data) <= limits.CHUNK_BYTES:
-            raise LyingSourceError(
-                f"{self.source} sent {len(data)} bytes of frame {frame} at {offset_bytes}, "
-                f"where frame {due[0]} at {due[1]} was due"
-            )
-        room_bytes = self.left_bytes(manifest)
-        if len(data) > room_bytes:
-            raise LyingSourceError(f"{self.source} sent {len(data)} bytes where {room_bytes} were due")
-        arrived: list[Arrived] = []
-        while at < len(data):
-            frame, held = self.frames[0], len(self.partial)
-            end = at + self._size_bytes(frame, manifest) - held
-            taken = data if (at, end) == (0, len(data)) else data[at:end]
-            at += len(taken)
-            self.senders.add(self.source)
-            if at < end:
-                self.partial += taken
-                break
-            payload = b"".join((self.partial, taken)) if held else taken
-            arrived.append(Arrived(frame, payload, frozenset(self.senders), self.start_bytes))
-            self.frames.popleft()
-            self.partial.clear()
-            self.senders.clear()
-        return arrived
-
-    @property
-    def next_bytes(self) -> int:
-        """Where in the payload of the first frame the next byte belongs."""
-        return self.start_bytes + len(self.partial)
-
     def left_bytes(self, manifest: Manifest) -> int:
-        """Return how many bytes have not arrived."""
-        return sum(self._size_bytes(frame, manifest) for frame in self.frames) - len(self.partial)
+        sizes = (manifest.frames[frame].payload_bytes for frame in self.frames)
+        return (self.end_bytes if self.frames and self.end_bytes else sum(sizes)) - self.next_bytes
 
-    def _size_bytes(self, frame: int, manifest: Manifest) -> int:
-        return (self.end_bytes or manifest.frames[frame].payload_bytes) - self.start_bytes
+    def cancel_stream(self) -> None:
+        if self.stream is not None:
+            self.stream.cancel()
+            self.stream = None
 
 
 class Unasked:
@@ -126,7 +86,6 @@ class Unasked:
         self.left_bytes = sum(manifest.frames[frame].payload_bytes for frame in self._frames)
 
     def __iter__(self) -> Iterator[int]:
-        """Return the frames of which something is left."""
         return iter(self._frames)
 
     def cut(self, enough_bytes: int) -> Range | None:
@@ -163,24 +122,51 @@ class Unasked:
             count += 1
 
 
+@dataclass(slots=True)
+class _Partial:
+    """A payload of which some pieces have arrived."""
+
+    left_bytes: int
+    pieces: dict[int, bytes | bytearray] = field(default_factory=dict)
+    """By where they begin. Small ones join the one before: a source may send a byte at a time."""
+    _ends: dict[int, int] = field(default_factory=dict)
+    """Where a piece ends -> where it begins."""
+    senders: set[str] = field(default_factory=set)
+
+    def add(self, start: int, piece: bytes, sender: str) -> None:
+        begin = self._ends.pop(start, start) if len(piece) < _SMALL_BYTES else start
+        if begin == start:
+            self.pieces[start] = piece
+        else:
+            held = self.pieces[begin]
+            if isinstance(held, bytes):
+                held = self.pieces[begin] = bytearray(held)
+            held += piece
+        self._ends[start + len(piece)] = begin
+        self.left_bytes -= len(piece)
+        self.senders.add(sender)
+
+    def joined(self) -> bytes:
+        return b"".join(self.pieces[begin] for begin in sorted(self.pieces))
+
+
+@dataclass(eq=False)
 class Transfer:
     """The ranges of one fetch: waiting for a lane, or being read."""
 
-    def __init__(self, manifest: Manifest, put: PutFrame, waiting: deque[Range], unasked: Unasked) -> None:
-        self.manifest = manifest
-        self.put = put
-        self.waiting = waiting
-        self.unasked = unasked
-        self.reading: set[Range] = set()
-        self._parts: defaultdict[int, dict[int, Arrived]] = defaultdict(dict)
-        self.decoding = 0
-        """Messages being decoded: each may give a damaged frame back."""
-        self.damaged: Counter[int] = Counter()
-        self.changed = asyncio.Event()
+    manifest: Manifest
+    put: PutFrame
+    waiting: deque[Range]
+    unasked: Unasked
+    reading: set[Range] = field(default_factory=set, init=False)
+    decoding: int = field(default=0, init=False)
+    """Messages being decoded: each may give a damaged frame back."""
+    damaged: Counter[int] = field(default_factory=Counter, init=False)
+    changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _partial: dict[int, _Partial] = field(default_factory=dict, init=False)
 
     @property
     def key(self) -> ArtifactKey:
-        """The artifact being fetched."""
         return self.manifest.key
 
     @property
@@ -191,22 +177,19 @@ class Transfer:
     @property
     def frames(self) -> set[int]:
         """The frames not handed over yet; valid while paused."""
-        return {frame for span in self.waiting for frame in span.frames} | {*self._parts, *self.unasked}
+        return {frame for span in self.waiting for frame in span.frames} | {*self._partial, *self.unasked}
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of incomplete frames in memory; valid while paused."""
-        parts = (part for parts in self._parts.values() for part in parts.values())
-        return sum(len(part.payload) for part in parts) + sum(len(span.partial) for span in self.waiting)
+        """Memory of incomplete payloads."""
+        return sum(len(piece) for partial in self._partial.values() for piece in partial.pieces.values())
 
     def pause(self) -> None:
         """Stop reading, and keep what has arrived for whoever continues."""
         self.waiting.extend(span for span in self.reading if span.frames)
         self.reading.clear()
         for span in self.waiting:
-            if span.stream is not None:
-                span.stream.cancel()
-                span.stream = None
+            span.cancel_stream()
         self.put = _taken_by_nobody  # the receiver may hold a whole model in memory
 
     def take(self, enough_bytes: int) -> Range | None:
@@ -222,52 +205,69 @@ class Transfer:
             self.reading.add(span)
         return span
 
-    def whole(self, arrived: Iterable[Arrived]) -> list[Arrived]:
-        """Return the frames that are complete now; keep the parts of others."""
-        return [whole for each in arrived if (whole := self._with_its_parts(each)) is not None]
+    def arrive(self, span: Range, frame: int, offset_bytes: int, data: bytes) -> list[Arrived]:
+        """Add a chunk that the source of ``span`` sent; return the payloads that are whole now.
 
-    def _with_its_parts(self, arrived: Arrived) -> Arrived | None:
-        frame, size_bytes = arrived.frame, self.manifest.frames[arrived.frame].payload_bytes
-        if len(arrived.payload) == size_bytes:
-            return arrived
-        parts = self._parts[frame]
-        parts[arrived.start_bytes] = arrived
-        if sum(len(part.payload) for part in parts.values()) < size_bytes:
+        Raises LyingSourceError: the chunk is not what comes next, or is more than was asked for.
+        """
+        due = span.frames[0], span.next_bytes
+        if (frame, offset_bytes) != due or not 1 <= len(data) <= limits.CHUNK_BYTES:
+            raise LyingSourceError(
+                f"{span.source} sent {len(data)} bytes of frame {frame} at {offset_bytes}, "
+                f"where frame {due[0]} at {due[1]} was due"
+            )
+        room_bytes = span.left_bytes(self.manifest)
+        if len(data) > room_bytes:
+            raise LyingSourceError(f"{span.source} sent {len(data)} bytes where {room_bytes} were due")
+        arrived, at = [], 0
+        while at < len(data):
+            frame, start = span.frames[0], span.next_bytes
+            end = span.end_bytes or self.manifest.frames[frame].payload_bytes
+            piece = data[at : at + end - start]
+            at += len(piece)
+            span.next_bytes += len(piece)
+            if span.next_bytes == end:
+                span.frames.popleft()
+                span.next_bytes = 0
+            if (whole := self._add(frame, start, piece, span.source)) is not None:
+                arrived.append(whole)
+        return arrived
+
+    def _add(self, frame: int, start: int, piece: bytes, sender: str) -> Arrived | None:
+        size_bytes = self.manifest.frames[frame].payload_bytes
+        if len(piece) == size_bytes:
+            return Arrived(frame, piece, frozenset({sender}))
+        partial = self._partial.setdefault(frame, _Partial(size_bytes))
+        partial.add(start, piece, sender)
+        if partial.left_bytes:
             return None
-        del self._parts[frame]
-        in_order = [parts[start_bytes] for start_bytes in sorted(parts)]
-        senders = frozenset[str]().union(*(part.senders for part in in_order))
-        return Arrived(frame, b"".join(part.payload for part in in_order), senders)
+        del self._partial[frame]
+        return Arrived(frame, partial.joined(), frozenset(partial.senders))
 
     def take_over(self, slow: Range) -> Range:
-        """Move what is left of a range, its partial frame included, to a new one; empty the old one."""
+        """Move what is left of a range to a new one; empty the old one."""
         span = Range(
             slow.frames,
-            slow.start_bytes,
+            slow.next_bytes,
             slow.end_bytes,
             avoid=frozenset({slow.source}),
-            partial=slow.partial,
-            senders=slow.senders,
+            times_taken=slow.times_taken + 1,
         )
-        span.times_taken = slow.times_taken + 1
-        slow.frames, slow.partial, slow.senders = deque(), bytearray(), set()
+        slow.frames = deque()
         if slow.deadline is not None:
             slow.deadline.reschedule(0.0)
         self.reading.add(span)
         return span
 
     def give_back(self, span: Range) -> None:
-        """Offer a range to every lane again."""
         self.waiting.append(span)
         self.changed.set()
 
     def decoded(self) -> None:
-        """Record that a message has been decoded."""
         self.decoding -= 1
         self.changed.set()
 
     def leave(self, span: Range) -> None:
-        """Record that a range is no longer read."""
         self.reading.discard(span)
         self.changed.set()
 

@@ -126,7 +126,6 @@ class SourceScores:
             standing.faults, standing.back_at_s = 0, 0.0
 
     def fault(self, name: str, fault: Fault, *, now: float) -> None:
-        """Set a source aside."""
         standing = self._standing[name]
         term_s = min(_FIRST_TERM_S[fault] * 2**standing.faults, _LONGEST_TERM_S[fault])
         standing.faults = min(standing.faults + 1, 16)
@@ -151,7 +150,6 @@ class SourceScores:
         return tuple(name for name in standing if self._standing[name].announcement is not None) or standing
 
     def is_standing(self, name: str, *, now: float) -> bool:
-        """Return whether a source is not set aside now."""
         return now >= self._standing[name].back_at_s
 
     def choose(self, names: Sequence[str]) -> str:
@@ -166,11 +164,9 @@ class SourceScores:
         return max(names, key=share)
 
     def take_lane(self, name: str) -> None:
-        """Record that one more lane reads from a source."""
         self._standing[name].lanes += 1
 
     def leave_lane(self, name: str) -> None:
-        """Record that a lane has stopped reading."""
         self._standing[name].lanes -= 1
 
     def bytes_per_s(self, name: str) -> float | None:

@@ -15,7 +15,7 @@ import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.clock import Clock
-from node.errors import RefusedError
+from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
@@ -32,10 +32,12 @@ LOOK_AGAIN_S: Final = 1.0
 """How late the end of a term may be noticed; far below any term."""
 
 
+class LyingSourceError(ConnectionLost):
+    """A source sent what it was not asked for."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A hub or a relay."""
-
     address: str
     """Also its name, for people and for the scores."""
     control: grpc.aio.Channel
@@ -135,18 +137,14 @@ class Sources:
     def has_standing(self, key: ArtifactKey) -> bool:
         """Return whether a source that is not set aside can be asked for an artifact."""
         now = self._clock.monotonic()
-        return any(self.scores.is_standing(name, now=now) for name in self.scores.candidates(key, now=now))
+        return any(self.scores.is_standing(name, now=now) for name in self.candidates(key))
 
-    def preferred(self) -> str:
-        """Return whom to ask for what no source has yet."""
-        return self.scores.choose(self.scores.standing(now=self._clock.monotonic()))
-
-    def standing_stub(self, name: str) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
-        """Return a stub on the source's first connection, which TCP has measured by now."""
-        return self._connections[name][0].stub
+    def preferred(self) -> "tuple[str, policy_pb2_grpc.PolicyServiceAsyncStub]":
+        """Return whom to ask for what no source has yet, on the connection that TCP has measured by now."""
+        name = self.scores.choose(self.scores.standing(now=self._clock.monotonic()))
+        return name, self._connections[name][0].stub
 
     def connections(self, names: Iterable[str]) -> int:
-        """Return the number of connections to some sources together."""
         return sum(len(self._connections[name]) for name in names)
 
     @contextmanager
@@ -165,7 +163,6 @@ class Sources:
             self.scores.leave_lane(name)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
-        """Record that a source does not have an artifact."""
         self.scores.lacks(name, key)
         self._changed.set()
 
@@ -196,6 +193,61 @@ class Sources:
                 self._changed.set()
         finally:
             lost()
+
+
+class Attempts:
+    """Failures in a row, bounded for each source. Progress begins the count anew."""
+
+    def __init__(self, key: ArtifactKey, *, sources: Sources, per_source: int, backoff: Backoff) -> None:
+        self._key = key
+        self._sources = sources
+        self._limit = per_source * len(sources)
+        self._backoff = backoff
+        self._failed = 0
+
+    def names(self) -> tuple[str, ...]:
+        """Return the sources that may have the artifact, at least one.
+
+        Raises RefusedError: UNKNOWN_VERSION: nobody has it any more.
+        """
+        names = self._sources.candidates(self._key)
+        if not names:
+            raise RefusedError(
+                Reason.UNKNOWN_VERSION,
+                f"no source has version {self._key.version} from {self._key.base_version} any more",
+                fix="plan again from a new announcement",
+            )
+        return names
+
+    def reset(self) -> None:
+        self._failed = 0
+        self._backoff.reset()
+
+    async def wait_after(self, name: str, error: ConnectionLost | RefusedError) -> None:
+        """Set a source aside; return when it is time to try again.
+
+        Raises ConnectionLost, RefusedError: ``error``, if trying again will not help, or not any more.
+        """
+        passes = not isinstance(error, RefusedError) or error.reason.recovery is Recovery.WAIT
+        if isinstance(error, RefusedError) and error.reason is Reason.UNKNOWN_VERSION:
+            self._sources.lacks(name, self._key)
+        else:
+            self._sources.fault(name, _fault(error, passes=passes), str(error))
+        has_other = any(other != name for other in self._sources.candidates(self._key))
+        self._failed += 1
+        if not (passes or has_other) or self._failed >= self._limit:
+            raise error
+        logger.debug("trying again", extra={"error": str(error), "failed": self._failed})
+        if not self._sources.has_standing(self._key):
+            await self._backoff.wait()
+
+
+def _fault(error: ConnectionLost | RefusedError, *, passes: bool) -> Fault:
+    if isinstance(error, LyingSourceError):
+        return Fault.LIED
+    if passes or not isinstance(error, RefusedError):
+        return Fault.LOST
+    return Fault.REFUSED if error.is_remote else Fault.LIED
 
 
 async def watch_versions(

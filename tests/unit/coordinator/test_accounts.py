@@ -7,7 +7,6 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
 from node.coordinator.work.task_size import TaskSize
-from node.coordinator.work.version_log import Announced
 from node.rollout import EncodedGroup, Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, NOW_S, WORK, Desk, make_accounts
@@ -60,7 +59,7 @@ def test_a_group_counts_while_it_waits_for_training_accepted_or_not() -> None:
     desk.lease("s1", 3)
     desk.submit("0.1")
     desk.submit("1.1")
-    slot = desk.accounts.slots.accepted(1, 1)
+    slot = desk.accounts.slots.judged(1, 1, Verdict.ACCEPTED)
     assert slot is not None
     desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
     load = desk.accounts.load()
@@ -108,12 +107,6 @@ def test_the_prompts_are_those_configured_or_else_noted_for_this_task(
     accounts = make_accounts(Balance(task=noted), prompts=configured)
     assert accounts.slots.prompts == prompts
     assert accounts.task == (noted if noted and noted.name == WORK.task else None)
-
-
-def test_what_was_announced_is_known_by_its_number() -> None:
-    accounts = make_accounts(Balance(announced=(Announced(1, b"a" * 16, 1.0),)))
-    accounts.apply(Transaction(announced=(Announced(2, b"b" * 16, 2.0),)), now=NOW_S)
-    assert [number in accounts.versions for number in (1, 2, 3)] == [True, True, False]
 
 
 def test_settled_slots_are_counts_alone() -> None:

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work.bad_prompts import BAD_PROMPTS, LONGEST_RETRY_S, Aside, BadPrompts, Report
+from node.coordinator.work.bad_prompts import (
+    BAD_PROMPTS,
+    LONGEST_RETRY_S,
+    Aside,
+    BadPrompts,
+    PromptChange,
+    Report,
+)
 from node.failure import BadPrompt, Failure
 
 MANY = 1 << 20
@@ -24,7 +31,7 @@ def fail(
     """Have samplers fail a prompt; return its entry."""
     report = Report(prompt_index, tuple(by), Failure.PROMPT_FAILED, "x", slot)
     change = bad_prompts.after([report], prompts=prompts, now=now)
-    bad_prompts.apply(change.bad, lifted=change.lifted)
+    bad_prompts.apply(change)
     return next((entry for entry in bad_prompts.newest(MANY) if entry.prompt_index == prompt_index), None)
 
 
@@ -93,7 +100,7 @@ def test_a_prompt_of_a_task_with_one_is_never_aside() -> None:
 def test_a_success_makes_it_a_prompt_like_any_other() -> None:
     bad_prompts = BadPrompts(retry_s=600)
     fail(bad_prompts, now=0)
-    bad_prompts.apply((), lifted=[7, 8])
+    bad_prompts.apply(PromptChange(lifted=(7, 8)))
     assert 7 not in bad_prompts
     assert retry_at_s(fail(bad_prompts, now=1000)) == 1600
 
@@ -114,7 +121,7 @@ def test_what_a_sampler_said_can_be_taken_back() -> None:
     fail(bad_prompts, 2, now=0)
     fail(bad_prompts, 3, by=["b"], now=0)
     change = bad_prompts.without({"a"})
-    bad_prompts.apply(change.bad, lifted=change.lifted)
+    bad_prompts.apply(change)
     assert {bad.prompt_index: bad.said_by for bad in bad_prompts.newest(9)} == {2: ("b",), 3: ("b",)}
     assert bad_prompts.aside(2, "c", now=1) is Aside.NOT
     assert set(bad_prompts.without(None).lifted) == {2, 3}
@@ -138,7 +145,7 @@ def test_a_clock_that_was_ahead_keeps_no_prompt_aside() -> None:
 def test_the_newest_are_shown_first_and_the_oldest_forgotten() -> None:
     bad_prompts = BadPrompts(retry_s=600)
     for number in range(BAD_PROMPTS + 2):
-        bad_prompts.apply([BadPrompt(number, Failure.PROMPT_FAILED, "x", 1, 0, number, BOTH)], lifted=())
+        bad_prompts.apply(PromptChange((BadPrompt(number, Failure.PROMPT_FAILED, "x", 1, 0, number, BOTH),)))
     fail(bad_prompts, 2, now=BAD_PROMPTS + 1000)
     assert len(bad_prompts) == BAD_PROMPTS
     assert [bad.prompt_index for bad in bad_prompts.newest(2)] == [2, BAD_PROMPTS + 1]

@@ -11,11 +11,11 @@ import pytest
 from node.coordinator.work import decisions, standing
 from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.decisions import Released, release
-from node.coordinator.work.evaluation import evaluations
+from node.coordinator.work.evaluation import evaluation_record
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
 from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import FIRST_RETRY_S, SlotState
+from node.coordinator.work.slots import FIRST_RETRY_S
 from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -378,13 +378,6 @@ def test_a_heartbeat_keeps_a_lease_while_its_evaluation_lasts(desk: Desk) -> Non
     assert desk.expire(TTL_S - 1) == 0
 
 
-def test_a_lease_given_back_unbegun_costs_no_attempt(desk: Desk) -> None:
-    lease_id = lease(desk)
-    assert desk.release("s2", lease_id) == 0
-    assert desk.release("s1", lease_id) == 1
-    assert lease(desk, "s2") == "e0-0.2"
-
-
 def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_counted(desk: Desk) -> None:
     lease_id = lease(desk)
     assert desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG) == 1
@@ -526,14 +519,6 @@ def test_nothing_begins_before_the_learner_has_confirmed_the_ledger_or_the_task_
         desk = Desk(accounts)
         desk.evaluate(10)
         assert status(desk).under_way is None
-
-
-def test_the_slots_of_held_out_prompts_are_no_slots_of_training(desk: Desk) -> None:
-    answer(desk, 0, 0)
-    desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
-    assert set(desk.accounts.slots.counts().values()) == {0}
-    assert desk.accounts.load().running_groups == 0
-    assert desk.accounts.evaluations._table.counts()[SlotState.EVALUATED] == 2
 
 
 def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:
@@ -768,11 +753,11 @@ def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_a
 def test_answers_kept_for_a_revocation_are_bounded_and_those_of_the_best_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(evaluations, "ANSWERS_KEPT", 8)
+    monkeypatch.setattr(evaluation_record, "ANSWERS_KEPT", 8)
     desk = make_desk()
     for version, reward in ((0, 0.9), (10, 0.1), (20, 0.2)):
         evaluate(desk, version, {"s1": [reward] * 4})
-    assert sorted(desk.accounts.evaluations._kept) == [0, 20]
+    assert sorted(desk.accounts.evaluations.record.kept) == [0, 20]
 
 
 def test_the_best_goes_by_the_metric_that_is_named_and_a_version_without_it_is_never_the_best() -> None:

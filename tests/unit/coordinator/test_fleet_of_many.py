@@ -124,16 +124,6 @@ def test_a_peer_that_comes_back_after_a_cut_is_shown_again(run: Run) -> None:
     assert run.scrape()[0] == {"late-learner"}
 
 
-def test_peers_that_wait_and_leave_are_forgotten(run: Run) -> None:
-    run.join(*map(sampler, range(SAMPLERS + 3)))
-    for number in range(SAMPLERS, SAMPLERS + 3):
-        run.peers.leave(sampler(number))
-    run.peers.leave(sampler(0))
-    shown, left_out = run.scrape()
-    assert len(shown) == SAMPLERS - 1
-    assert left_out == 0
-
-
 def test_the_metrics_of_a_peer_without_a_place_need_not_be_read(run: Run) -> None:
     run.join(*map(sampler, range(SAMPLERS + 1)))
     assert run.peers.shows_metrics_of(sampler(0))

@@ -13,6 +13,7 @@ from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_schema import PAGE_BYTES
 from node.coordinator.work.accounts import StoredGroup, Transaction
+from node.coordinator.work.bad_prompts import PromptChange
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.slots import FIRST_RETRY_S, Attempt, Slot, SlotState
 from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
@@ -193,14 +194,16 @@ def test_what_is_replaced_lifted_or_said_again_is_read_back_as_it_is_now(path: P
     verdicts = (("s1", Verdict.ACCEPTED), ("s1", Verdict.ACCEPTED), ("s2", Verdict.STALE))
     with closing(Ledger.open(path, run_id="run")) as ledger:
         for transaction in (
-            Transaction(generation=open_one, bad_prompts=bad, verdicts=verdicts, learner=LEARNER),
+            Transaction(generation=open_one, prompts=PromptChange(bad), verdicts=verdicts, learner=LEARNER),
             Transaction(announced=(Announced(1, b"a" * 16, 1.0), Announced(2, b"b" * 16, 2.0))),
             Transaction(announced=(Announced(1, b"c" * 16, 3.0),), learner=replace(LEARNER, version=9)),
             Transaction(steps=(StepRecord(1, ("0.1",), (4,)), StepRecord(2, (), ()))),
         ):
             ledger.record(transaction)
         assert ledger.balance().slots.generations == (open_one,)
-        ledger.record(Transaction(generation=closed, lifted_prompts=(3, 99), verdicts=verdicts[:1]))
+        ledger.record(
+            Transaction(generation=closed, prompts=PromptChange(lifted=(3, 99)), verdicts=verdicts[:1])
+        )
         ledger.record(Transaction(generation=Generation(2, 200, 150, 6.0)))
         balance = ledger.balance()
     assert balance.slots.generations == (closed, Generation(2, 200, 150, 6.0))

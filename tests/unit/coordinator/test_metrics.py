@@ -52,5 +52,5 @@ def test_the_newest_evaluation_is_shown_and_nothing_of_it_before_there_is_one() 
     best = Evaluation(10, 0, 8, 1, 0.0, 32, 1.0, 2.0, 8, 0, 0.75, 0.1, 0.25, 9.0)
     newest = replace(best, version=20, reward_mean=0.5)
     under_way = Evaluation(30, 0, 8, 1, 0.0, 32, 3.0, counted_prompts=2, dropped_prompts=1)
-    metrics.show_evaluations(EvaluationStatus(newest, best, best, under_way))
+    metrics.evaluations.status = EvaluationStatus(newest, best, best, under_way)
     assert [value(name) for name in names] == [20, 0.5, 0.25, 10, 5]

@@ -4,7 +4,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.coordinator import peers as peers_module
-from node.coordinator.fleet.membership import GONE_AFTER_S
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Balance
@@ -100,17 +99,6 @@ def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_heartbeat_carri
     assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
 
 
-def test_a_verdict_whose_answer_may_be_lost_is_told_again_until_a_heartbeat_acknowledges_it(
-    peers: Peers,
-) -> None:
-    told = (GroupVerdict("1.1", Verdict.TRAINED),)
-    peers.notify("s1", told[0])
-    assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == told
-    assert peers.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == told
-    assert peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts == ()
-    assert peers.heartbeat(SAMPLER, heartbeat(has_heard=False), now=NOW_S).verdicts == ()
-
-
 def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(peers: Peers) -> None:
     learner = Peer("run", Role.LEARNER, "s1")
     peers.join(learner, None, now=NOW_S)
@@ -151,14 +139,6 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(
     (row,) = peers.rows(NOW_S)
     assert row.verdicts == {"spooled": 2, "trained": 1}
     assert row.staleness_mean_versions == 3.0
-
-
-def test_the_metrics_of_a_peer_that_left_for_good_disappear(peers: Peers, fleet: FleetCollector) -> None:
-    peers.heartbeat(SAMPLER, heartbeat(metrics=METRICS), now=NOW_S)
-    peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S)  # unchanged
-    assert shown(fleet) == ["heterorl_sampler_x"]
-    peers.expire(NOW_S + GONE_AFTER_S + 1)
-    assert shown(fleet) == []
 
 
 def test_metrics_of_a_peer_that_did_not_join_are_not_taken(peers: Peers, fleet: FleetCollector) -> None:

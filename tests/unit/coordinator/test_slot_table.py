@@ -125,7 +125,7 @@ def test_a_judgement_on_an_earlier_attempt_does_not_touch_the_winner(desk: Desk)
     desk.submit("0.2")
     refuse(desk, "0.1")
     assert state(desk) is SlotState.SPOOLED
-    assert desk.accounts.slots.accepted(0, 1) is None
+    assert desk.accounts.slots.judged(0, 1, Verdict.ACCEPTED) is None
 
 
 def test_what_the_learner_trained_on_settles_its_slot_whoever_holds_it(desk: Desk) -> None:
@@ -366,18 +366,6 @@ def test_a_group_that_is_out_of_play_before_its_turn_is_not_delivered(desk: Desk
     assert undelivered(desk) == [2]
     desk.submit(desk.lease("s1", 1, held=1)[0])
     assert undelivered(desk) == [1], "the slot's next group is another one"
-
-
-def test_leases_of_a_sampler_are_counted_wherever_they_end(desk: Desk) -> None:
-    granted = desk.lease("s1", 4)
-    desk.lease("s2", 1)
-    slots = desk.accounts.slots
-    assert (slots.running("s1"), slots.running("s2"), slots.running("s3")) == (4, 1, 0)
-    desk.submit(granted[0])
-    desk.release("s1", granted[1])
-    assert slots.held_by("s1") == {2, 3}
-    desk.expire(TTL_S)
-    assert slots.running_by_holder == {}
 
 
 def steps(call: Callable[[], object]) -> int:

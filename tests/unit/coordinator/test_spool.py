@@ -15,6 +15,7 @@ from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.capacity import Capacity
+from node.coordinator.work.decisions import room
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
@@ -36,13 +37,13 @@ class Open:
     told: list[tuple[str, GroupVerdict]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        metrics = CoordinatorMetrics(self.registry)
+        self.metrics = CoordinatorMetrics(self.registry)
         accounts = make_accounts(self.ledger.balance(), now=self.clock.now())
         self.spool = Spool(
-            Transactions(self.ledger, accounts, metrics=metrics, clock=self.clock),
+            Transactions(self.ledger, accounts, metrics=self.metrics, clock=self.clock),
             is_published=lambda version: version == 0,
             notify=lambda sampler_id, verdict: self.told.append((sampler_id, verdict)),
-            metrics=metrics,
+            metrics=self.metrics,
             clock=self.clock,
         )
 
@@ -142,8 +143,8 @@ async def test_leases_that_fail_or_expire_are_counted(open_: Open) -> None:
 async def test_what_is_in_flight_is_shown(open_: Open) -> None:
     await open_.lease(wanted=2)
     await open_.submit("0.1")
-    assert open_.spool.capacity == Capacity(4, "staleness")
-    open_.spool.show_load()
+    assert room(open_.spool.accounts) == Capacity(4, "staleness")
+    open_.metrics.show(open_.spool.accounts)
     assert open_.value("slots", state="leased") == open_.value("slots", state="spooled") == 1
     assert open_.value("capacity_groups", bound="staleness") == 4
     assert open_.value("learner_version") == 0
@@ -172,7 +173,7 @@ async def test_a_step_on_settled_or_unknown_groups_is_counted_and_refused(open_:
     assert not open_.spool.accounts.is_confirmed
     assert open_.value("double_trainings_total") == 1
     assert open_.value("unknown_trainings_total") == 2
-    open_.spool.show_load()
+    open_.metrics.show(open_.spool.accounts)
     assert (open_.value("ledger_confirmed"), open_.value("ledger_behind")) == (0, 1)
 
 

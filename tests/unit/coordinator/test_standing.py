@@ -251,16 +251,16 @@ FLEET = {"near": (24, 4.0), "far": (24, 12.0)}
 
 def test_a_hoarder_leaves_the_others_four_fifths_of_their_speed() -> None:
     simulated = Simulated(WIDE, FLEET)
-    simulated.run(200)
-    before = simulated.run(300)
-    assert simulated.run(300, hoarder="hoarder") >= 0.8 * before
+    simulated.run(100)
+    before = simulated.run(150)
+    assert simulated.run(150, hoarder="hoarder") >= 0.8 * before
 
 
 def test_a_sampler_that_fails_every_prompt_leaves_the_others_their_speed_and_their_prompts() -> None:
     simulated = Simulated(WIDE, FLEET)
-    simulated.run(200)
-    before = simulated.run(300)
-    assert simulated.run(300, failer="failer") >= 0.9 * before
+    simulated.run(100)
+    before = simulated.run(150)
+    assert simulated.run(150, failer="failer") >= 0.9 * before
     assert len(simulated.desk.accounts.bad_prompts) <= 3
     failer = simulated.desk.accounts.standings.of("failer")
     assert failer.contradicted >= 0.5 * failer.faulted

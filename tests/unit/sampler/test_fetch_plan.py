@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from sampler.versions.fetch_plan import FetchPlan
+from sampler.versions.fetch_plan import FetchPlan, Starvation
 
 
 def root(number: int) -> bytes:
@@ -155,3 +155,16 @@ def test_following_the_plan_only_ever_goes_up_and_ends(head: int, edges: list[tu
         assert not state.is_useless(artifact.key)
         state = replace(state, held=version(artifact.key.version))
     assert seen[-1] in (0, head)
+
+
+def test_a_sampler_starves_while_newer_versions_are_available_and_none_is_taken() -> None:
+    """One that takes an older version on the way does not."""
+    starvation = Starvation()
+    assert starvation.for_s(100.0) == 0.0
+    starvation.note(behind_versions=1, is_taken=False, now=0.0)
+    starvation.note(behind_versions=9, is_taken=False, now=20.0)
+    assert starvation.for_s(20.0) == 20.0
+    starvation.note(behind_versions=3, is_taken=True, now=25.0)
+    assert starvation.for_s(30.0) == 5.0
+    starvation.note(behind_versions=0, is_taken=True, now=41.0)
+    assert starvation.for_s(90.0) == 0.0

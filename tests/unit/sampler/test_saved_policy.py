@@ -1,12 +1,10 @@
-"""A sampler killed at any write finds a verified version afterwards, or none, and goes on from it."""
+"""What a restarted sampler finds on its disk; test_crash_points.py kills it at any write."""
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +15,9 @@ from node.policy import PolicyVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.manifest import signed_by
-from node.weights.store.head_file import StoreMark
+from node.weights.store.high_water import HighWater
 from sampler.versions.delta_log import LoggedArtifact
-from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, MARK_FILE, SavedPolicy
+from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly
 from support.clock import ManualClock
 from support.model_words import live_words, words_of
@@ -29,13 +27,6 @@ LEARNER = Learner()
 LEARNER.words(4)
 Chain = tuple[tuple[int, int | None], ...]
 CHAIN: Chain = ((1, 0), (2, 1), (3, None), (4, 3))
-
-WRITES = ("write", "pwrite", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
-"""Every call that changes what is on disk, or makes it last."""
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing after it runs, and what was written stays."""
 
 
 def disk_of(
@@ -109,59 +100,6 @@ def log(disk: SavedPolicy, version: int, base_version: int | None) -> None:
     for frame, payload in enumerate(encoded.payloads):
         payloads.keep(frame, payload)
     disk.remember(encoded.manifest, payloads)
-
-
-@pytest.fixture
-def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Make the n-th write, and all after it, the last thing that happens; 0: none."""
-    left = 0
-
-    def deadly(write: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Killed
-            return write(*arguments, **options)
-
-        return call
-
-    # A kill leaves the machine running, and what was written with it: nobody waits for the disk here.
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    for name in WRITES:
-        monkeypatch.setattr(os, name, deadly(getattr(os, name)))
-
-    def set_left(number: int) -> None:
-        nonlocal left
-        left = number
-
-    return set_left
-
-
-@pytest.mark.parametrize("save_every_s", [0.0, 3600.0], ids=["copied at every version", "logged"])
-def test_killed_at_any_write_a_verified_version_is_found_and_gone_on_with(
-    tmp_path: Path, kill_at: Callable[[int], None], save_every_s: float
-) -> None:
-    kills = 0
-    for number in range(1, 1000):
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        kill_at(number)
-        try:
-            live(directory, save_every_s=save_every_s)
-        except Killed:
-            kills += 1
-        else:
-            break
-        kill_at(0)
-        mark = StoreMark.load(directory / MARK_FILE)
-        held, words = load(disk_of(directory))
-        expected = LEARNER.versions[held.number]
-        assert held == expected.version
-        np.testing.assert_array_equal(words, expected.words)
-        assert mark.head is None or mark.head.number <= held.number
-        assert live(directory, save_every_s=save_every_s)[-1] == 4
-    assert kills > 20
 
 
 def test_a_way_that_began_at_the_base_model_again_is_gone_on_with_past_the_copy(tmp_path: Path) -> None:
@@ -242,7 +180,7 @@ def test_a_mark_that_cannot_be_written_refuses_the_version(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(StoreMark, "save", fail)
+    monkeypatch.setattr(HighWater, "save", fail)
     with pytest.raises(RefusedError) as refused:
         disk.remember(artifact(1, 0).manifest, None)
     assert refused.value.reason is Reason.DISK

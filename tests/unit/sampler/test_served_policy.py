@@ -291,15 +291,3 @@ def test_prompts_of_the_version_it_holds_stop_it_wherever_it_is() -> None:
     sampler = Sampler(0)
     sampler.ask(lease(0), lease(None))
     assert sampler.stays
-
-
-def test_an_answer_that_was_asked_for_at_another_version_changes_nothing() -> None:
-    sampler = stopped()
-    sampler.ask(at=9, from_version=10)
-    assert sampler.stays
-
-
-def test_it_does_not_wait_for_a_hub_that_does_not_answer() -> None:
-    sampler = stopped()
-    sampler.now += LONGEST_STOP_S
-    assert not sampler.stays

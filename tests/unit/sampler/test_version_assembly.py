@@ -10,15 +10,16 @@ import torch
 from bench.whole_versions import EncodedVersion
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError
+from node.weights.assembly.apply import WrongBaseError
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import signed_by
+from node.weights.format.layout import Layout
+from node.weights.format.manifest import DamagedFrameError, signed_by
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from sampler.versions.version_assembly import VersionAssembly
 from support.model_words import live_words, words_of
-from support.weights import LAYOUT, Learner, flip_bit
+from support.weights import LAYOUT, SPECS, Learner, flip_bit
 
 LEARNER = Learner()
 DELTA = LEARNER.encode(2, 1)
@@ -137,6 +138,30 @@ def test_a_frame_that_is_wrong_in_memory_is_found_in_its_frame_alone(mode: str, 
         version.put(2, DELTA.payloads[2])
     assert wrong.value.frame == 2
     assert version.missing() == (2,)
+
+
+def test_a_wrong_base_is_found_where_nothing_changed(mode: str, weights: LiveTensors) -> None:
+    learner = Learner()
+    words = BASE.words.copy()
+    words[LAYOUT.frames[0].start_word] ^= 1
+    learner.versions[1], learner.versions[2] = BASE, HeldPolicy.of(2, words, layout=LAYOUT)
+    spoil(weights, 3)
+    version = begun(mode, weights, learner.encode(2, 1))
+    assert version.missing() == (0,)
+    assert version.take_held() == (3,)
+
+
+def test_a_keyframe_of_what_is_held_needs_no_payload(mode: str, weights: LiveTensors) -> None:
+    version = begun(mode, weights, LEARNER.encode(1, None))
+    assert version.take_held() == ()
+    assert version.missing() == ()
+    version.finish()
+
+
+def test_another_layout_is_refused_before_anything_is_allocated(weights: LiveTensors) -> None:
+    with pytest.raises(RefusedError) as refused:
+        begun("in place", weights, Learner(layout=Layout.of(SPECS, frame_words=512)).encode(1, None))
+    assert refused.value.reason is Reason.LAYOUT_MISMATCH
 
 
 def test_a_delta_does_not_start_from_anything_but_its_base(mode: str, weights: LiveTensors) -> None:

@@ -1,158 +1,69 @@
-"""Bit-exact or not at all, and doubt costs one frame."""
+"""A frame's words from its payload: those that were signed, or what is at fault."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bench.whole_versions import EncodedVersion, WholeVersion
-from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
-from node.weights.assembly.apply import DamagedFrameError, WrongBaseError, rebuild_frame
-from node.weights.assembly.held import HeldPolicy
-from node.weights.format.layout import Layout
-from support.weights import LAYOUT, SPECS, Learner
+from bench.whole_versions import EncodedVersion
+from node.weights.assembly.apply import WrongBaseError, make_frame
+from node.weights.assembly.merge import rebuild_frame
+from node.weights.format.digests import Words, words_digest
+from node.weights.format.manifest import DamagedFrameError, Manifest
+from support.weights import LAYOUT, Learner
 
 LEARNER = Learner()
 DELTA = LEARNER.encode(2, 1)
 KEYFRAME = LEARNER.encode(2, None)
-BASE = LEARNER.versions[1]
-WANTED = LEARNER.versions[2]
+SPAN = LAYOUT.frames[2]
+BASE, WANTED = (LEARNER.versions[number].words[SPAN.slice] for number in (1, 2))
 
 
-def staged(encoded: EncodedVersion, base: HeldPolicy | None) -> WholeVersion:
-    return WholeVersion(encoded.manifest, layout=LAYOUT, base=base)
-
-
-def put_all(stage: WholeVersion, encoded: EncodedVersion) -> HeldPolicy:
-    assert stage.take_held() == ()
-    for frame in stage.missing():
-        stage.put(frame, encoded.payloads[frame])
-    return stage.finish()
-
-
-def wrong_in(frame: int) -> HeldPolicy:
-    """Return the base with one bit wrong in one frame: it still claims to be itself."""
-    words = BASE.words.copy()
-    words[LAYOUT.frames[frame].start_word] ^= 1
-    return HeldPolicy(BASE.version, words)
-
-
-@pytest.mark.parametrize("base", [BASE, None, LEARNER.versions[0]], ids=["its base", "nothing", "another"])
-def test_a_keyframe_makes_the_version_from_anything(base: HeldPolicy | None) -> None:
-    policy = put_all(staged(KEYFRAME, base), KEYFRAME)
-    assert policy.version == WANTED.version
-    np.testing.assert_array_equal(policy.words, WANTED.words)
-
-
-def test_a_delta_makes_the_version_from_its_base_and_leaves_the_base_alone() -> None:
-    before = BASE.words.copy()
-    policy = put_all(staged(DELTA, BASE), DELTA)
-    np.testing.assert_array_equal(policy.words, WANTED.words)
-    np.testing.assert_array_equal(BASE.words, before)
-
-
-def test_a_chain_takes_two_arrays() -> None:
-    held, spare = HeldPolicy(BASE.version, BASE.words.copy()), np.empty_like(BASE.words)
-    arrays = {id(held.words), id(spare)}
-    for version in (2, 3, 4):
-        encoded = LEARNER.encode(version, version - 1)
-        stage = WholeVersion(encoded.manifest, layout=LAYOUT, base=held, spare=spare)
-        spare, held = held.words, put_all(stage, encoded)
-        assert {id(held.words), id(spare)} == arrays
-    assert held.version == LEARNER.versions[4].version
+def made(manifest: Manifest, payload: bytes, *, base: Words | None) -> Words:
+    """Return the words of frame 2."""
+    out = np.empty(SPAN.words, np.uint16)
+    assert make_frame(2, manifest, payload, base=base, out=out, dtype=SPAN.dtype) == words_digest(out)
+    return out
 
 
 @pytest.mark.parametrize(
-    "base",
-    [None, LEARNER.versions[0], replace(BASE, version=PolicyVersion(1, b"x" * 16))],
-    ids=["nothing", "an older version", "a version of that number with another root"],
+    ("encoded", "base"),
+    [(DELTA, BASE), (KEYFRAME, BASE), (KEYFRAME, None), (DELTA, WANTED)],
+    ids=["a delta", "a keyframe", "a keyframe from nothing", "a delta on its own result"],
 )
-def test_a_delta_does_not_start_from_anything_but_its_base(base: HeldPolicy | None) -> None:
-    with pytest.raises(RefusedError) as refused:
-        staged(DELTA, base)
-    assert refused.value.reason is Reason.WRONG_BASE
+def test_the_signed_words_are_made_and_the_base_is_left_alone(
+    encoded: EncodedVersion, base: Words | None
+) -> None:
+    before = BASE.copy()
+    np.testing.assert_array_equal(made(encoded.manifest, encoded.payloads[2], base=base), WANTED)
+    np.testing.assert_array_equal(BASE, before)
 
 
-def test_another_layout_is_refused_before_anything_is_allocated() -> None:
-    with pytest.raises(RefusedError) as refused:
-        WholeVersion(DELTA.manifest, layout=Layout.of(SPECS, frame_words=512), base=None)
-    assert refused.value.reason is Reason.LAYOUT_MISMATCH
-
-
-def test_a_damaged_payload_is_found_and_the_good_one_is_taken_afterwards() -> None:
-    stage = staged(DELTA, BASE)
-    bad = bytearray(DELTA.payloads[1])
+def test_a_payload_that_was_not_signed_is_damaged() -> None:
+    bad = bytearray(DELTA.payloads[2])
     bad[7] ^= 16
-    with pytest.raises(DamagedFrameError) as damaged:
-        stage.put(1, bytes(bad))
-    assert damaged.value.frame == 1
-    assert 1 in stage.missing()
-    assert put_all(stage, DELTA).version == WANTED.version
+    for payload in (bytes(bad), DELTA.payloads[2][:-1], DELTA.payloads[1]):
+        with pytest.raises(DamagedFrameError, match="have another digest than signed") as damaged:
+            made(DELTA.manifest, payload, base=BASE)
+        assert damaged.value.frame == 2
 
 
-def test_a_payload_put_twice_is_applied_once() -> None:
-    stage = staged(DELTA, BASE)
-    stage.put(0, DELTA.payloads[0])
-    stage.put(0, DELTA.payloads[0])
-    np.testing.assert_array_equal(put_all(stage, DELTA).words, WANTED.words)
-
-
-def test_a_delta_applied_to_its_own_result_changes_nothing() -> None:
-    applied_already = HeldPolicy(BASE.version, WANTED.words)
-    stage = staged(DELTA, applied_already)
-    np.testing.assert_array_equal(put_all(stage, DELTA).words, WANTED.words)
-
-
-def test_a_keyframe_of_what_is_held_needs_no_payload() -> None:
-    stage = staged(KEYFRAME, WANTED)
-    assert stage.take_held() == ()
-    assert stage.missing() == ()
-    np.testing.assert_array_equal(stage.finish().words, WANTED.words)
-
-
-def test_a_wrong_base_is_found_in_its_frame_alone() -> None:
-    stage = staged(DELTA, wrong_in(2))
-    assert stage.take_held() == ()
-    for frame in (0, 1, 3, 4):
-        stage.put(frame, DELTA.payloads[frame])
+def test_a_base_with_a_wrong_word_is_found() -> None:
     with pytest.raises(WrongBaseError) as wrong:
-        stage.put(2, DELTA.payloads[2])
+        made(DELTA.manifest, DELTA.payloads[2], base=BASE ^ np.uint16(1))
     assert wrong.value.frame == 2
-    assert stage.missing() == (2,)
 
 
-def test_a_wrong_base_is_found_where_nothing_changed() -> None:
-    learner = Learner()
-    words = learner.words(0).copy()
-    words[LAYOUT.frames[0].start_word] ^= 1
-    learner.versions[1] = HeldPolicy.of(1, words, layout=LAYOUT)
-    encoded = learner.encode(1, 0)
-    held = learner.versions[0].words.copy()
-    held[LAYOUT.frames[3].start_word] ^= 1
-    stage = staged(encoded, HeldPolicy(learner.versions[0].version, held))
-    assert stage.missing() == (0,)
-    assert stage.take_held() == (3,)
+def test_a_payload_that_is_signed_but_makes_other_words_is_damaged_or_its_base_is_wrong() -> None:
+    def signed_for_others(encoded: EncodedVersion) -> Manifest:
+        frames = list(encoded.manifest.frames)
+        frames[2] = replace(frames[2], new_check=1)
+        return replace(encoded.manifest, frames=tuple(frames))
 
-
-def test_a_version_is_not_finished_while_a_frame_is_missing() -> None:
-    stage = staged(DELTA, BASE)
-    stage.take_held()
-    for frame in stage.missing()[:-1]:
-        stage.put(frame, DELTA.payloads[frame])
-    with pytest.raises(RefusedError, match="lacks 1 frames"):
-        stage.finish()
-
-
-def test_words_that_change_after_they_were_verified_are_found() -> None:
-    spare = np.empty_like(BASE.words)
-    stage = WholeVersion(DELTA.manifest, layout=LAYOUT, base=BASE, spare=spare)
-    for frame, payload in enumerate(DELTA.payloads):
-        stage.put(frame, payload)
-    spare[-1] ^= 1
-    with pytest.raises(RefusedError, match="are not those signed") as refused:
-        stage.finish()
-    assert refused.value.reason is Reason.DAMAGED
+    with pytest.raises(DamagedFrameError, match="words decoded"):
+        made(signed_for_others(KEYFRAME), KEYFRAME.payloads[2], base=None)
+    with pytest.raises(WrongBaseError, match="frame 2: the held words do not make version 2: the words"):
+        made(signed_for_others(DELTA), DELTA.payloads[2], base=BASE)
 
 
 def test_a_frame_is_rebuilt_along_a_chain() -> None:
@@ -170,20 +81,3 @@ def test_a_frame_is_not_rebuilt_across_a_hole_or_from_a_damaged_payload() -> Non
         )
     with pytest.raises(DamagedFrameError):
         rebuild_frame(0, [(first.manifest, first.payloads[1])], layout=LAYOUT)
-
-
-def test_a_payload_that_is_signed_but_makes_other_words_is_damaged() -> None:
-    other = replace(KEYFRAME.manifest.frames[0], new_check=1)
-    manifest = replace(KEYFRAME.manifest, frames=(other, *KEYFRAME.manifest.frames[1:]))
-    stage = WholeVersion(manifest, layout=LAYOUT, base=None)
-    with pytest.raises(DamagedFrameError, match="words decoded"):
-        stage.put(0, KEYFRAME.payloads[0])
-
-
-def test_a_delta_that_was_signed_for_other_words_makes_no_version() -> None:
-    other = replace(DELTA.manifest.frames[2], new_check=1)
-    manifest = replace(DELTA.manifest, frames=(*DELTA.manifest.frames[:2], other, *DELTA.manifest.frames[3:]))
-    stage = WholeVersion(manifest, layout=LAYOUT, base=BASE)
-    with pytest.raises(WrongBaseError, match="frame 2: the held words do not make version 2: the words"):
-        stage.put(2, DELTA.payloads[2])
-    assert stage.missing() == (0, 1, 2, 3, 4)

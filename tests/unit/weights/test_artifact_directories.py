@@ -56,10 +56,10 @@ def test_an_artifact_goes_from_incoming_to_complete_and_back_while_a_frame_is_da
     assert names(tmp_path) == {"complete": ["1-0"], "incoming": [], "scratch": []}
     assert directories.complete_artifacts() == {KEY: artifact.manifest.artifact}
     directories.quarantine(artifact)
-    assert directories.is_quarantined(KEY)
+    assert directories.find(KEY).is_quarantined
     assert directories.complete_artifacts() == {}
     directories.complete(artifact)
-    assert not directories.is_quarantined(KEY)
+    assert not directories.find(KEY).is_quarantined
 
 
 def test_nobody_waits_for_the_damaged_frame_of_an_artifact_that_was_removed(
@@ -71,7 +71,7 @@ def test_nobody_waits_for_the_damaged_frame_of_an_artifact_that_was_removed(
     directories.remove(KEY)
     assert names(tmp_path) == {"complete": [], "incoming": [], "scratch": []}
     offered(directories, learner, 1, 0)
-    assert not directories.is_quarantined(KEY)
+    assert not directories.find(KEY).is_quarantined
 
 
 def test_an_artifact_in_both_directories_after_a_crash_is_the_complete_one(

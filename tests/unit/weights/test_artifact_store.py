@@ -13,27 +13,6 @@ from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, refuse
 KEY = ArtifactKey(1, 0)
 
 
-def test_a_version_that_was_put_can_be_read_at_once(store: ArtifactStore, learner: Learner) -> None:
-    signed, payloads = learner.signed(1, 0)
-    heard: list[int] = []
-    with store.draft() as draft, store.listening_to_frames(lambda: heard.append(1)):
-        for payload in payloads:
-            draft.append(payload)
-        store.put_version(store.offer_signed(signed)[0], draft)
-        assert [store.read_payload(KEY, frame) for frame in range(5)] == list(payloads)
-        assert heard
-    assert store.whole() == (store.manifest(KEY).artifact,)
-
-
-def test_only_what_was_offered_can_arrive(store: ArtifactStore) -> None:
-    with refused(Reason.UNKNOWN_VERSION):
-        store.set_arriving(KEY, True)
-    with refused(Reason.UNKNOWN_VERSION):
-        store.has(KEY, 0)
-    assert not store.is_awaited(KEY, 0)
-    store.set_arriving(KEY, False)
-
-
 def test_a_frame_that_rots_while_its_artifact_arrives_is_missing_and_nobody_waits_for_it_for_ever(
     store: ArtifactStore, learner: Learner, tmp_path: Path
 ) -> None:
@@ -65,18 +44,6 @@ def test_the_head_is_of_the_newest_learner_that_made_it(store: ArtifactStore, le
     again = store.announcement()
     assert again is not None
     assert (again.head, again.learner_epoch) == (announcement.head, 2)
-
-
-def test_without_its_mark_a_store_fences_by_the_newest_learner_it_has_an_artifact_of(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    learner.put(store, (1, 0))
-    learner.epoch = 5
-    learner.put(store, (2, 1))
-    (tmp_path / "head.json").write_bytes(b"")
-    learner.epoch = 4
-    with refused(Reason.FENCED):
-        learner.put(learner.store(tmp_path), (3, 2))
 
 
 def test_a_store_without_its_mark_and_without_artifacts_begins_anew(

@@ -8,44 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.whole_versions import encode_version
 from node.errors import Reason, RefusedError
 from node.weights.assembly.encode import CodedFrame, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec
 from support.weights import LAYOUT, RUN_ID, Learner, random_words
-
-
-@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF, 0x7F81])
-def test_a_value_that_is_not_finite_is_never_published_and_its_tensor_is_named(bits: int) -> None:
-    words = random_words(1)
-    head = next(tensor for tensor in LAYOUT.tensors if tensor.name == "head")
-    words[head.start_word + 5] = bits
-    with pytest.raises(RefusedError, match="'head' has a NaN or an infinity at element 5") as refused:
-        encode_version(
-            words,
-            version=1,
-            base=HeldPolicy.of(0, random_words(1), layout=LAYOUT),
-            layout=LAYOUT,
-            run_id=RUN_ID,
-            learner_epoch=1,
-            published_at_s=0.0,
-        )
-    assert refused.value.reason is Reason.NON_FINITE
-
-
-@pytest.mark.parametrize(
-    "words",
-    [random_words(1)[:-1], random_words(1).astype(np.uint32), np.repeat(random_words(1), 2)[::2]],
-    ids=["too few", "too wide", "not contiguous"],
-)
-def test_words_that_are_not_one_flat_array_of_the_layout_are_refused(words: Words) -> None:
-    with pytest.raises(ValueError, match="the layout has"):
-        encode_version(
-            words, version=1, base=None, layout=LAYOUT, run_id=RUN_ID, learner_epoch=1, published_at_s=0.0
-        )
 
 
 def test_the_largest_finite_values_zeros_and_denormals_are_published() -> None:
@@ -72,21 +41,6 @@ def test_words_of_another_model_are_our_own_mistake() -> None:
     for words in unfit:
         with pytest.raises(ValueError, match="the layout has"):
             HeldPolicy.of(0, words, layout=LAYOUT)
-
-
-def test_a_version_starts_from_an_older_one() -> None:
-    learner = Learner()
-    learner.words(2)
-    with pytest.raises(ValueError, match="cannot start"):
-        encode_version(
-            learner.words(1),
-            version=1,
-            base=learner.versions[2],
-            layout=LAYOUT,
-            run_id=RUN_ID,
-            learner_epoch=1,
-            published_at_s=0.0,
-        )
 
 
 MANY = Layout.of([TensorSpec("a", (64 * 16,))], frame_words=16)

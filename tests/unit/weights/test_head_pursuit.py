@@ -1,7 +1,6 @@
 """What is fetched next over a near or a far link, and which fetch is dropped for another; no network."""
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -234,9 +233,3 @@ async def test_after_some_drops_in_a_row_a_fetch_is_finished_until_a_version_was
     follower.changed.set()
     assert await fetching is None
     assert follower.fetcher.given_up == MOST_DROPS + 1
-
-
-async def test_a_head_whose_pace_is_not_known_is_followed_by_name() -> None:
-    follower = Follower(LinkOnly(Link(5.0, math.inf), pushed=PUSHED))
-    follower.pursuit = HeadPursuit(follower.fetcher, monotonic=follower.clock.monotonic)
-    assert await follower.next_artifact() == DELTA

@@ -29,10 +29,6 @@ def test_tensors_are_in_the_order_of_the_bytes_of_their_names() -> None:
     assert [tensor.start_word for tensor in layout.tensors] == [0, 3, 7, 9]
 
 
-def test_a_scalar_is_one_word() -> None:
-    assert Layout.of([TensorSpec("scale", ())]).words == 1
-
-
 def test_the_digest_depends_on_names_shapes_and_frames_but_not_on_the_order_given() -> None:
     a, b = TensorSpec("a", (6,)), TensorSpec("b", (4,))
     digests = {
@@ -47,16 +43,6 @@ def test_the_digest_depends_on_names_shapes_and_frames_but_not_on_the_order_give
     }
     assert len(digests) == 5
     assert Layout.of([b, a], frame_words=8) == Layout.of([a, b], frame_words=8)
-
-
-def test_a_word_knows_its_tensor() -> None:
-    layout = Layout.of([TensorSpec("a", (3,)), TensorSpec("b", (2,))])
-    assert [layout.tensor_at(word).name for word in range(5)] == ["a", "a", "a", "b", "b"]
-
-
-def test_a_tensor_that_begins_where_a_frame_ends_is_no_part_of_it() -> None:
-    layout = Layout.of([TensorSpec("a", (10,)), TensorSpec("b", (5,))], frame_words=10)
-    assert [[piece.tensor.name for piece in layout.overlaps(n)] for n in (0, 1)] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("name", ["a", "n" * TENSOR_NAME_BYTES, "é" * (TENSOR_NAME_BYTES // 2)])
@@ -170,11 +156,3 @@ def test_one_frame_more_than_an_artifact_may_have_is_refused(monkeypatch: pytest
     assert len(Layout.of([TensorSpec("a", (most * 64,))], frame_words=64).frames) == most
     with pytest.raises(RefusedError):
         Layout.of([TensorSpec("a", (most * 64 + 1,))], frame_words=64)
-
-
-def test_a_model_of_too_many_frames_is_refused_before_they_are_made() -> None:
-    with pytest.raises(RefusedError) as refused:
-        Layout.of([TensorSpec("a", (1 << 62,))])
-    assert refused.value.reason is Reason.OVER_LIMIT
-    with pytest.raises(RefusedError):
-        Layout.of([TensorSpec("a", (2,))], frame_words=limits.FRAME_WORDS + 1)

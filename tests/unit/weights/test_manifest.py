@@ -8,11 +8,19 @@ import pytest
 from node import limits
 from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey
-from node.policy import NO_BASE, ArtifactKey
+from node.policy import NO_BASE
 from node.weights.format.digests import payload_digest
 from node.weights.format.layout import Layout
-from node.weights.format.manifest import DOMAIN, FrameRecord, Manifest, parse, sign, signed_by, verify_signed
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import (
+    DOMAIN,
+    Codec,
+    FrameRecord,
+    Manifest,
+    parse,
+    sign,
+    signed_by,
+    verify_signed,
+)
 from support.weights import LAYOUT, RUN_ID, SPECS, Learner
 
 LEARNER = Learner()
@@ -39,12 +47,6 @@ def test_a_manifest_is_what_it_was_after_it_travelled(manifest: Manifest) -> Non
     verified = verify_signed(signed, public_key=LEARNER.key.public_key, run_id=RUN_ID)
     assert (verified, verified.signed) == (manifest, signed)
     assert signed_by(manifest, LEARNER.key).signed == signed
-
-
-def test_a_manifest_knows_its_name_and_its_price() -> None:
-    assert DELTA.key == ArtifactKey(2, 1)
-    assert KEYFRAME.key == ArtifactKey(2, NO_BASE)
-    assert DELTA.artifact.size_bytes == sum(len(payload) for payload in LEARNER.encode(2, 1).payloads)
 
 
 def test_the_root_is_that_of_the_words_whatever_the_coding() -> None:
@@ -151,11 +153,6 @@ def test_an_unchanged_frame_has_the_digest_of_nothing() -> None:
     assert "has the digest of a payload" in str(refusal(unchanged))
     good = with_frame(unchanged, payload_digest=payload_digest(b""))
     assert parse(good.to_bytes()) == good
-
-
-def test_a_keyframe_and_nothing_else_has_a_base_root_of_zeros() -> None:
-    for manifest in (replace(DELTA, base_root=bytes(16)), replace(KEYFRAME, base_root=b"r" * 16)):
-        assert f"base root {manifest.base_root.hex()}" in str(refusal(manifest))
 
 
 @pytest.mark.parametrize("payload_bytes", [1, 15, 16, 2 * limits.FRAME_WORDS])

@@ -1,26 +1,23 @@
 """A library left over from other sources is not called."""
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.hatch_build import LIBRARY, SOURCE, compile_kernel
-from node.weights.codec import native, planes
+from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a copy of the kernel's sources, whose library is the one to load."""
-    (tmp_path / SOURCE.parent).mkdir(parents=True)
-    for source in Path(native.__file__).parent.glob("*.[ch]"):
-        shutil.copy(source, tmp_path / SOURCE.parent)
-    monkeypatch.setattr(native, "LIBRARY_FILE", tmp_path / LIBRARY)
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return where the library to load is looked for: there is none yet."""
+    monkeypatch.setattr(native, "LIBRARY_FILE", tmp_path / "kernel.so")
     native._library.cache_clear()
-    yield tmp_path
+    yield tmp_path / "kernel.so"
     native._library.cache_clear()
 
 
@@ -36,50 +33,42 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], dict[str, Any]]:
     return fields
 
 
-def compile_with(root: Path, old: str, new: str) -> None:
-    source = root / SOURCE
-    text = source.read_text()
-    assert old in text
-    source.write_text(text.replace(old, new))
-    assert compile_kernel(root) is None
-
-
 @pytest.mark.needs("gcc")
 @pytest.mark.parametrize(
-    ("old", "new", "problem"),
+    ("source", "problem"),
     [
-        (f"ABI = {native.ABI}", "ABI = 77", f"its ABI number is 77, not {native.ABI}"),
-        ("heterorl_abi", "heterorl_other", "heterorl_abi"),
+        ("int heterorl_abi(void) { return 77; }", f"its ABI number is 77, not {native.ABI}"),
+        ("int heterorl_other(void) { return 2; }", "heterorl_abi"),
     ],
     ids=["another number", "no number"],
 )
 def test_a_library_of_other_sources_is_left_alone_and_a_warning_says_what_to_do(
-    root: Path, old: str, new: str, problem: str, told: Callable[[], dict[str, Any]]
+    library: Path, source: str, problem: str, told: Callable[[], dict[str, Any]]
 ) -> None:
-    compile_with(root, old, new)
+    compiler = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(compiler, input=source.encode(), check=True)
     assert choice.implementation.__wrapped__().name == "numpy"
-    assert told()["file"] == str(root / LIBRARY)
+    assert told()["file"] == str(library)
     assert problem in told()["reason"]
     assert "install gcc or clang, then the node again" in told()["fix"]
 
 
-def test_a_file_that_is_no_library_is_left_alone(root: Path, told: Callable[[], dict[str, Any]]) -> None:
-    (root / LIBRARY).write_bytes(b"cut short")
+def test_a_file_that_is_no_library_is_left_alone(library: Path, told: Callable[[], dict[str, Any]]) -> None:
+    library.write_bytes(b"cut short")
     assert native.load() is None
-    assert LIBRARY.name in told()["reason"]
+    assert library.name in told()["reason"]
 
 
-@pytest.mark.needs("gcc")
-def test_the_library_of_these_sources_is_used(root: Path) -> None:
-    compile_with(root, f"ABI = {native.ABI}", f"ABI = {native.ABI}")
+@pytest.mark.needs("kernel")
+def test_the_library_of_these_sources_is_used(library: Path) -> None:
+    shutil.copy(Path(native.__file__).with_name("kernel.so"), library)
     assert native.load() is not None
 
 
 def test_where_nothing_could_be_compiled_one_warning_says_what_it_costs_and_what_to_do(
-    root: Path, told: Callable[[], dict[str, Any]]
+    library: Path, told: Callable[[], dict[str, Any]]
 ) -> None:
     assert choice.implementation.__wrapped__().name == "numpy"
-    assert planes._kernel.__wrapped__() is None
     assert "weights are coded in numpy, 30 to 100 times slower" in told()["msg"]
     assert "no C compiler" in told()["reason"]
     assert "install gcc or clang, then the node again" in told()["fix"]

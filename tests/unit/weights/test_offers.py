@@ -15,9 +15,9 @@ from support.weights import Learner
 LEARNER = Learner()
 STEP = {version: LEARNER.encode(version, version - 1).manifest for version in range(1, 7)}
 KEYFRAME = {version: LEARNER.encode(version, None).manifest for version in range(1, 7)}
-AT_4 = HighWater(1, STEP[4].policy_version)
-AT_4_EPOCH_2 = replace(AT_4, learner_epoch=2)
-NO_HEAD = HighWater(2, None)
+AT_4 = HighWater().after(STEP[4])
+AT_4_EPOCH_2 = HighWater(learner_epoch=2, head=AT_4.head)
+NO_HEAD = HighWater(learner_epoch=2)
 
 
 def forked(manifest: Manifest, *, epoch: int) -> Manifest:
@@ -104,25 +104,24 @@ def test_what_late_joiners_and_peers_a_little_behind_need_is_kept(
     }
 
 
-SEEN = HighWater().admit(learner_epoch=3, version=PolicyVersion(7, b"a" * 16))
+SEEN = HighWater().after(replace(STEP[6], learner_epoch=3))
 
 
-def test_newer_versions_are_admitted_and_remembered_and_the_same_one_changes_nothing() -> None:
-    newer = PolicyVersion(9, b"b" * 16)
-    assert SEEN.admit(learner_epoch=4, version=newer) == HighWater(4, newer)
-    assert SEEN.admit(learner_epoch=3, version=PolicyVersion(7, b"a" * 16)) == SEEN
+def test_newer_versions_and_the_same_one_are_accepted() -> None:
+    SEEN.check(learner_epoch=4, version=PolicyVersion(9, b"b" * 16))
+    SEEN.check(learner_epoch=3, version=STEP[6].policy_version)
 
 
 @pytest.mark.parametrize(
     ("epoch", "number", "reason"),
-    [(3, 6, Reason.ROLLBACK), (4, 6, Reason.ROLLBACK), (2, 8, Reason.FENCED), (4, 7, Reason.ROLLBACK)],
+    [(3, 5, Reason.ROLLBACK), (4, 5, Reason.ROLLBACK), (2, 8, Reason.FENCED), (4, 6, Reason.ROLLBACK)],
     ids=["older version", "older version of a newer epoch", "older epoch", "fork"],
 )
 def test_a_replay_a_rollback_a_second_learner_and_a_fork_are_refused(
     epoch: int, number: int, reason: Reason
 ) -> None:
     with pytest.raises(RefusedError) as refused:
-        SEEN.admit(learner_epoch=epoch, version=PolicyVersion(number, b"c" * 16))
+        SEEN.check(learner_epoch=epoch, version=PolicyVersion(number, b"c" * 16))
     assert refused.value.reason is reason
 
 

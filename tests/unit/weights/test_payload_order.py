@@ -1,17 +1,12 @@
-"""Payloads on the wire: put together, cut anywhere, and the same again."""
-
-import itertools
-from collections import deque
+"""The order of payloads on the wire."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node import limits
 from node.policy import NO_BASE
 from node.weights.transfer import payload_order
 from node.weights.transfer.payload_order import fetch_order, first_batch, largest_first, pushed_frames
-from node.weights.transfer.ranges import LyingSourceError, Range, Transfer, Unasked
 from support.weights import manifest_of_sizes as manifest
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=30)
@@ -76,57 +71,3 @@ def test_a_keyframe_that_takes_less_than_asking_for_it_is_pushed(
     keyframe = manifest([3, 4], base_version=NO_BASE)
     assert pushed_frames(keyframe, most_bytes=100, artifact_cost_bytes=cost_bytes) == pushed
     assert pushed_frames(manifest([1], base_version=NO_BASE), most_bytes=100) == ()
-
-
-@given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=20), data=st.data())
-def test_however_frames_are_cut_into_ranges_every_byte_is_asked_for_once_and_frames_come_out_whole(
-    sizes: list[int], data: st.DataObject
-) -> None:
-    payloads = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
-    part_bytes = data.draw(st.one_of(st.none(), st.integers(1, 100)))
-    unasked = Unasked(manifest(sizes), range(len(sizes)), part_bytes=part_bytes)
-    transfer = Transfer(manifest(sizes), lambda frame, payload: None, deque(), unasked)
-    spans = []
-    while (span := transfer.take(data.draw(st.integers(1, 500)))) is not None:
-        spans.append(span)
-        is_part = span.end_bytes > 0
-        assert not (is_part and (part_bytes is None or len(span.frames) > 1))
-    assert sum(span.left_bytes(manifest(sizes)) for span in spans) == sum(sizes)
-    whole = []
-    for span in data.draw(st.permutations(spans)):
-        span.source = data.draw(st.sampled_from("ab"))
-        while span.frames:
-            frame, start = span.frames[0], span.next_bytes
-            end = min(start + 150, span.end_bytes or sizes[frame])
-            whole += transfer.whole(span.take(frame, start, payloads[frame][start:end], manifest(sizes)))
-        transfer.leave(span)
-    assert sorted((each.frame, each.payload) for each in whole) == list(enumerate(payloads))
-    assert all(each.senders <= {"a", "b"} for each in whole)
-    assert transfer.is_over
-
-
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), data=st.data())
-def test_payloads_cut_into_any_chunks_are_put_together_again(sizes: list[int], data: st.DataObject) -> None:
-    payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
-    whole = b"".join(payloads)
-    cuts = sorted({0, len(whole), *data.draw(st.lists(st.integers(0, len(whole)), max_size=10))})
-    span = Range(deque(range(len(sizes))), source="hub")
-    arrived = []
-    for start, end in itertools.pairwise(cuts):
-        frame = next(f for f in range(len(sizes)) if sum(sizes[: f + 1]) > start)
-        offset = start - sum(sizes[:frame])
-        arrived += span.take(frame, offset, whole[start:end], manifest(sizes))
-    assert [(each.frame, each.payload) for each in arrived] == list(enumerate(payloads))
-    assert all(each.senders == {"hub"} for each in arrived)
-    assert not span.frames
-    assert not span.partial
-
-
-@pytest.mark.parametrize(
-    ("frame", "offset_bytes", "data"),
-    [(1, 0, b"x"), (0, 1, b"x"), (0, 0, b""), (0, 0, b"x" * 8), (0, 0, b"x" * (limits.CHUNK_BYTES + 1))],
-    ids=["another frame", "another offset", "nothing", "more than was asked for", "too large"],
-)
-def test_a_chunk_that_was_not_due_is_a_lie(frame: int, offset_bytes: int, data: bytes) -> None:
-    with pytest.raises(LyingSourceError):
-        Range(deque([0, 1]), source="hub").take(frame, offset_bytes, data, manifest([3, 4]))

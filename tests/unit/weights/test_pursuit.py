@@ -10,7 +10,7 @@ from node.errors import RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.planning.link_time import Link, Progress
-from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pace, Pursuit
+from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pursuit
 from node.weights.store.offers import surplus
 from node.weights.transfer.head_pursuit import LOOK_AGAIN_S
 from sampler.versions.fetch_plan import FetchPlan
@@ -22,16 +22,16 @@ KEYFRAME, DELTA = Artifact(ArtifactKey(20), 100 * MB), Artifact(ArtifactKey(21, 
 def measured(
     round_trip_s: float, mbytes_per_s: float = math.inf, *, version_s: float | None = None
 ) -> Pursuit:
-    return Pursuit(Pace(1, 1.0, version_s), Link(round_trip_s, mbytes_per_s * MB))
+    return Pursuit(Link(round_trip_s, mbytes_per_s * MB), version_s)
 
 
 def test_the_pace_is_taken_from_what_is_announced_by_the_learners_clock() -> None:
-    pace = Pace()
-    for number, at_s in ((4, 100.0), (4, 101.0), (3, 102.0), (8, 108.0)):
-        pace = pace.announced(Announcement(PolicyVersion(number), 1, at_s, ()))
-    assert pace.version_s == 2.0
-    pace = pace.announced(Announcement(PolicyVersion(9), 1, 114.0, ()))
-    assert pace.version_s == 3.0  # a quarter of the way from 2 to 6
+    pursuit = Pursuit()
+    paces = []
+    for number, at_s in ((4, 100.0), (4, 101.0), (3, 102.0), (5, 100.0), (8, 108.0), (9, 114.0)):
+        pursuit.announced(Announcement(PolicyVersion(number), 1, at_s, ()))
+        paces.append(pursuit.version_s)
+    assert paces == [None, None, None, None, 2.0, 3.0]  # at last a quarter of the way from 2 to 6
 
 
 def test_the_cheapest_way_in_bytes_is_taken_while_it_halves_the_distance() -> None:
@@ -89,9 +89,8 @@ def test_after_some_drops_in_a_row_everything_is_finished() -> None:
     pursuit = measured(0.01)
     for _ in range(MOST_DROPS):
         assert not pursuit.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=60.0)
-        pursuit = pursuit.dropped()
+        pursuit.drops_in_a_row += 1
     assert pursuit.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=60.0)
-    assert not pursuit.took().is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=60.0)
 
 
 def test_a_longer_round_trip_is_believed_at_once_and_a_shorter_one_slowly() -> None:
@@ -132,12 +131,6 @@ def test_half_is_enough_to_keep_up_and_not_enough_to_drop_a_fetch() -> None:
     assert near.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=3.9)
     assert not near.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=4.0)
     assert near.is_worth_finishing(begun, KEYFRAME, instead=None, now=4.0)
-
-
-def test_versions_published_at_one_moment_say_nothing_about_the_pace() -> None:
-    pace = Pace(4, 100.0).announced(Announcement(PolicyVersion(5), 1, 100.0, ()))
-    assert pace == Pace(4, 100.0)
-    assert pace.announced(Announcement(PolicyVersion(6), 1, 101.0, ())).version_s == 0.5
 
 
 def test_people_are_told_what_keeps_a_far_sampler_from_the_bound() -> None:
@@ -204,8 +197,8 @@ class World:
 
     @property
     def look_again_s(self) -> float:
-        """As in ``PolicySync``, but no more than about 300 looks at one fetch."""
-        return max(LOOK_AGAIN_S, self.fetch_s / 300)
+        """As in ``PolicySync``, but no more than about 100 looks at one fetch."""
+        return max(LOOK_AGAIN_S, self.fetch_s / 100)
 
     @property
     def bound_versions(self) -> float:
@@ -234,10 +227,10 @@ class Sampler:
                 self.state = replace(self.state, announcement=said, unusable=frozenset())
             except RefusedError:
                 raise AssertionError("an honest hub is never refused") from None
-            self.pursuit = self.pursuit.announced(said)
+            self.pursuit.announced(said)
 
     def answered(self, took_s: float) -> None:
-        self.pursuit = self.pursuit.measured(self.pursuit.link.answered(took_s))
+        self.pursuit.link = self.pursuit.link.answered(took_s)
 
     def run(self, until_s: float) -> None:
         while self.now < until_s:
@@ -304,12 +297,12 @@ class Sampler:
             if self.state.is_useless(artifact.key) and not self.pursuit.is_worth_finishing(
                 progress, artifact, instead=instead, now=self.now
             ):
-                link = self.pursuit.link.silent(progress.silence_s(self.now))
-                self.pursuit = self.pursuit.dropped().measured(link)
+                self.pursuit.link = self.pursuit.link.silent(progress.silence_s(self.now))
+                self.pursuit.drops_in_a_row += 1
                 self.missed()
                 return
-        link = self.pursuit.link.carried(artifact.size_bytes, took_s=whole_s - first_s)
-        self.pursuit = self.pursuit.measured(link).took()
+        self.pursuit.link = self.pursuit.link.carried(artifact.size_bytes, took_s=whole_s - first_s)
+        self.pursuit.drops_in_a_row = 0
         self.state = replace(self.state, held=PolicyVersion(artifact.key.version, b"r"))
         self.taken.append((self.now, artifact.key.version))
         self.in_vain = 0
@@ -335,7 +328,7 @@ def world(seed: int) -> World:
     )
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(12))
 def test_what_is_held_follows_the_head_over_any_line(seed: int) -> None:
     around = world(seed)
     warm_s = 4 * around.fetch_s + 4 * around.keyframe_every * around.version_s
@@ -350,7 +343,7 @@ def test_what_is_held_follows_the_head_over_any_line(seed: int) -> None:
     assert sampler.longest_in_vain <= 2 * MOST_DROPS
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_it_goes_on_where_the_line_is_cut_and_jumps(seed: int) -> None:
     around = world(1000 + seed)
     around.cut_every_s = 5 * around.fetch_s

@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 
 from node.errors import Reason
-from node.policy import ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore
-from support.weights import Learner, flip_bit, frames_file, keys, offsets, refused
-
-
-def test_everything_is_there_after_a_restart(store: ArtifactStore, learner: Learner, tmp_path: Path) -> None:
-    learner.put(store, (1, 0), (2, 1), (2, None))
-    before = store.announcement()
-    assert learner.store(tmp_path).announcement() == before
+from support.weights import Learner, flip_bit, frames_file, keys, refused
 
 
 def test_an_upload_cut_by_a_kill_goes_on_with_the_missing_frames(learner: Learner, tmp_path: Path) -> None:
@@ -53,17 +46,6 @@ def test_a_half_written_frame_is_missing_after_a_restart(
     store.write_frame(key, 1, payloads[1])
     os.truncate(frames_file(tmp_path, key, room="incoming"), len(payloads[0]) + 3)
     assert learner.store(tmp_path).missing(key) == (1, 2, 3, 4)
-
-
-def test_payloads_cut_short_while_nobody_looked_are_not_announced_after_a_restart(
-    store: ArtifactStore, learner: Learner, tmp_path: Path
-) -> None:
-    learner.put(store, (1, 0), (2, 1))
-    payloads = learner.signed(2, 1)[1]
-    os.truncate(frames_file(tmp_path, ArtifactKey(2, 1)), offsets(payloads)[3] + 1)
-    reopened = learner.store(tmp_path)
-    assert keys(reopened) == [(1, 0)]
-    assert reopened.missing(ArtifactKey(2, 1)) == (3, 4)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.digests import Words, payload_digest, version_root, words_check, words_digest
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.format.manifest import verify_signed
-from node.weights.format.payload_codec import Codec
+from node.weights.format.manifest import Codec, verify_signed
 from support.exponent_conditioned import fault_of, implementations
 from support.weight_vectors import FILE, vectors
 

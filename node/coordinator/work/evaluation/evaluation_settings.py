@@ -10,8 +10,6 @@ from node.run import REWARD, Evaluation, EvaluationTerms
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSettings:
-    """Which versions are evaluated, on what, and how."""
-
     every_versions: int
     prompts: int
     completions: int
@@ -22,7 +20,6 @@ class EvaluationSettings:
     held_out_prompts: int
     """How many of the task's own last prompts are these; 0: they come after its prompts, as rows."""
     task: str = ""
-    """Its name."""
     task_options: str = ""
     """Digest of the task's options; empty: it has none."""
     answers: int = 2
@@ -31,11 +28,9 @@ class EvaluationSettings:
     """What the best version has most of: the reward, or a metric of the grader."""
 
     def terms(self, first_prompt: int) -> EvaluationTerms:
-        """Return what ``Evaluation.terms`` are under these settings."""
         return self.begun(0, first_prompt=first_prompt, now=0.0).terms
 
     def begun(self, version: int, *, first_prompt: int, now: float) -> Evaluation:
-        """Return the evaluation of a version as it begins."""
         return Evaluation(
             version=version,
             first_prompt=first_prompt,

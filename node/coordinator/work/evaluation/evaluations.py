@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
+from node.coordinator.work.evaluation.evaluation_record import Record
 from node.coordinator.work.evaluation.evaluation_settings import EvaluationSettings
 from node.coordinator.work.evaluation.scores import (
     PromptScore,
     by_prompt,
-    decider,
     is_contested,
     odd_answers,
     prompt_score,
@@ -40,7 +40,7 @@ from node.coordinator.work.slot_table import Claim, SlotTable
 from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, slot_and_attempt
 from node.failure import FAULTS, FailedLease, Failure
 from node.rollout import RolloutGroup
-from node.run import REWARD, Evaluation, EvaluationStatus
+from node.run import Evaluation
 
 LEASES_PER_EVALUATION_LEASE: Final = 2
 """At most one in so many of a sampler's leases is for evaluation, or one if it has fewer: training goes on
@@ -56,17 +56,11 @@ FINAL_FAULTS: Final = frozenset(
 """Faults after which a sampler is not asked the prompt again in this evaluation: it would fail likewise, and
 what timed out has cost all the time it may. Other samplers are asked instead."""
 
-ANSWERS_KEPT: Final = 1 << 17
-"""Answers in the record of finished evaluations, 30 MB of memory. Beyond that those of the oldest one go, but
-for the best: what a sampler said there is then out of a revocation's reach."""
-
 _LEASE_ID: Final = re.compile(r"e(0|[1-9][0-9]{0,15})-(.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationChange:
-    """What becomes of evaluations."""
-
     evaluation: Evaluation | None = None
     """The one under way as it is to become, or as it finishes. None: it stays as it is."""
     slots: tuple[Slot, ...] = ()
@@ -74,9 +68,7 @@ class EvaluationChange:
     uncounted: tuple[int, ...] = ()
     """Slots whose answers do not count in the end."""
     odd_samplers: tuple[str, ...] = ()
-    """Samplers whose answers were left out because they differ from the others' one way."""
     removed_samplers: frozenset[str] = frozenset()
-    """Samplers all of whose answers go."""
     recomputed: tuple[Evaluation, ...] = ()
     """Finished ones without the answers of ``removed_samplers``."""
     forgotten: tuple[int, ...] = ()
@@ -90,8 +82,6 @@ class EvaluationChange:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationBalance:
-    """What the ledger holds of evaluations."""
-
     record: tuple[Evaluation, ...] = ()
     """Oldest version first; the one under way is the last."""
     slots: tuple[Slot, ...] = ()
@@ -102,8 +92,6 @@ class EvaluationBalance:
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """A sampler that asked for leases."""
-
     at_s: float
     held_version: int
     is_able: bool
@@ -111,7 +99,6 @@ class _Asker:
 
 
 def lease_id_of(version: int, slot: Slot) -> str:
-    """Return the id of the lease on a prompt of a version's evaluation."""
     return f"e{version}-{group_id(slot.number, slot.granted)}"
 
 
@@ -121,93 +108,80 @@ def is_evaluation_lease(lease_id: str) -> bool:
 
 
 class Evaluations:
-    """Those of a run."""
-
     def __init__(
         self, settings: EvaluationSettings, balance: EvaluationBalance, *, lease_ttl_s: float, now: float
     ) -> None:
         """Restore; leases get a full term from ``now``, and so do samplers to ask for more."""
-        self._settings = settings
+        self.settings = settings
         self._lease_ttl_s = lease_ttl_s
-        self._finished: dict[int, Evaluation] = {}
-        self._kept: dict[int, tuple[PromptScore, ...]] = {}
-        """Answers that count, of finished evaluations."""
-        self._under_way: Evaluation | None = None
+        self.record = Record(best_by=settings.best_by)
         self._slots: dict[int, Slot] = {}
         self._scores: dict[int, PromptScore] = {}
         self._clear()
         self._askers: dict[str, _Asker] = {}
         """In memory only, as deadlines are."""
         self._planned: int | None = None
+        under_way = None
+        kept: dict[int, list[PromptScore]] = {}
         for version, score in balance.scores:
-            self._kept[version] = (*self._kept.get(version, ()), score)
+            kept.setdefault(version, []).append(score)
         for evaluation in balance.record:
+            scores = kept.get(evaluation.version, [])
             if evaluation.finished_at_s:
-                self._finished[evaluation.version] = evaluation
+                self.record.add(evaluation, scores)
             else:
-                self._under_way = evaluation
-                self._scores = {score.slot: score for score in self._kept.pop(evaluation.version, ())}
+                under_way = evaluation
+                self._scores = {score.slot: score for score in scores}
         self._apply_slots(balance.slots, now=now)
         self._last_change_s = now
-        self._waits_until_s = now + lease_ttl_s if self._under_way else 0.0
-        self._status = self._made_status()
-
-    @property
-    def held_out_prompts(self) -> int:
-        """How many of the task's last prompts training never uses."""
-        return self._settings.held_out_prompts
+        self._waits_until_s = now + lease_ttl_s if under_way else 0.0
+        self.status = self.record.status(under_way)
 
     @property
     def is_configured(self) -> bool:
-        """Whether versions are evaluated."""
-        return self._settings.every_versions > 0
-
-    @property
-    def status(self) -> EvaluationStatus:
-        return self._status
+        return self.settings.every_versions > 0
 
     @property
     def under_way(self) -> Evaluation | None:
-        return self._under_way
+        return self.status.under_way
 
     def from_version(self, held_version: int) -> int | None:
         """Return from which version on a sampler is to stop: the one under evaluation, or the next where it
         has come to that. One that it has passed is overdue, and begins at any version. None: nowhere."""
         if not self.is_configured:
             return None
-        if self._under_way is not None and held_version < self._under_way.version:
-            return self._under_way.version
+        if self.under_way is not None and held_version < self.under_way.version:
+            return self.under_way.version
         return self._next_version(0) if self._planned is None else self._planned
 
     def awaited_version(self, head: int) -> int | None:
         """Return the version under evaluation or due; None: neither."""
-        if self._under_way is not None:
-            return self._under_way.version
+        if self.under_way is not None:
+            return self.under_way.version
         planned = self._next_version(head) if self._planned is None else self._planned
         return planned if self.is_configured and planned <= head else None
 
     def plan(self, head: int) -> None:
         """Decide from which version on the next evaluation may begin, given the newest announced one."""
-        if self.is_configured and self._under_way is None and self._planned is None:
+        if self.is_configured and self.under_way is None and self._planned is None:
             self._planned = self._next_version(head)
 
     def is_due(self, held_version: int) -> bool:
         """Whether an evaluation begins with a sampler that holds this version."""
-        return self._under_way is None and self._planned is not None and held_version >= self._planned
+        return self.under_way is None and self._planned is not None and held_version >= self._planned
 
     def running(self, holder: str) -> int:
-        """Count the leases of a sampler."""
-        return self._table.running(holder)
+        return self._table.open.running(holder)
 
     def work(self, work: Work) -> Work:
         """Return what a lease for evaluation asks for, where one for training asks for ``work``."""
-        return replace(work, group_size=self._settings.completions, sampling=self._settings.sampling)
+        return replace(work, group_size=self.settings.completions, sampling=self.settings.sampling)
 
     def begun(self, version: int, *, first_prompt: int, now: float) -> EvaluationChange | None:
         """Begin the evaluation of a version that is due; None: it is not."""
         if not self.is_due(version):
             return None
-        settings = self._settings
+        settings = self.settings
         slots = tuple(
             Slot(n, first_prompt + n % settings.prompts, SlotState.AVAILABLE, attempts=(), granted=0)
             for n in range(settings.prompts * settings.answers)
@@ -216,10 +190,10 @@ class Evaluations:
 
     def ended(self, *, first_prompt: int, now: float) -> EvaluationChange | None:
         """End an evaluation that nobody is left to answer, or whose terms were changed; None: neither."""
-        current = self._under_way
+        current = self.under_way
         if current is None:
             return None
-        is_outdated = current.terms != self._settings.terms(first_prompt)
+        is_outdated = current.terms != self.settings.terms(first_prompt)
         if not is_outdated and (any(slot.lease is not None for slot in self._open()) or self._may_go_on(now)):
             return None
         return self._finish(current, self._scores, now=now)
@@ -228,13 +202,13 @@ class Evaluations:
         self, holder: str, wanted: int, *, held_version: int, running: int, now: float
     ) -> EvaluationChange | None:
         """Lease held-out prompts to a sampler, up to their part of its leases; remember that it asked."""
-        current = self._under_way
+        current = self.under_way
         known = self._askers.get(holder)
         is_able = current is None or held_version <= current.version or (known is not None and known.is_able)
         self._askers[holder] = _Asker(now, held_version, is_able)
         if current is None or held_version != current.version:
             return None
-        if current.terms != self._settings.terms(current.first_prompt):
+        if current.terms != self.settings.terms(current.first_prompt):
             return None
         share = max(1, (running + wanted) // LEASES_PER_EVALUATION_LEASE) - self.running(holder)
         own = self._prompts_of(holder)
@@ -254,7 +228,7 @@ class Evaluations:
 
     def has_left(self, holder: str, *, held_version: int, stays: bool) -> bool:
         """Whether prompts of the version that a sampler holds are left for it, now or once it stays."""
-        current = self._under_way
+        current = self.under_way
         if current is None:
             return not stays and self.is_due(held_version)
         return held_version == current.version and self._may_ask(holder)
@@ -262,8 +236,8 @@ class Evaluations:
     def claim(self, lease_id: str, holder: str) -> Claim:
         """Return what a submission by ``holder`` would be."""
         version, number, attempt = _parse(lease_id)
-        if self._under_way is not None and version == self._under_way.version:
-            prompts = self._under_way.prompts
+        if self.under_way is not None and version == self.under_way.version:
+            prompts = self.under_way.prompts
             has_answered = any(
                 score.sampler_id == holder and slot % prompts == number % prompts
                 for slot, score in self._scores.items()
@@ -271,12 +245,11 @@ class Evaluations:
             claim = self._table.claim(number, attempt, holder)
             # A lease that expired may win late, after its holder was leased the prompt again.
             return Claim.DUPLICATE if has_answered and claim is Claim.WANTED else claim
-        newest = self._status.newest
+        newest = self.status.newest
         is_over = newest is not None and 0 <= version <= newest.version
         return Claim.DUPLICATE if is_over else Claim.NEVER_GRANTED
 
     def slot(self, lease_id: str) -> Slot:
-        """Return the slot of a lease whose claim is WANTED."""
         return self._table.open_slots[_parse(lease_id)[1]]
 
     def counted(
@@ -312,26 +285,16 @@ class Evaluations:
         return not own or self._table.renew(holder, own[0], now=now, max_age_s=max_age_s)
 
     def cut_short(self, holder: str, *, now: float) -> None:
-        """Let a sampler's leases end at the next ``expire``."""
         self._table.cut_short(holder, now=now)
 
     def expire(self, now: float) -> EvaluationChange | None:
-        """End every lease whose deadline has passed."""
         return self._change(self._table.expire(now), now=now)
 
     def revoked(self, node_ids: Iterable[str], *, now: float) -> EvaluationChange | None:
         """Take back what these samplers said, here and in the record; None: nothing."""
         gone = frozenset(node_ids)
-        recomputed = []
-        for version, kept in self._kept.items():
-            left = [score for score in kept if score.sampler_id not in gone]
-            if len(left) < len(kept):
-                before = self._finished[version]
-                answers = by_prompt(left, prompts=before.prompts)
-                _, disputed = odd_answers(answers, self._measures)
-                record = scored(before, left, dropped=before.prompts - len(answers))
-                recomputed.append(replace(record, disputed_by=", ".join(disputed)))
-        current, slots = self._under_way, {}
+        recomputed = self.record.without(gone)
+        current, slots = self.under_way, {}
         if current is not None:
             for slot in self._open():
                 if slot.lease is not None and slot.lease.holder in gone:
@@ -344,44 +307,41 @@ class Evaluations:
             current = _progress(current, scores) if has_changed else None
         if not (recomputed or current):
             return None
-        return EvaluationChange(
-            current, tuple(slots.values()), removed_samplers=gone, recomputed=tuple(recomputed)
-        )
+        return EvaluationChange(current, tuple(slots.values()), removed_samplers=gone, recomputed=recomputed)
 
     def apply(self, change: EvaluationChange, *, now: float) -> None:
         """Make a decided change the truth."""
-        self._finished |= {evaluation.version: evaluation for evaluation in change.recomputed}
         if change.removed_samplers:
             self._remove(change.removed_samplers)
-        for version in change.forgotten:
-            self._kept.pop(version, None)
+        self.record.change(change.recomputed, without=change.removed_samplers, forgotten=change.forgotten)
         evaluation = change.evaluation
         if evaluation is not None:
             self._apply_slots(change.slots, now=now)
             if change.score is not None:
                 self._scores[change.score.slot] = change.score
-            if self._under_way is None:
+            if self.under_way is None:
                 self._askers = {
                     name: replace(asker, is_able=asker.held_version <= evaluation.version)
                     for name, asker in self._askers.items()
                     if self._is_active(asker, now)
                 }
-            self._under_way, self._planned, self._last_change_s = evaluation, None, now
+            self._planned, self._last_change_s = None, now
             if evaluation.finished_at_s:
-                counting = (s for n, s in self._scores.items() if n not in change.uncounted)
-                self._kept[evaluation.version] = tuple(counting)
-                self._finished[evaluation.version] = evaluation
-                self._under_way = None
+                counting = [s for n, s in self._scores.items() if n not in change.uncounted]
+                self.record.add(evaluation, counting)
                 self._clear()
-        has_record_changed = bool(change.recomputed) or (evaluation is not None and evaluation.finished_at_s)
-        self._status = (
-            self._made_status() if has_record_changed else replace(self._status, under_way=self._under_way)
-        )
+        under_way = self.under_way if evaluation is None else evaluation
+        if under_way is not None and under_way.finished_at_s:
+            under_way = None
+        if change.recomputed or under_way is None:
+            self.status = self.record.status(under_way)
+        else:
+            self.status = replace(self.status, under_way=under_way)
 
     def _change(
         self, slots: tuple[Slot, ...], score: PromptScore | None = None, *, now: float
     ) -> EvaluationChange | None:
-        current = self._under_way
+        current = self.under_way
         if current is None or not slots:
             return None
         scores = self._scores if score is None else {**self._scores, score.slot: score}
@@ -403,8 +363,8 @@ class Evaluations:
         without: frozenset[str] = frozenset(),
     ) -> dict[int, Slot]:
         """Return further slots of those prompts for which not enough samplers are asked."""
-        assert self._under_way is not None
-        n, first = self._under_way.prompts, self._under_way.first_prompt
+        assert self.under_way is not None
+        n, first = self.under_way.prompts, self.under_way.first_prompt
         further = {}
         for prompt in prompts:
             numbers = [number for k in range(SLOTS_PER_PROMPT) if (number := prompt + k * n) in slots]
@@ -412,7 +372,7 @@ class Evaluations:
                 score.sampler_id: score for number in numbers if (score := scores.get(number)) is not None
             }
             is_open = sum(slots[number].state not in SETTLED for number in numbers)
-            wanted = max(self._settings.answers, 3 if self._needs_third(answers) else 0)
+            wanted = max(self.settings.answers, 3 if self._needs_third(answers) else 0)
             faulty = {
                 attempt.holder
                 for number in numbers
@@ -428,14 +388,10 @@ class Evaluations:
 
     def _needs_third(self, answers: Mapping[str, PromptScore]) -> bool:
         """Whether two samplers took the likeliest tokens of a prompt and say different things."""
-        if self._settings.temperature or len(answers) != 2:
+        if self.settings.temperature or len(answers) != 2:
             return False
-        said = {name: said_of({0: dict(answers)}, name)[0] for name in self._measures}
+        said = {name: said_of({0: dict(answers)}, name)[0] for name in self.record.measures}
         return any(is_contested(values.values(), widest=0.0) for values in said.values())
-
-    @property
-    def _measures(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((REWARD, self._settings.best_by)))
 
     def _finish(
         self, evaluation: Evaluation, scores: Mapping[int, PromptScore], *, now: float
@@ -449,9 +405,9 @@ class Evaluations:
         counting = {
             prompt: of_prompt
             for prompt, of_prompt in answers.items()
-            if len(of_prompt) >= min(2, self._settings.answers) or able <= of_prompt.keys()
+            if len(of_prompt) >= min(2, self.settings.answers) or able <= of_prompt.keys()
         }
-        left_out, disputed = odd_answers(counting, self._measures)
+        left_out, disputed = odd_answers(counting, self.record.measures)
         kept = [
             score
             for of_prompt in counting.values()
@@ -469,18 +425,8 @@ class Evaluations:
             record,
             uncounted=tuple(sorted(scores.keys() - {score.slot for score in kept})),
             odd_samplers=left_out,
-            forgotten=self._to_forget(len(kept)),
+            forgotten=self.record.surplus(len(kept)),
         )
-
-    def _to_forget(self, further: int) -> tuple[int, ...]:
-        excess = further + sum(map(len, self._kept.values())) - ANSWERS_KEPT
-        best = self._status.best
-        forgotten = []
-        for version in sorted(self._kept):
-            if excess > 0 and (best is None or version != best.version):
-                forgotten.append(version)
-                excess -= len(self._kept[version])
-        return tuple(forgotten)
 
     def _may_go_on(self, now: float) -> bool:
         """Whether an active sampler may still answer. One that does not come is waited for once."""
@@ -490,31 +436,30 @@ class Evaluations:
             return False
         if not self._askers:
             return True
-        version = 0 if self._under_way is None else self._under_way.version
+        version = 0 if self.under_way is None else self.under_way.version
         return any(
             asker.held_version <= version and self._is_active(asker, now) and self._may_ask(name)
             for name, asker in self._askers.items()
         )
 
     def _may_ask(self, holder: str) -> bool:
-        """Whether a sampler has not had all the prompts that are free."""
-        assert self._under_way is not None
+        assert self.under_way is not None
         own = self._prompts_of(holder)
         return any(
             slot.state is SlotState.AVAILABLE
-            and own.get(slot.number % self._under_way.prompts, slot.number) == slot.number
+            and own.get(slot.number % self.under_way.prompts, slot.number) == slot.number
             for slot in self._open()
         )
 
     def _prompts_of(self, holder: str) -> dict[int, int]:
         """Return prompt -> the one slot of it that a sampler may have; -1: it answers, or has answered."""
-        assert self._under_way is not None
+        assert self.under_way is not None
         prompts: dict[int, int] = {}
         for slot in self._slots.values():
             for attempt in slot.attempts:
                 if attempt.holder != holder:
                     continue
-                prompt = slot.number % self._under_way.prompts
+                prompt = slot.number % self.under_way.prompts
                 if attempt.number == slot.winner or attempt is slot.lease:
                     prompts[prompt] = -1
                 elif attempt.failure in FAULTS:
@@ -525,10 +470,6 @@ class Evaluations:
         return now - asker.at_s <= self._lease_ttl_s
 
     def _remove(self, gone: frozenset[str]) -> None:
-        self._kept = {
-            version: tuple(score for score in kept if score.sampler_id not in gone)
-            for version, kept in self._kept.items()
-        }
         self._scores = {n: score for n, score in self._scores.items() if score.sampler_id not in gone}
         self._askers = {name: asker for name, asker in self._askers.items() if name not in gone}
 
@@ -546,32 +487,15 @@ class Evaluations:
         self._slots, self._scores = {}, {}
 
     def _next_version(self, head: int) -> int:
-        every, newest = max(1, self._settings.every_versions), self._under_way or self._status.newest
+        every, newest = max(1, self.settings.every_versions), self.under_way or self.status.newest
         return max(head, 0 if newest is None else (newest.version // every + 1) * every)
-
-    def _made_status(self) -> EvaluationStatus:
-        finished = [self._finished[version] for version in sorted(self._finished)]
-        newest = finished[-1] if finished else None
-        alike = [one for one in finished if newest is not None and one.terms == newest.terms]
-        # One sampler's word, as of the first to join, holds only until two have been asked.
-        confirmed = min((one.version for one in alike if one.samplers > 1), default=0)
-        best_by = self._settings.best_by
-        by_score = [
-            (score, one)
-            for one in alike
-            if one.is_sound and one.version >= confirmed and (score := decider(one, best_by)) is not None
-        ]
-        # Of equals the oldest.
-        best = max(by_score, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
-        first = alike[0] if alike else None
-        return EvaluationStatus(newest, first, best, under_way=self._under_way, best_by=best_by)
 
     def _own(self, lease_ids: Iterable[str]) -> list[str]:
         """Return those of the evaluation under way, as its slots' ids."""
-        if self._under_way is None:
+        if self.under_way is None:
             return []
         parsed = (_parse(lease_id) for lease_id in lease_ids)
-        return [group_id(*rest) for version, *rest in parsed if version == self._under_way.version]
+        return [group_id(*rest) for version, *rest in parsed if version == self.under_way.version]
 
 
 def _progress(evaluation: Evaluation, scores: Mapping[int, PromptScore]) -> Evaluation:

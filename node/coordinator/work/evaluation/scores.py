@@ -43,19 +43,16 @@ class PromptScore:
     sampler_id: str
     reward_mean: float
     cut_completions: int
-    """Ended at the length limit."""
     tokens: int
     metrics: str = ""
     """What the grader measured besides the reward, by name, as a JSON object; empty: nothing."""
 
     @property
     def values(self) -> dict[str, float]:
-        """The reward and what else was measured, by name."""
         return {**_from_json(self.metrics), REWARD: self.reward_mean}
 
 
 def prompt_score(slot: int, sampler_id: str, group: RolloutGroup) -> PromptScore:
-    """Return the score of the group that answers a slot."""
     return PromptScore(
         slot,
         sampler_id,
@@ -102,7 +99,6 @@ def scored(evaluation: Evaluation, scores: Collection[PromptScore], *, dropped: 
 
 
 def said_of(answers: dict[int, dict[str, PromptScore]], name: str) -> Said:
-    """Return what samplers say of each prompt by one measure, where they have it."""
     return {
         prompt: {
             sampler: value
@@ -127,7 +123,6 @@ def odd_answers(
 
 
 def _agreed_values(answers: dict[int, dict[str, PromptScore]], *, is_exact: bool) -> list[dict[str, float]]:
-    """Return the agreed values of each prompt, by name."""
     names = {name for of_prompt in answers.values() for score in of_prompt.values() for name in score.values}
     values: dict[int, dict[str, float]] = {prompt: {} for prompt in answers}
     for name in sorted(names):

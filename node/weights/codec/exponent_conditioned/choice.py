@@ -1,17 +1,12 @@
-"""The implementation of the exponent-conditioned codec that this process uses: the C kernel, or numpy."""
+"""The implementation of the codec's loops that this process uses: the C kernel, or numpy."""
 
 import functools
 from typing import Protocol
 
-from node.weights.codec import native as kernels
+from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import reference
-from node.weights.codec.exponent_conditioned.payload_format import (
-    INFINITY_BITS,
-    BrokenPayloadError,
-    Delta,
-    Fault,
-)
-from node.weights.format.digests import Words, words_digest
+from node.weights.codec.exponent_conditioned.payload_format import Delta
+from node.weights.format.digests import Words
 
 
 class Implementation(Protocol):
@@ -27,40 +22,11 @@ class Implementation(Protocol):
     def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
         """Write the words to ``out`` and return their digest, or raise BrokenPayloadError."""
 
-
-class NativeCodec:
-    """The codec, on one path of the kernel."""
-
-    def __init__(self, kernel: kernels.Kernel) -> None:
-        self._kernel = kernel
-
-    @property
-    def name(self) -> str:
-        return f"C, {self._kernel.path}"
-
-    def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
-        """Return what makes ``words`` from ``base``."""
-        payload, facts = self._kernel.encode(words, base=base, limit_bytes=limit_bytes)
-        return Delta(
-            payload,
-            changes=facts.changes,
-            digest=facts.digest or words_digest(words),
-            is_finite=facts.largest < INFINITY_BITS,
-        )
-
-    def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
-        """Write the words to ``out`` and return their digest.
-
-        Raises BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
-        """
-        fault, facts = self._kernel.decode(payload, base=base, out=out)
-        if fault:
-            raise BrokenPayloadError(Fault(fault))
-        return facts.digest or words_digest(out)
+    def join(self, rest: bytes, exponents: bytes, *, out: Words) -> int:
+        """Write words made of a byte of sign and mantissa and of exponent; return their digest."""
 
 
 @functools.cache
 def implementation() -> Implementation:
     """Return the C kernel, or the reference in numpy where there is none; ``native.load`` then warns."""
-    kernel = kernels.load()
-    return reference if kernel is None else NativeCodec(kernel)
+    return native.load() or reference

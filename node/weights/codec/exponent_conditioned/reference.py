@@ -1,7 +1,7 @@
-"""The exponent-conditioned codec in numpy: the reference for the C kernel.
+"""The exponent-conditioned codec in numpy: the reference for the C kernel, and the way without a compiler.
 
 Read it next to proto/WEIGHTS.md. Encoding is vectorised; decoding reads one number after the other in Python,
-about a microsecond each. That is enough to try a node without a compiler on a small model.
+about a microsecond each. That is enough to try a node on a small model.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from node.weights.codec.exponent_conditioned.bits import BitReader, BitWriter, Numbers
 from node.weights.codec.exponent_conditioned.payload_format import (
     CLASSES,
     COST_ONES,
@@ -19,6 +18,7 @@ from node.weights.codec.exponent_conditioned.payload_format import (
     FIRST_LARGE,
     FIRST_POSITIONS,
     FIRST_SIZE_BITS,
+    GROWS_AT,
     LARGEST_STEP,
     NUMBER_BITS,
     SAMPLE_BLOCK,
@@ -31,6 +31,8 @@ from node.weights.codec.exponent_conditioned.payload_format import (
 from node.weights.format.digests import Words, words_digest
 
 name: Final = "numpy"
+
+Numbers = NDArray[np.int64]
 
 
 def encode(words: Words, *, base: Words, limit_bytes: int) -> Delta:
@@ -65,6 +67,14 @@ def decode(payload: bytes, *, base: Words, out: Words) -> int:
         if ranks[-1] >= members.size:
             raise BrokenPayloadError(Fault.POSITION)
         out[members[ranks]] += steps
+    return words_digest(out)
+
+
+def join(rest: bytes, exponents: bytes, *, out: Words) -> int:
+    """Write the words made of a byte of sign and mantissa and of exponent; return their digest."""
+    low = np.frombuffer(rest, np.uint8).astype(np.uint16)
+    high = np.frombuffer(exponents, np.uint8).astype(np.uint16)
+    np.bitwise_or((low & 0x80) << 8 | low & 0x7F, high << EXPONENT_SHIFT, out=out)
     return words_digest(out)
 
 
@@ -127,36 +137,108 @@ class _SubsetPrediction:
     """Low bits of the gaps between members; if negative, -1 - the low bits of the runs of members."""
 
 
-@dataclass(slots=True)
-class _Predictions:
-    positions: _SubsetPrediction
-    large: _SubsetPrediction
-    size_bits: int
+class BitWriter:
+    """Collects fields, and packs them at the end."""
 
-    @classmethod
-    def first(cls) -> "_Predictions":
-        return cls(_SubsetPrediction(*FIRST_POSITIONS), _SubsetPrediction(*FIRST_LARGE), FIRST_SIZE_BITS)
+    def __init__(self) -> None:
+        self._values: list[Numbers] = []
+        self._widths: list[Numbers] = []
+
+    def put(self, value: int, width: int) -> None:
+        """Write the ``width`` low bits of ``value``."""
+        self._put(np.array([value]), np.array([width]))
+
+    def put_flags(self, flags: NDArray[np.bool_]) -> None:
+        self._put(flags.astype(np.int64), np.ones(flags.size, np.int64))
+
+    def put_numbers(self, numbers: Numbers, low_bits: int) -> None:
+        """Write non-negative numbers with ``low_bits`` low bits."""
+        ones = numbers >> low_bits
+        grows = ones >= GROWS_AT
+        # frexp of an integer is exact: 1 more than the floor of its binary logarithm.
+        growth = np.where(grows, np.frexp(np.maximum(ones - (GROWS_AT - 1), 1))[1] - 1, 0)
+        start = np.where(grows, GROWS_AT - 1 + (1 << growth), ones) << low_bits
+        ones = np.where(grows, GROWS_AT + growth, ones)
+        self._put((1 << ones) - 1 | (numbers - start) << ones + 1, ones + 1 + low_bits + growth)
+
+    def to_bytes(self) -> bytes:
+        """Return everything written. Zeros fill up the last byte."""
+        values, widths = np.concatenate(self._values), np.concatenate(self._widths)
+        ends = np.cumsum(widths)
+        places = np.arange(ends[-1]) - np.repeat(ends - widths, widths)
+        bits = np.repeat(values, widths) >> places & 1
+        return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
+
+    def _put(self, values: Numbers, widths: Numbers) -> None:
+        self._values.append(values)
+        self._widths.append(widths)
+
+
+class BitReader:
+    """Reads fields. Refuses every field that reaches past the end."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._end = 8 * len(payload)
+        self._at = 0
+
+    def take(self, width: int) -> int:
+        """Read ``width`` bits. Raises BrokenPayloadError: TRUNCATED."""
+        first, past = self._at >> 3, self._at + width + 7 >> 3
+        value = int.from_bytes(self._payload[first:past], "little") >> (self._at & 7) & (1 << width) - 1
+        self._advance(width)
+        return value
+
+    def take_number(self, low_bits: int) -> int:
+        """Read a number with ``low_bits`` low bits.
+
+        Raises BrokenPayloadError: NUMBER: no frame has so large a number; TRUNCATED.
+        """
+        first = self._at >> 3
+        window = int.from_bytes(self._payload[first : first + 8], "little") >> (self._at & 7)
+        ones = (~window & window + 1).bit_length() - 1
+        growth = max(0, ones - GROWS_AT)
+        if low_bits + growth > NUMBER_BITS:
+            raise BrokenPayloadError(Fault.NUMBER)
+        start = ones if ones < GROWS_AT else GROWS_AT - 1 + (1 << growth)
+        low = window >> ones + 1 & (1 << low_bits + growth) - 1
+        self._advance(ones + 1 + low_bits + growth)
+        return (start << low_bits) + low
+
+    def finish(self) -> None:
+        """Check that only the zeros that fill up the last byte are left.
+
+        Raises BrokenPayloadError: TRAILING.
+        """
+        left = self._end - self._at
+        if left > 7 or self.take(left) != 0:
+            raise BrokenPayloadError(Fault.TRAILING)
+
+    def _advance(self, width: int) -> None:
+        self._at += width
+        if self._at > self._end:
+            raise BrokenPayloadError(Fault.TRUNCATED)
 
 
 class _ClassWriter:
-    """Writes one class after the other."""
-
     def __init__(self, bits: BitWriter) -> None:
         self._bits = bits
-        self._next = _Predictions.first()
+        self._positions = _SubsetPrediction(*FIRST_POSITIONS)
+        self._large = _SubsetPrediction(*FIRST_LARGE)
+        self._size_bits = FIRST_SIZE_BITS
 
     def put(self, ranks: NDArray[np.intp], steps: Numbers) -> None:
         """Write the changes of a class: their ranks among its words, and their steps."""
-        self._put_subset(ranks, self._next.positions)
+        self._put_subset(ranks, self._positions)
         self._bits.put_flags(steps < 0)
         large = np.flatnonzero(np.abs(steps) > 1)
-        self._put_subset(large, self._next.large)
+        self._put_subset(large, self._large)
         if large.size:
             numbers = np.abs(steps[large]) - 2
             size_bits = best_low_bits(numbers)
             # The same change is twice as many steps of a word whose exponent is one less.
-            self._put_surprise(size_bits - (self._next.size_bits - 1))
-            self._next.size_bits = size_bits
+            self._put_surprise(size_bits - (self._size_bits - 1))
+            self._size_bits = size_bits
             self._bits.put_numbers(numbers, size_bits)
 
     def _put_subset(self, members: NDArray[np.intp], next_: _SubsetPrediction) -> None:
@@ -191,24 +273,26 @@ class _ClassReader:
         self._bits = bits
         self._words = words
         self._words_left = words
-        self._next = _Predictions.first()
+        self._positions = _SubsetPrediction(*FIRST_POSITIONS)
+        self._large = _SubsetPrediction(*FIRST_LARGE)
+        self._size_bits = FIRST_SIZE_BITS
 
     def take(self) -> tuple[Numbers, Words]:
         """Read the changes of a class: their ranks among its words, and their steps modulo 2^16.
 
         Raises BrokenPayloadError: with the first fault, in the order of the fields.
         """
-        ranks = self._take_subset(self._next.positions, most=self._words_left, end=self._words)
+        ranks = self._take_subset(self._positions, most=self._words_left, end=self._words)
         if ranks.size == 0:
             raise BrokenPayloadError(Fault.COUNT)
         self._words_left -= ranks.size
         signs = self._bits.take(ranks.size).to_bytes(-(-ranks.size // 8), "little")
         is_down = np.unpackbits(np.frombuffer(signs, np.uint8), count=ranks.size, bitorder="little")
-        large = self._take_subset(self._next.large, most=ranks.size, end=ranks.size)
+        large = self._take_subset(self._large, most=ranks.size, end=ranks.size)
         sizes = np.ones(ranks.size, np.int64)
         if large.size:
-            self._next.size_bits += self._take_surprise() - 1
-            size_bits = _checked_low_bits(self._next.size_bits)
+            self._size_bits += self._take_surprise() - 1
+            size_bits = _checked_low_bits(self._size_bits)
             for place in large:
                 size = self._bits.take_number(size_bits) + 2
                 # As in two's complement, the largest step goes down only.

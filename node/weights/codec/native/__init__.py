@@ -8,12 +8,19 @@ import ctypes
 import functools
 import logging
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from node.weights.codec.exponent_conditioned.payload_format import (
+    INFINITY_BITS,
+    BrokenPayloadError,
+    Delta,
+    Fault,
+)
+from node.weights.format.digests import Words, words_digest
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +35,7 @@ PATHS: Final = (PORTABLE, "AVX2", "AVX-512")
 path uses vectors of 16 bytes: SSE2, NEON."""
 
 
-class FrameFacts(ctypes.Structure):
+class _Facts(ctypes.Structure):
     """Facts about words that the kernel finds out while coding or making them."""
 
     _fields_ = (
@@ -43,103 +50,83 @@ class FrameFacts(ctypes.Structure):
     """The largest word, sign aside."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Bytes and their address: to ask numpy each time costs 5 us, since frames flush the caches."""
-
-    array: NDArray[np.uint8]
-    address: int
-
-    @classmethod
-    def of(cls, size: int) -> "_Memory":
-        array = np.empty(size, np.uint8)
-        return cls(array, _at(array))
-
-
 class _ThreadMemory(threading.local):
     """Memory of one thread, kept from frame to frame.
 
-    Otherwise the few pages that were touched would be freed and faulted in again for each frame.
+    Otherwise the few pages that were touched would be freed and faulted in again for each frame. The address
+    is kept too: to ask numpy for it each time costs 5 us, since frames flush the caches.
     """
 
     def __init__(self) -> None:
-        self.words = 0
-        self.scratch = _Memory.of(0)
-        self.payload = _Memory.of(0)
+        nothing = np.empty(0, np.uint8)
+        self._known = {"scratch": (nothing, 0), "payload": (nothing, 0)}
+
+    def take(self, name: str, size: int) -> tuple[NDArray[np.uint8], int]:
+        """Return bytes, at least ``size``, and their address."""
+        if self._known[name][0].size < size:
+            array = np.empty(size, np.uint8)
+            self._known[name] = array, _at(array)
+        return self._known[name]
 
 
 class Kernel:
-    """The library on one of its paths. Any thread may call; each keeps its own memory, 17 bytes a word."""
+    """The library on one of its paths. Any thread may call; each keeps its own memory, 17 bytes a word.
+
+    Every method raises ValueError if the arrays are not of the same size and contiguous.
+    """
 
     def __init__(self, library: ctypes.CDLL, *, path: int) -> None:
         self._library = library
         self._path = path
         self._memory = _ThreadMemory()
+        self.name: Final = f"C, {PATHS[path]}"
 
-    @property
-    def path(self) -> str:
-        return PATHS[self._path]
-
-    def encode(
-        self, words: NDArray[np.uint16], *, base: NDArray[np.uint16], limit_bytes: int
-    ) -> tuple[bytes | None, FrameFacts]:
-        """Return the payload and the facts; empty: nothing changed; None: it is over the limit.
-
-        Raises ValueError: the arrays are not of the same size and contiguous.
-        """
+    def encode(self, words: Words, *, base: Words, limit_bytes: int) -> Delta:
         _check(words, base)
-        scratch, payload = self._scratch(words.size), self._payload(limit_bytes)
-        facts = FrameFacts()
+        payload, payload_at = self._memory.take("payload", limit_bytes)
+        facts = _Facts()
         size = self._library.heterorl_encode(
             self._path,
             _at(base),
             _at(words),
             words.size,
-            scratch.address,
-            payload.address,
+            self._scratch(words.size),
+            payload_at,
             limit_bytes,
             facts,
         )
-        return (payload.array[:size].tobytes() if size <= limit_bytes else None), facts
+        return Delta(
+            payload[:size].tobytes() if size <= limit_bytes else None,
+            changes=facts.changes,
+            digest=facts.digest or words_digest(words),
+            is_finite=facts.largest < INFINITY_BITS,
+        )
 
-    def decode(
-        self, payload: bytes, *, base: NDArray[np.uint16], out: NDArray[np.uint16]
-    ) -> tuple[int, FrameFacts]:
-        """Return the number of the fault, 0 for none, and the facts. ``out`` may be ``base``.
+    def decode(self, payload: bytes, *, base: Words, out: Words) -> int:
+        """Write the words to ``out`` and return their digest.
 
-        Raises ValueError: the arrays are not of the same size and contiguous.
+        Raises BrokenPayloadError: no encoder makes this payload; ``out`` is worthless.
         """
         _check(out, base)
-        scratch = self._scratch(out.size)
-        facts = FrameFacts()
-        fault: int = self._library.heterorl_decode(
-            self._path, payload, len(payload), _at(base), _at(out), out.size, scratch.address, facts
+        scratch, facts = self._scratch(out.size), _Facts()
+        fault = self._library.heterorl_decode(
+            self._path, payload, len(payload), _at(base), _at(out), out.size, scratch, facts
         )
-        return fault, facts
+        if fault:
+            raise BrokenPayloadError(Fault(fault))
+        return facts.digest or words_digest(out)
 
-    def join(self, rest: bytes, exponents: bytes, *, out: NDArray[np.uint16]) -> FrameFacts:
-        """Make words from their bytes of sign and mantissa and of exponent; the facts have only the digest.
-
-        Raises ValueError: the sizes differ, or ``out`` is not contiguous.
-        """
+    def join(self, rest: bytes, exponents: bytes, *, out: Words) -> int:
+        """Write the words made of a byte of sign and mantissa and of exponent; return their digest."""
         _check(out, out)
         if not len(rest) == len(exponents) == out.size:
             raise ValueError(f"{len(rest)} bytes and {len(exponents)} exponents for {out.size} words")
-        facts = FrameFacts()
+        facts = _Facts()
         self._library.heterorl_join(self._path, rest, exponents, _at(out), out.size, facts)
-        return facts
+        return facts.digest or words_digest(out)
 
-    def _scratch(self, words: int) -> _Memory:
-        memory = self._memory
-        if memory.words < words:
-            memory.words, memory.scratch = words, _Memory.of(self._library.heterorl_room(words))
-        return memory.scratch
-
-    def _payload(self, size: int) -> _Memory:
-        memory = self._memory
-        if memory.payload.array.size < size:
-            memory.payload = _Memory.of(size)
-        return memory.payload
+    def _scratch(self, words: int) -> int:
+        return self._memory.take("scratch", self._library.heterorl_room(words))[1]
 
 
 def load(path: int | None = None) -> Kernel | None:
@@ -147,19 +134,6 @@ def load(path: int | None = None) -> Kernel | None:
     library = _library()
     if library is None:
         return None
-    address, words, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
-    path_number, facts = ctypes.c_int, ctypes.POINTER(FrameFacts)
-    library.heterorl_best_path.argtypes = []
-    library.heterorl_best_path.restype = path_number
-    library.heterorl_room.argtypes = [words]
-    library.heterorl_room.restype = size
-    encode, decode = library.heterorl_encode, library.heterorl_decode
-    encode.argtypes = [path_number, address, address, words, address, address, size, facts]
-    encode.restype = size
-    decode.argtypes = [path_number, ctypes.c_char_p, size, address, address, words, address, facts]
-    decode.restype = ctypes.c_int
-    library.heterorl_join.argtypes = [path_number, ctypes.c_char_p, ctypes.c_char_p, address, words, facts]
-    library.heterorl_join.restype = None
     best = library.heterorl_best_path()
     wanted = best if path is None else path
     return Kernel(library, path=wanted) if wanted <= best else None
@@ -184,6 +158,17 @@ def _library() -> ctypes.CDLL | None:
             },
         )
         return None
+    path, address, data, words = ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32
+    size, facts = ctypes.c_size_t, ctypes.POINTER(_Facts)
+    for name, result, arguments in (
+        ("best_path", path, []),
+        ("room", size, [words]),
+        ("encode", size, [path, address, address, words, address, address, size, facts]),
+        ("decode", ctypes.c_int, [path, data, size, address, address, words, address, facts]),
+        ("join", None, [path, data, data, address, words, facts]),
+    ):
+        function = getattr(library, f"heterorl_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
 
 

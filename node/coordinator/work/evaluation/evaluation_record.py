@@ -1,0 +1,82 @@
+"""The finished evaluations of a run: which is the best, and what a revocation leaves of each; pure."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Final
+
+from node.coordinator.work.evaluation.scores import PromptScore, by_prompt, decider, odd_answers, scored
+from node.run import REWARD, Evaluation, EvaluationStatus
+
+ANSWERS_KEPT: Final = 1 << 17
+"""Answers in the record of finished evaluations, 30 MB of memory. Beyond that those of the oldest one go, but
+for the best: what a sampler said there is then out of a revocation's reach."""
+
+
+class Record:
+    """Evaluations by version, and the answers that count in each."""
+
+    def __init__(self, *, best_by: str) -> None:
+        self.best_by = best_by
+        self.measures = tuple(dict.fromkeys((REWARD, best_by)))
+        """What samplers' answers are compared by."""
+        self.finished: dict[int, Evaluation] = {}
+        self.kept: dict[int, tuple[PromptScore, ...]] = {}
+
+    def status(self, under_way: Evaluation | None) -> EvaluationStatus:
+        """Return the evaluations worth a look."""
+        finished = [self.finished[version] for version in sorted(self.finished)]
+        newest = finished[-1] if finished else None
+        alike = [one for one in finished if newest is not None and one.terms == newest.terms]
+        # One sampler's word, as of the first to join, holds only until two have been asked.
+        confirmed = min((one.version for one in alike if one.samplers > 1), default=0)
+        by_score = [
+            (score, one)
+            for one in alike
+            if one.is_sound and one.version >= confirmed and (score := decider(one, self.best_by)) is not None
+        ]
+        # Of equals the oldest.
+        best = max(by_score, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
+        first = alike[0] if alike else None
+        return EvaluationStatus(newest, first, best, under_way=under_way, best_by=self.best_by)
+
+    def add(self, evaluation: Evaluation, answers: Iterable[PromptScore]) -> None:
+        self.finished[evaluation.version] = evaluation
+        if kept := tuple(answers):
+            self.kept[evaluation.version] = kept
+
+    def without(self, gone: Collection[str]) -> tuple[Evaluation, ...]:
+        """Return the evaluations that are others without the answers of some samplers."""
+        recomputed = []
+        for version, kept in self.kept.items():
+            left = [score for score in kept if score.sampler_id not in gone]
+            if len(left) < len(kept):
+                before = self.finished[version]
+                answers = by_prompt(left, prompts=before.prompts)
+                _, disputed = odd_answers(answers, self.measures)
+                record = scored(before, left, dropped=before.prompts - len(answers))
+                recomputed.append(replace(record, disputed_by=", ".join(disputed)))
+        return tuple(recomputed)
+
+    def change(
+        self, recomputed: Iterable[Evaluation], *, without: Collection[str], forgotten: Iterable[int]
+    ) -> None:
+        """Take evaluations as they are without some samplers, and forget the answers of others."""
+        self.finished |= {evaluation.version: evaluation for evaluation in recomputed}
+        if without:
+            self.kept = {
+                version: tuple(score for score in kept if score.sampler_id not in without)
+                for version, kept in self.kept.items()
+            }
+        for version in forgotten:
+            self.kept.pop(version, None)
+
+    def surplus(self, further: int) -> tuple[int, ...]:
+        """Return the versions whose answers go when so many more are kept."""
+        excess = further + sum(map(len, self.kept.values())) - ANSWERS_KEPT
+        best = self.status(None).best
+        forgotten = []
+        for version in sorted(self.kept):
+            if excess > 0 and (best is None or version != best.version):
+                forgotten.append(version)
+                excess -= len(self.kept[version])
+        return tuple(forgotten)

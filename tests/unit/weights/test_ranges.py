@@ -1,0 +1,168 @@
+"""Ranges of a fetch: cut anywhere, read in any order, paused and resumed; every byte is asked for once."""
+
+import itertools
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from node import limits
+from node.telemetry.transfer_metrics import TransferMetrics
+from node.weights.transfer.ranges import PausedTransfers, Range, Transfer, Unasked
+from node.weights.transfer.sources import LyingSourceError
+from support.weights import manifest_of_sizes as manifest
+
+SIZES = (4, 9, 6)
+
+
+def transfer_of(sizes: list[int], span: Range) -> Transfer:
+    """Return a transfer of which one range is all that is wanted, and is being read."""
+    transfer = Transfer(
+        manifest(sizes), lambda *_: None, deque(), Unasked(manifest(sizes), [], part_bytes=None)
+    )
+    transfer.reading.add(span)
+    return transfer
+
+
+@given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=20), data=st.data())
+def test_however_frames_are_cut_into_ranges_every_byte_is_asked_for_once_and_frames_come_out_whole(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    payloads = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    part_bytes = data.draw(st.one_of(st.none(), st.integers(1, 100)))
+    unasked = Unasked(manifest(sizes), range(len(sizes)), part_bytes=part_bytes)
+    transfer = Transfer(manifest(sizes), lambda frame, payload: None, deque(), unasked)
+    spans = []
+    while (span := transfer.take(data.draw(st.integers(1, 500)))) is not None:
+        spans.append(span)
+        is_part = span.end_bytes > 0
+        assert not (is_part and (part_bytes is None or len(span.frames) > 1))
+    assert sum(span.left_bytes(manifest(sizes)) for span in spans) == sum(sizes)
+    whole = []
+    for span in data.draw(st.permutations(spans)):
+        span.source = data.draw(st.sampled_from("ab"))
+        while span.frames:
+            frame, start = span.frames[0], span.next_bytes
+            end = min(start + 150, span.end_bytes or sizes[frame])
+            whole += transfer.arrive(span, frame, start, payloads[frame][start:end])
+        transfer.leave(span)
+    assert sorted((each.frame, each.payload) for each in whole) == list(enumerate(payloads))
+    assert all(each.senders <= {"a", "b"} for each in whole)
+    assert transfer.is_over
+    assert transfer.held_bytes == 0
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), data=st.data())
+def test_payloads_cut_into_any_chunks_are_put_together_again(sizes: list[int], data: st.DataObject) -> None:
+    payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
+    whole = b"".join(payloads)
+    cuts = sorted({0, len(whole), *data.draw(st.lists(st.integers(0, len(whole)), max_size=10))})
+    span = Range(deque(range(len(sizes))), source="hub")
+    transfer, arrived = transfer_of(sizes, span), []
+    for start, end in itertools.pairwise(cuts):
+        frame = next(f for f in range(len(sizes)) if sum(sizes[: f + 1]) > start)
+        arrived += transfer.arrive(span, frame, start - sum(sizes[:frame]), whole[start:end])
+    assert [(each.frame, each.payload) for each in arrived] == list(enumerate(payloads))
+    assert all(each.senders == {"hub"} for each in arrived)
+    assert not span.frames
+    assert transfer.held_bytes == 0
+
+
+def test_small_and_large_pieces_of_a_payload_from_several_ranges_are_joined_in_order() -> None:
+    size = 30_000
+    payload = bytes(number % 251 for number in range(size))
+    first, second = Range(deque([0]), 0, 10_000, source="a"), Range(deque([0]), 10_000, size, source="b")
+    transfer = transfer_of([size], first)
+    transfer.reading.add(second)
+    arrived = []
+    for start, end in ((0, 5000), (5000, 5001), (5001, 5002), (5002, 10_000)):
+        arrived += transfer.arrive(first, 0, start, payload[start:end])
+    for start, end in ((10_000, 10_100), (10_100, 20_000), (20_000, 20_001), (20_001, size)):
+        arrived += transfer.arrive(second, 0, start, payload[start:end])
+    assert [each.payload for each in arrived] == [payload]
+
+
+def test_what_is_left_of_a_range_that_is_taken_over_is_read_from_another_source() -> None:
+    slow = Range(deque([0, 1]), source="slow")
+    transfer = transfer_of([4, 3], slow)
+    assert transfer.arrive(slow, 0, 0, b"ab") == []
+    span = transfer.take_over(slow)
+    span.source = "fast"
+    assert not slow.frames
+    assert span.avoid == {"slow"}
+    assert span.left_bytes(transfer.manifest) == 5
+    first, second = transfer.arrive(span, 0, 2, b"cdxyz")
+    assert (first.payload, first.senders) == (b"abcd", frozenset({"slow", "fast"}))
+    assert (second.payload, second.senders) == (b"xyz", frozenset({"fast"}))
+
+
+@pytest.mark.parametrize(
+    ("frame", "offset_bytes", "data"),
+    [(1, 0, b"x"), (0, 1, b"x"), (0, 0, b""), (0, 0, b"x" * 8), (0, 0, b"x" * (limits.CHUNK_BYTES + 1))],
+    ids=["another frame", "another offset", "nothing", "more than was asked for", "too large"],
+)
+def test_a_chunk_that_was_not_due_is_a_lie(frame: int, offset_bytes: int, data: bytes) -> None:
+    span = Range(deque([0, 1]), source="hub")
+    with pytest.raises(LyingSourceError):
+        transfer_of([3, 4], span).arrive(span, frame, offset_bytes, data)
+
+
+class Kept:
+    """What is kept, and what the metrics say of it."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.paused = PausedTransfers(TransferMetrics(self._registry))
+
+    @property
+    def size_bytes(self) -> float | None:
+        return self._registry.get_sample_value("heterorl_node_unfinished_fetch_bytes")
+
+    def take(self, version: int, *frames: int) -> Transfer | None:
+        return self.paused.take(manifest(SIZES, version=version), frames, lambda *_: None)
+
+
+def paused(version: int) -> Transfer:
+    """Return a transfer that has the first five bytes of frame 1, three of them as a part; nothing else."""
+    unasked = Unasked(manifest(SIZES, version=version), [2], part_bytes=None)
+    part, rest = Range(deque([1]), 0, 3, source="hub"), Range(deque([1]), 3, 9, source="hub")
+    transfer = Transfer(manifest(SIZES, version=version), lambda *_: None, deque(), unasked)
+    transfer.reading |= {part, rest}
+    assert transfer.arrive(part, 1, 0, b"abc") == []
+    assert transfer.arrive(rest, 1, 3, b"de") == []
+    transfer.pause()
+    return transfer
+
+
+def test_a_fetch_of_the_same_frames_goes_on_and_the_gauge_says_what_is_kept_until_then() -> None:
+    kept, transfer = Kept(), paused(1)
+    kept.paused.keep(transfer)
+    assert kept.size_bytes == 5
+    assert kept.take(1, 1, 2) is transfer
+    assert kept.size_bytes == 0
+    assert kept.take(1, 1, 2) is None
+    span = transfer.take(100)
+    assert span is not None
+    assert list(span.frames) == [2]
+    span = transfer.take(100)
+    assert span is not None
+    assert [each.payload for each in transfer.arrive(span, 1, 5, b"fghi")] == [b"abcdefghi"]
+
+
+def test_what_was_kept_for_other_frames_is_forgotten() -> None:
+    kept = Kept()
+    kept.paused.keep(paused(1))
+    assert kept.take(1, 0, 1, 2) is None
+    assert kept.size_bytes == 0
+    assert kept.take(1, 1, 2) is None
+
+
+def test_two_are_kept_and_the_oldest_goes_first() -> None:
+    kept = Kept()
+    for version in (1, 2, 1, 3):
+        kept.paused.keep(paused(version))
+    assert kept.size_bytes == 10
+    assert [kept.take(version, 1, 2) is not None for version in (1, 2, 3)] == [True, False, True]
+    assert kept.size_bytes == 0
