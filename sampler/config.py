@@ -1,17 +1,31 @@
 """Settings of a sampler. How completions are sampled is set for the whole run, in [coordinator]."""
 
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from node.config.settings import Target
+from node.errors import ConfigError, StartupError
 from node.extras import NeededPackage
 from node.tokenizer import chat_template
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
-from sampler.tasks.dry_run import check_imports, check_template
-from sampler.tasks.local_graders import JudgeEndpoint
+from sampler.tasks.grader_process import START_TIMEOUT_S, environment
+from sampler.tasks.judge_endpoint import JudgeEndpoint
+
+_IMPORT: Final = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
+
+_RENDER: Final = """
+import sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)
+messages = [{"role": "user", "content": "1+1="}]
+tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+"""
 
 
 def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -131,12 +145,42 @@ class SamplerConfig(BaseModel):
 
         Raises:
             ConfigError: one cannot be imported.
-            StartupError: the template does not take a conversation.
+            StartupError: the template does not take a question.
         """
-        check_imports("sampler.custom_tasks", self.custom_tasks.values(), self.grader_environment)
-        check_imports("sampler.allowed_graders", self.allowed_graders, self.grader_environment)
-        if chat_template(self.model_dir):
-            check_template(self.model_dir)
+        self._check_imports("sampler.custom_tasks", self.custom_tasks.values())
+        self._check_imports("sampler.allowed_graders", self.allowed_graders)
+        if chat_template(self.model_dir) and (problem := self._problem(_RENDER, str(self.model_dir))):
+            raise StartupError(
+                f"the chat template of {self.model_dir} does not render a question: {problem}",
+                fix="Correct chat_template.jinja or tokenizer_config.json there, or set chat = false in "
+                "coordinator.task_options.",
+            )
+
+    def _check_imports(self, key: str, paths: Iterable[str]) -> None:
+        for path in paths:
+            if problem := self._problem(_IMPORT, path):
+                raise ConfigError(
+                    key=key,
+                    value=path,
+                    source="the configuration",
+                    rule=f"cannot be imported: {problem}",
+                    fix="Install it where this sampler's Python finds it, or correct the name.",
+                )
+
+    def _problem(self, program: str, argument: str) -> str:
+        """Run a program as graders run; return the last line that it ended with, empty where it worked."""
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-c", program, argument],
+                env=environment(self.grader_environment),
+                capture_output=True,
+                timeout=START_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done after {START_TIMEOUT_S:.0f} s"
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        return "" if ended.returncode == 0 else (lines or [f"exit code {ended.returncode}"])[-1][:500]
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +29,9 @@ _PROC: Final = Path("/proc")
 
 def kill_tree(root: int) -> None:
     """Kill the process ``root``, its process group and its descendants; blocking, some milliseconds."""
-    _signal_group(root, signal.SIGSTOP)
+    _signal(os.killpg, [root], signal.SIGSTOP)
     _kill_descendants(root)
-    _signal_group(root, signal.SIGKILL)
+    _signal(os.killpg, [root], signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
@@ -90,9 +90,9 @@ def _kill_descendants(root: int) -> None:
         found = _descendants(root) - stopped
         if not found:
             break
-        _signal_all(found, signal.SIGSTOP)
+        _signal(os.kill, found, signal.SIGSTOP)
         stopped |= found
-    _signal_all(stopped, signal.SIGKILL)
+    _signal(os.kill, stopped, signal.SIGKILL)
 
 
 def _descendants(root: int) -> set[int]:
@@ -115,13 +115,7 @@ def _processes() -> Iterable[Path]:
     return [entry for entry in _PROC.glob("[0-9]*") if entry.name.isdigit()]
 
 
-def _signal_all(processes: Iterable[int], number: signal.Signals) -> None:
+def _signal(send: Callable[[int, int], None], processes: Iterable[int], number: signal.Signals) -> None:
     for process in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process, number)
-
-
-def _signal_group(leader: int, number: signal.Signals) -> None:
-    # It may have died at a limit a moment ago.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended meanwhile
+            send(process, number)

@@ -12,7 +12,6 @@ until finished groups are submitted, and nobody writes to the engine's words onc
 
 import asyncio
 import random
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -30,7 +29,7 @@ from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics, snapshot
-from node.tokenizer import chat_template, chat_template_digest
+from node.tokenizer import chat_template_digest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
@@ -45,10 +44,6 @@ from sampler.rollouts.leasing import TOO_OLD, Leasing
 from sampler.rollouts.rollout_loop import RolloutLoop
 from sampler.rollouts.work_queue import UNBEGUN, JobState, WorkQueue
 from sampler.served_policy import ServedPolicy
-from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import Grader
-from sampler.tasks.local_graders import LocalGraders
-from sampler.tasks.task import TaskSetup, task_setup
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.policy_sync import PolicySync
 from sampler.versions.saved_policy import SavedPolicy
@@ -86,26 +81,13 @@ async def build(context: RoleContext) -> list[Service]:
     control = dial(target, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
     policy_sync = _policy_sync(context, _sources(context, target, caller, control), held, metrics)
-    leases, submissions = _rollout_clients(context, target, caller)
-    pipeline = GroupPipeline(
-        engine,
-        engine_thread,
-        run_id=context.run.run_id,
-        policy=policy,
-        leasing=_leasing(context, leases, policy, work_queue),
-        submitter=GroupSubmitter(
-            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
-        ),
-        metrics=metrics,
-        clock=context.clock,
-    )
+    pipeline = _pipeline(context, engine, engine_thread, policy, work_queue, caller=caller, metrics=metrics)
     membership = _membership(context, control, engine, pipeline, policy_sync, policy, held)
     rollouts = RolloutLoop(
         pipeline,
         membership=membership,
         engine_thread=engine_thread,
-        task_setup=configured_setup(config),
-        make_graders=configured_graders(config, metrics),
+        config=config,
         flush_timeout_s=FLUSH_SHARE * context.config.node.drain_timeout_s,
         metrics=metrics,
         node_metrics=context.node_metrics,
@@ -192,30 +174,41 @@ def _policy_sync(
     )
 
 
-def _rollout_clients(
-    context: RoleContext, target: str, caller: Identity | Peer
-) -> tuple[SamplerRolloutClient, SamplerRolloutClient]:
-    """Return the client that leases and the one that submits."""
+def _pipeline(
+    context: RoleContext,
+    engine: Engine,
+    engine_thread: EngineThread,
+    policy: ServedPolicy,
+    work_queue: WorkQueue,
+    *,
+    caller: Identity | Peer,
+    metrics: SamplerMetrics,
+) -> GroupPipeline:
+    config, hub = context.config.section(SamplerConfig), context.config.node.coordinator
+    assert hub is not None, "build has looked"
     signer = None if context.identity is None else GroupSigner(context.identity)
-    submit_to = context.config.section(SamplerConfig).rollout_via or target
-    now = context.clock.now()
     leases, submissions = (
-        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=now), signer)
-        for address in (target, submit_to)
+        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer)
+        for address in (hub, config.rollout_via or hub)
     )
-    return leases, submissions
-
-
-def _leasing(
-    context: RoleContext, client: SamplerRolloutClient, policy: ServedPolicy, work_queue: WorkQueue
-) -> Leasing:
-    return Leasing(
-        client,
-        policy,
-        work_queue=work_queue,
-        node_metrics=context.node_metrics,
-        random=random.random,
-        monotonic=context.clock.monotonic,
+    return GroupPipeline(
+        engine,
+        engine_thread,
+        run_id=context.run.run_id,
+        policy=policy,
+        leasing=Leasing(
+            leases,
+            policy,
+            work_queue=work_queue,
+            node_metrics=context.node_metrics,
+            random=random.random,
+            monotonic=context.clock.monotonic,
+        ),
+        submitter=GroupSubmitter(
+            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
+        ),
+        metrics=metrics,
+        clock=context.clock,
     )
 
 
@@ -263,38 +256,6 @@ def _waits_for(node_metrics: NodeMetrics, leasing: Leasing, policy_sync: PolicyS
     if leasing.is_too_old and leasing.bound_versions is not None:
         return f"{TOO_OLD}: {policy_sync.distance(bound_versions=leasing.bound_versions)}"
     return node_metrics.waits_for
-
-
-def configured_setup(config: SamplerConfig) -> Callable[..., TaskSetup]:
-    """Return what says, of a task's name and options, what it is on this sampler; see ``task_setup``."""
-    return partial(
-        task_setup,
-        custom=config.custom_tasks,
-        allowed_graders=config.allowed_graders,
-        has_chat_template=bool(chat_template(config.model_dir)),
-        local_graders=LocalGraders(
-            judge=config.judge,
-            run_code=config.run_code,
-            wall_limit_s=config.grader_wall_limit_s,
-            memory_limit_bytes=config.grader_memory_limit_bytes,
-            environment=config.grader_environment,
-        ),
-    )
-
-
-def configured_graders(config: SamplerConfig, metrics: SamplerMetrics) -> Callable[[TaskSetup], GraderPool]:
-    """Return what makes the graders of a task."""
-    return lambda setup: GraderPool(
-        lambda: Grader(
-            setup,
-            wall_limit_s=config.grader_wall_limit_s,
-            cpu_limit_s=config.grader_cpu_limit_s,
-            memory_limit_bytes=config.grader_memory_limit_bytes,
-            killed=metrics.grader_kills.inc,
-            failed=metrics.count_grader_outage,
-        ),
-        most=config.grader_processes,
-    )
 
 
 def load_configured_engine(config: SamplerConfig) -> Engine:

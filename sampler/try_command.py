@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -41,9 +41,9 @@ from sampler.engines.engine import Engine, FinishedRequest
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.run_task import RunTask
-from sampler.rollouts.turn_taking import TurnTaking
+from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking
 from sampler.rollouts.work_queue import Job, JobState
-from sampler.sampler_role import configured_graders, configured_setup, load_configured_engine
+from sampler.sampler_role import load_configured_engine
 from sampler.tasks.grader_process import TaskError
 
 EXAMPLE: Final = """\
@@ -118,7 +118,7 @@ class Trial:
                 job = replace(job, prompt=await self._task.prompt(lease, self._engine.tokenizer))
                 self._turns.begin(job)
             except (TaskError, RefusedError) as error:
-                self._give_up(job, error)
+                self._end(job, problem=str(error))
         while self._engine.running:
             for request in await asyncio.to_thread(self._engine.step):
                 await self._note(request)
@@ -131,35 +131,28 @@ class Trial:
             for conversation in waiting:
                 await self._turns.reply(group, conversation, self._task)
             if self._turns.take_generated(group):
-                self._done(await self._graded(group.job, group.conversations))
+                self._end(group.job, await self._graded(group))
         except (TaskError, RefusedError) as error:
             self._turns.cancel([group.lease_id])
-            self._give_up(group.job, error)
+            self._end(group.job, problem=str(error))
 
-    async def _graded(self, job: Job, conversations: Sequence[Conversation]) -> TriedGroup:
-        has_replies = self._task.max_turns > 1
-        texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
-        grades = await self._task.grade(job, texts)
-        completions = tuple(
+    async def _graded(self, group: GroupInTurns) -> tuple[dict[str, Any], ...]:
+        assert group.job.prompt is not None, "a generated job has a prompt"
+        texts, grades = await self._task.grade(group.job.prompt, group.conversations)
+        return tuple(
             {
                 "text": _spoken(conversation),
-                "reward": reward,
+                "reward": grades.rewards[number],
                 "tokens": text.tokens,
                 "finish": text.finish,
                 "metrics": {name: values[number] for name, values in grades.metrics.items()},
             }
-            for number, (conversation, text, reward) in enumerate(
-                zip(conversations, texts, grades.rewards, strict=True)
-            )
+            for number, (conversation, text) in enumerate(zip(group.conversations, texts, strict=True))
         )
-        return TriedGroup(job.lease.prompt_index, _tokens(job), completions)
 
-    def _give_up(self, job: Job, error: Exception) -> None:
-        self._done(TriedGroup(job.lease.prompt_index, _tokens(job), problem=str(error)))
-
-
-def _tokens(job: Job) -> tuple[int, ...]:
-    return () if job.prompt is None else tuple(job.prompt.token_ids.tolist())
+    def _end(self, job: Job, completions: tuple[dict[str, Any], ...] = (), *, problem: str = "") -> None:
+        token_ids = () if job.prompt is None else tuple(job.prompt.token_ids.tolist())
+        self._done(TriedGroup(job.lease.prompt_index, token_ids, completions, problem))
 
 
 def _spoken(conversation: Conversation) -> str:
@@ -196,63 +189,11 @@ def run(arguments: argparse.Namespace) -> int:
     roles = ["coordinator", "sampler"]
     config = load(roles=roles, files=arguments.files, environ=os.environ, flags=flags).config
     check_before_torch(config, (Role.COORDINATOR, Role.SAMPLER))
-    return asyncio.run(
-        _run(
-            config.section(CoordinatorConfig),
-            config.section(SamplerConfig),
-            wanted=max(1, arguments.prompts),
-            as_json=arguments.json,
-        )
-    )
-
-
-async def _run(coordinator: CoordinatorConfig, sampler: SamplerConfig, *, wanted: int, as_json: bool) -> int:
-    metrics = SamplerMetrics(CollectorRegistry())
-    rows = (
-        open_rows(coordinator.data, scratch=Path(tempfile.gettempdir()), columns=coordinator.columns)
-        if coordinator.data
-        else None
-    )
-    setup = configured_setup(sampler)(
-        coordinator.task, coordinator.task_options, group_size=coordinator.group_size
-    )
-    graders = configured_graders(sampler, metrics)(setup)
-    groups: list[TriedGroup] = []
-    try:
-        # The graders start first: what is wrong with them is found before the model is loaded.
-        task = await RunTask.start(
-            coordinator.task,
-            setup,
-            graders,
-            rows=0 if rows is None else rows.prompts,
-            digest=coordinator.task_digest,
-        )
-        leases = list(_leases(coordinator, rows, prompts=task.prompts, wanted=wanted))
-        engine = await asyncio.to_thread(load_configured_engine, sampler)
-        try:
-            with _progress(len(leases)) as progress:
-
-                def done(group: TriedGroup) -> None:
-                    groups.append(group)
-                    progress.advance(progress.task_ids[0])
-
-                began = time.monotonic()
-                await Trial(engine, task, metrics=metrics, done=done).run(leases)
-                took_s = time.monotonic() - began
-        finally:
-            engine.close()
-    finally:
-        await graders.close()
-        if rows is not None:
-            rows.close()
+    coordinator, sampler = config.section(CoordinatorConfig), config.section(SamplerConfig)
+    groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=max(1, arguments.prompts)))
+    totals = {**summary(groups), **facts}
     tokenizer = Tokenizer.from_file(str(sampler.model_dir / "tokenizer.json"))
-    totals: dict[str, Any] = {
-        **summary(groups),
-        "seconds": took_s,
-        "task_digest": coordinator.task_digest.hex(),
-        "grader_digest": task.code_digest.hex(),
-    }
-    if as_json:
+    if arguments.json:
         shown = [
             asdict(group) | {"prompt": _text(tokenizer, group), "teaches": group.teaches} for group in groups
         ]
@@ -260,6 +201,47 @@ async def _run(coordinator: CoordinatorConfig, sampler: SamplerConfig, *, wanted
     else:
         _show(groups, totals, tokenizer)
     return ExitCode.FAILED if totals["failed_prompts"] == len(groups) else ExitCode.DRAINED
+
+
+async def _tried(
+    coordinator: CoordinatorConfig, sampler: SamplerConfig, *, wanted: int
+) -> tuple[list[TriedGroup], dict[str, Any]]:
+    """Return the groups, and what else there is to say of the trial."""
+    metrics = SamplerMetrics(CollectorRegistry())
+    groups: list[TriedGroup] = []
+    async with AsyncExitStack() as stack:
+        rows = None
+        if coordinator.data:
+            scratch = Path(tempfile.gettempdir())
+            rows = open_rows(coordinator.data, scratch=scratch, columns=coordinator.columns)
+            stack.callback(rows.close)
+        # The graders start first: what is wrong with them is found before the model is loaded.
+        task = await RunTask.load(
+            coordinator.task,
+            coordinator.task_options,
+            digest=coordinator.task_digest,
+            rows=0 if rows is None else rows.prompts,
+            group_size=coordinator.group_size,
+            config=sampler,
+            metrics=metrics,
+        )
+        stack.push_async_callback(task.graders.close)
+        leases = list(_leases(coordinator, rows, prompts=task.prompts, wanted=wanted))
+        engine = await asyncio.to_thread(load_configured_engine, sampler)
+        stack.callback(engine.close)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        progress = stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+        bar = progress.add_task("prompts answered", total=len(leases))
+
+        def done(group: TriedGroup) -> None:
+            groups.append(group)
+            progress.advance(bar)
+
+        began = time.monotonic()
+        await Trial(engine, task, metrics=metrics, done=done).run(leases)
+        took_s = time.monotonic() - began
+    digests = {"task_digest": task.digest.hex(), "grader_digest": task.description.code_digest.hex()}
+    return groups, {"seconds": took_s, **digests}
 
 
 def _leases(
@@ -281,14 +263,6 @@ def _leases(
         )
 
 
-@contextmanager
-def _progress(prompts: int) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task("prompts answered", total=prompts)
-        yield progress
-
-
 def _text(tokenizer: Tokenizer, group: TriedGroup) -> str:
     """Return the prompt as the model reads it, special tokens included."""
     text: str = tokenizer.decode(list(group.prompt_token_ids), skip_special_tokens=False)
@@ -307,7 +281,8 @@ def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Token
         if group.problem:
             console.print(Text(visible(group.problem), "red"))
         for one in group.completions:
-            measured = "".join(f", {name} {value:.4g}" for name, value in one["metrics"].items())
+            numbers = {name: value for name, value in one["metrics"].items() if value is not None}
+            measured = "".join(f", {name} {value:.4g}" for name, value in numbers.items())
             style = "green" if one["reward"] > 0 else "yellow"
             console.print(
                 Text(f"reward {one['reward']:.4g}, {one['tokens']} tokens, {one['finish']}{measured}", style)

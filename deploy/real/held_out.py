@@ -7,15 +7,15 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from deploy.real.greedy_texts import Prompt
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
 from node.rollout import SamplingParameters
 from node.run import Evaluation
-from sampler.tasks.task import Row, load_task, task_setup
+from sampler.config import SamplerConfig
+from sampler.rollouts.task_setup import task_setup
+from sampler.tasks.task import Row, load_task
 
 
 def settings_of(files: Sequence[Path]) -> CoordinatorConfig:
@@ -32,15 +32,7 @@ def greedy(settings: CoordinatorConfig) -> SamplingParameters:
 def prompts_of(evaluation: Evaluation, settings: CoordinatorConfig, *, model_dir: Path) -> list[Prompt]:
     """Return the prompts that an evaluation asked."""
     indices = range(evaluation.first_prompt, evaluation.first_prompt + evaluation.prompts)
-    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    setup = task_setup(
-        settings.task,
-        settings.task_options,
-        custom={},
-        allowed_graders=(),
-        has_chat_template=tokenizer.chat_template is not None,
-    )
-    task = load_task(setup)
+    task = load_task(task_setup(SamplerConfig(model_dir=model_dir), settings.task, settings.task_options))
     rows: dict[int, Row | None] = dict.fromkeys(indices)
     if settings.data is not None:
         source = open_rows(settings.data, scratch=Path(tempfile.gettempdir()))

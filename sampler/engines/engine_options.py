@@ -115,9 +115,6 @@ class RemoteOptions(_Options):
     api_key_file: Path | None = None
     """File with the server's API key. Unset: none is sent."""
 
-    requests: int = Field(default=256, ge=1, le=4096)
-    """Most HTTP requests at the server at once, each for up to a whole group; the rest waits here."""
-
     poll_s: float = Field(default=0.1, gt=0, le=10)
     """How long a new version or prompt may have to wait for its turn. Shorter costs CPU time."""
 

@@ -84,11 +84,7 @@ class EngineThread:
         metrics.watch(engine_waiting_requests=lambda: engine.waiting)
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
-        """Run ``change`` before the next step; return what it returns.
-
-        Raises:
-            RefusedError: the change failed; the live words are no version.
-        """
+        """Run ``change`` before the next step; RefusedError if it fails: the words are no version then."""
         made: asyncio.Future[PolicyVersion | None] = asyncio.get_running_loop().create_future()
         self._offered = (change, made)
         self._something_to_do.set()
@@ -178,10 +174,9 @@ class EngineThread:
                 abandon("engine")
 
     def _is_rejected(self, probe: FinishedRequest) -> bool:
-        """Return whether the version served is not sampled from any more: its probe has no finite logprobs.
+        """Return whether the version served is given up: twice its probe had no finite logprobs.
 
-        Raises:
-            EngineFaultError: it has none for the first time with this version.
+        The first time is a fault of the engine: EngineFaultError.
         """
         version = self._policy.served
         if version is None or np.isfinite(probe.completions[0].behaviour_logprob).all():
@@ -245,12 +240,7 @@ class EngineThread:
         return refusals
 
     async def _call(self, call: Callable[[], Result]) -> Result:
-        """Call the engine in its thread.
-
-        Raises:
-            EngineFaultError: it failed.
-            EngineHungError: it did not return in time.
-        """
+        """Call the engine in its thread; EngineFaultError if it fails, EngineHungError if it is late."""
 
         def guarded() -> Result:
             try:

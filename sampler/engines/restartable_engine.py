@@ -40,11 +40,7 @@ class RestartableEngine:
     """See ``Engine``. ``restart`` and ``close`` are for the thread that drives the engine."""
 
     def __init__(self, load: Callable[[], Engine]) -> None:
-        """Load an engine.
-
-        Raises:
-            ConfigError, StartupError: what ``load`` raises.
-        """
+        """Load an engine; any error is that of ``load``."""
         self._load = load
         engine = load()
         self._engine: Engine | None = engine
@@ -54,21 +50,13 @@ class RestartableEngine:
 
     @property
     def current(self) -> Engine:
-        """The engine.
-
-        Raises:
-            RefusedError: DAMAGED; it failed, and is being loaded again.
-        """
+        """The engine; RefusedError while it is being loaded again."""
         if self._engine is None:
             raise RefusedError(Reason.DAMAGED, "the engine failed and is being loaded again")
         return self._engine
 
     def restart(self) -> None:
-        """Close the engine and load the base model into a new one. Nothing is running in it.
-
-        Raises:
-            ConfigError, StartupError: it does not load any more, or loads another model.
-        """
+        """Close the engine and load the base model into a new one; StartupError if it is another model."""
         self.close()
         self._engine = self._load()
         if self._engine.layout.digest != self.layout.digest:

@@ -11,6 +11,7 @@ published in; a model that computes them in another dtype has copies, rewritten 
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -52,26 +53,15 @@ def halves_of(words: Words) -> Tensor:
 class TorchWords:
     """A version as values on a device; see ``ModelWords``."""
 
-    def __init__(
-        self, words: int, *, dtype: torch.dtype, device: torch.device, narrow: slice | None = None
-    ) -> None:
-        """Allocate room for a version; its contents are undefined.
-
-        Args:
-            words: how many the version has.
-            dtype: bfloat16 or float32.
-            narrow: which words are bfloat16; None: all.
-        """
-        narrow = slice(0, words) if narrow is None else narrow
-        self._start, self._end = narrow.start, narrow.stop
+    def __init__(self, layout: Layout, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate room for a version in ``dtype``, bfloat16 or float32; its contents are undefined."""
+        narrow = [frame for frame in layout.frames if frame.dtype is BFLOAT16]
+        # A layout keeps each dtype together.
+        self._start = narrow[0].start_word if narrow else 0
+        self._end = self._start + sum(frame.words for frame in narrow)
         self.flat = torch.empty(self._end - self._start, dtype=dtype, device=device)
         # Zeros: half a word after a tensor of single bytes belongs to no element.
-        self._others = torch.zeros(words - self.flat.numel(), dtype=torch.int16, device=device)
-
-    def new(self) -> "TorchWords":
-        """Allocate room for another version of the same model."""
-        words, narrow = self.flat.numel() + self._others.numel(), slice(self._start, self._end)
-        return TorchWords(words, dtype=self.flat.dtype, device=self.flat.device, narrow=narrow)
+        self._others = torch.zeros(layout.words - self.flat.numel(), dtype=torch.int16, device=device)
 
     def values(self, span: TensorSpan) -> Tensor:
         """Return a view of a tensor, in the computing dtype if published in bfloat16, else as published."""
@@ -125,7 +115,8 @@ class LiveTensors:
         """
         self._layout = layout
         self._tensors = tensors
-        self._live = TorchWords(layout.words, dtype=dtype, device=device, narrow=_narrow_words(layout))
+        self._new = partial(TorchWords, layout, dtype=dtype, device=device)
+        self._live = self._new()
         for span in layout.tensors:
             for tensor in tensors.get(span.name, ()):
                 if tuple(tensor.shape) != span.shape:
@@ -151,7 +142,7 @@ class LiveTensors:
 
     def new_spare(self) -> TorchWords:
         """Allocate room for another version, to ``swap`` with."""
-        return self._live.new()
+        return self._new()
 
     def swap(self, spare: ModelWords) -> TorchWords:
         """Compute with ``spare`` from now on, between two steps; return what was computed with before."""
@@ -174,12 +165,6 @@ class LiveTensors:
             else:
                 # Some models keep a few tensors in float32, whatever dtype the others have.
                 tensor.data.copy_(view)
-
-
-def _narrow_words(layout: Layout) -> slice:
-    """Return where the bfloat16 words are; a layout keeps each dtype together."""
-    frames = [frame for frame in layout.frames if frame.dtype is BFLOAT16]
-    return slice(frames[0].start_word, frames[-1].start_word + frames[-1].words) if frames else slice(0, 0)
 
 
 def aliases(model: nn.Module) -> dict[int, list[Tensor]]:

@@ -48,19 +48,22 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": text})
         self.is_over = drawn.finish is Finish.LENGTH
 
-    def end(self, *, is_cut: bool) -> None:
-        """End after the newest turn; ``is_cut`` if there is no room for another."""
-        self.is_over, self._is_cut = True, is_cut
+    def add_reply(self, token_ids: NDArray[np.int32], messages: Sequence[Message], *, max_tokens: int) -> int:
+        """Add what the task said, unless that leaves no room for another turn, which ends the conversation.
 
-    def to_append(self, reply_token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return a reply's tokens, at least one, without the end token if the policy has drawn that one."""
+        Args:
+            token_ids: At least one. The first is left out if it is the end token that the policy has drawn.
+            max_tokens: Of all turns and replies.
+        Returns:
+            How many tokens the next turn may have; 0: there is none.
+        """
         last = self._parts[-1]
-        has_end = last.finish is Finish.END and reply_token_ids[0] == last.token_ids[-1]
-        return reply_token_ids[1:] if has_end else reply_token_ids
-
-    def add_reply(self, token_ids: NDArray[np.int32], messages: Sequence[Message]) -> None:
-        """Add what the task said: ``to_append`` returned the tokens."""
-        last, n = self._parts[-1], len(token_ids)
+        if last.finish is Finish.END and token_ids[0] == last.token_ids[-1]:
+            token_ids = token_ids[1:]
+        n = len(token_ids)
+        if (room := max_tokens - len(self.token_ids) - n) < 1:
+            self.is_over = self._is_cut = True
+            return 0
         self._parts.append(
             SampledCompletion(
                 token_ids=token_ids,
@@ -71,6 +74,7 @@ class Conversation:
             )
         )
         self.messages += messages
+        return room
 
     def completion_text(self, *, has_replies: bool) -> CompletionText:
         """Return what a grader sees; ``has_replies``: whether the task may reply."""

@@ -11,14 +11,14 @@ Prompts, replies and grades are made in other processes, in tasks that end with 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from node.clock import Clock
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease, Failure
+from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
 from sampler.engines.engine import Engine, FinishedRequest
@@ -32,7 +32,8 @@ from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
 from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState
 from sampler.served_policy import ServedPolicy, State
-from sampler.tasks.grader_process import Grades, TaskChangedError, TaskError
+from sampler.tasks.grader_pool import Grades
+from sampler.tasks.grader_process import TaskChangedError, TaskError
 
 logger = logging.getLogger(__name__)
 
@@ -113,23 +114,22 @@ class GroupPipeline:
         """Give up a group whose request the engine refuses."""
         is_too_long = refused.reason is Reason.OVER_LIMIT
         fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
-        self._fail(split_request_id(request_id)[0], fault, str(refused), Dropped.REFUSED)
+        error = TaskError(str(refused), fault=fault)
+        self._fail(split_request_id(request_id)[0], error, Dropped.REFUSED)
 
     def engine_failed(self) -> None:
         """Give back the groups being generated: the engine has lost them."""
-        self._drop_generating(Dropped.ENGINE)
+        self.leasing.give_back(self._drop({JobState.GENERATING}, Dropped.ENGINE))
 
     def lost(self, lease_ids: Iterable[str]) -> None:
         """Drop the unfinished work on leases that the hub has given to other samplers."""
-        self._drop(self._work_queue.drop(NOT_GENERATED, lease_ids), Dropped.LOST)
+        self._drop(NOT_GENERATED, Dropped.LOST, lease_ids)
 
     def judged(self, verdict: GroupVerdict) -> None:
         """Count the learner's verdict on a group."""
         self._metrics.groups.labels(verdict.verdict).inc()
-        logger.debug(
-            "verdict",
-            extra={"group_id": verdict.group_id, "verdict": verdict.verdict, "detail": verdict.detail},
-        )
+        fields = {"group_id": verdict.group_id, "verdict": verdict.verdict, "detail": verdict.detail}
+        logger.debug("verdict", extra=fields)
 
     def settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
         """Forget a group that the hub has answered for."""
@@ -141,31 +141,13 @@ class GroupPipeline:
             return
         self._metrics.groups.labels(verdict).inc()
         purpose = job.lease.purpose
-        totals = self._tallies[purpose].add(group, verdict, now=self._clock.monotonic())
-        _log_totals(purpose, totals)
-        logger.debug(
-            "group",
-            extra={
-                "group_id": group.group_id,
-                "purpose": purpose,
-                "prompt_index": group.prompt_index,
-                "verdict": verdict,
-                "reward_mean": round(group.reward_mean, 4),
-                "oldest_version": group.oldest_version,
-                "newest_version": group.newest_version,
-                "tokens": group.drawn_tokens,
-                "sampled_s": round(group.sampling_finished_at_s - group.sampling_started_at_s, 3),
-                "graded_s": round(group.graded_at_s - group.sampling_finished_at_s, 3),
-            },
-        )
+        _log_totals(purpose, self._tallies[purpose].add(group, verdict, now=self._clock.monotonic()))
 
     def give_back_unfinished(self, reason: Dropped) -> None:
         """Give back the leases whose groups are not generated."""
         for step in self._preparing:
             step.cancel()
-        dropped = self._work_queue.drop(NOT_GENERATED)
-        self._drop(dropped, reason)
-        self.leasing.give_back(dropped)
+        self.leasing.give_back(self._drop(NOT_GENERATED, reason))
 
     async def submit(self) -> None:
         """Submit graded groups until cancelled."""
@@ -186,7 +168,7 @@ class GroupPipeline:
 
     def _note_policy(self, was_served: PolicyVersion | None) -> None:
         if was_served is not None and self._policy.state is State.SUSPECT:
-            self._drop_generating(Dropped.DOUBTFUL)
+            self.leasing.give_back(self._drop({JobState.GENERATING}, Dropped.DOUBTFUL))
 
     def _start(self, step: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
         started = self._tasks.create_task(step)
@@ -197,7 +179,7 @@ class GroupPipeline:
         try:
             prompt = await self.task.prompt(lease, self._engine.tokenizer)
         except TaskError as error:
-            self._fail_task(lease.lease_id, error, Dropped.REFUSED)
+            self._fail(lease.lease_id, error, Dropped.REFUSED)
             return
         self._work_queue.make_ready(lease.lease_id, prompt, now=self._clock.now())
         self._begin_ready()
@@ -212,7 +194,7 @@ class GroupPipeline:
         try:
             await self._turns.reply(group, conversation, self.task)
         except TaskError as error:
-            self._fail_task(group.lease_id, error, Dropped.UNGRADED)
+            self._fail(group.lease_id, error, Dropped.UNGRADED)
         self._grade_generated(group)
 
     def _grade_generated(self, group: GroupInTurns) -> None:
@@ -224,16 +206,15 @@ class GroupPipeline:
             self._start(self._grade(job, group.conversations), self.grading)
 
     async def _grade(self, job: Job, conversations: Sequence[Conversation]) -> None:
-        task, finished_at_s = self.task, self._clock.now()
-        has_replies = task.max_turns > 1
-        if has_replies:
+        assert job.prompt is not None, "a generated job has a prompt"
+        finished_at_s = self._clock.now()
+        if self.task.description.max_turns > 1:
             for conversation in conversations:
                 self._metrics.completion_turns.observe(conversation.turns)
-        texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
         try:
-            grades = await task.grade(job, texts)
+            _, grades = await self.task.grade(job.prompt, conversations)
         except TaskError as error:
-            self._fail_task(job.lease.lease_id, error, Dropped.UNGRADED)
+            self._fail(job.lease.lease_id, error, Dropped.UNGRADED)
             return
         self.leasing.note_success()
         group = self._group(job, conversations, grades, finished_at_s=finished_at_s)
@@ -266,17 +247,14 @@ class GroupPipeline:
             sampling_finished_at_s=min(finished_at_s, graded_at_s) + offset_s,
             graded_at_s=graded_at_s + offset_s,
             task_digest=lease.task_digest,
-            grader_digest=self.task.code_digest,
+            grader_digest=self.task.description.code_digest,
             metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
         )
 
-    def _fail_task(self, lease_id: str, error: TaskError, reason: Dropped) -> None:
-        self._fail(lease_id, error.fault, str(error), reason)
+    def _fail(self, lease_id: str, error: TaskError, reason: Dropped) -> None:
+        """Return a lease that cannot be answered."""
         if isinstance(error, TaskChangedError):
             self.task_changed.set()
-
-    def _fail(self, lease_id: str, fault: Failure | None, detail: str, reason: Dropped) -> None:
-        """Return a lease that cannot be answered; ``fault`` is None if the prompt is not the cause."""
         self._turns.cancel([lease_id])
         job = self._work_queue.settle(lease_id)
         self._begin_ready()
@@ -288,26 +266,23 @@ class GroupPipeline:
             extra={
                 "lease_id": lease_id,
                 "prompt_index": job.lease.prompt_index,
-                "fault": "not the prompt" if fault is None else fault,
-                "detail": detail,
+                "fault": "not the prompt" if error.fault is None else error.fault,
+                "detail": str(error),
             },
         )
-        if fault is None:
-            self.leasing.give_back([lease_id])
-            self.leasing.note_failure()
-        else:
-            self._metrics.count_prompt_fault(fault)
-            self.leasing.give_up(FailedLease(lease_id, fault, detail))
+        if error.fault is not None:
+            self._metrics.count_prompt_fault(error.fault)
+        self.leasing.give_up(lease_id, error.fault, str(error))
 
-    def _drop_generating(self, reason: Dropped) -> None:
-        dropped = self._work_queue.drop({JobState.GENERATING})
-        self._drop(dropped, reason)
-        self.leasing.give_back(dropped)
-
-    def _drop(self, lease_ids: Sequence[str], reason: Dropped) -> None:
-        self._turns.cancel(lease_ids)
-        self._metrics.dropped_groups.labels(reason).inc(len(lease_ids))
+    def _drop(
+        self, states: Collection[JobState], reason: Dropped, lease_ids: Iterable[str] | None = None
+    ) -> tuple[str, ...]:
+        """Forget the jobs in any of ``states``, all or those named; return their leases."""
+        dropped = self._work_queue.drop(states, lease_ids)
+        self._turns.cancel(dropped)
+        self._metrics.dropped_groups.labels(reason).inc(len(dropped))
         self._begin_ready()
+        return dropped
 
 
 def _log_totals(purpose: LeasePurpose, totals: dict[str, Any] | None) -> None:

@@ -59,18 +59,12 @@ class GroupSubmitter:
         backoff = Backoff(self._random)
         while True:
             try:
-                verdict, detail = await self._submit(group)
-            except ConnectionLost as lost:
-                logger.debug("submission lost", extra={"group_id": group.group_id, "detail": str(lost)})
-            except RefusedError as refused:
-                fields = {"group_id": group.group_id, "reason": refused.reason.value, "detail": str(refused)}
-                if not refused.reason.is_retryable:
-                    logger.warning("group refused", extra=fields)
+                verdict, _ = await self._submit(group)
+                return verdict
+            except (ConnectionLost, RefusedError) as error:
+                fields = {"group_id": group.group_id, "detail": str(error)}
+                if isinstance(error, RefusedError) and not error.reason.is_retryable:
+                    logger.warning("group refused", extra={**fields, "reason": error.reason.value})
                     return None
                 logger.debug("submission put off", extra=fields)
-            else:
-                if detail:
-                    fields = {"group_id": group.group_id, "verdict": verdict.value, "detail": detail}
-                    logger.debug("group judged at once", extra=fields)
-                return verdict
             await backoff.wait()

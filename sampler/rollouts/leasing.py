@@ -8,7 +8,7 @@ from typing import Final
 
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease
+from node.failure import FailedLease, Failure
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
@@ -95,15 +95,14 @@ class Leasing:
         self._unwanted += lease_ids
         self._changed.set()
 
-    def give_up(self, failed: FailedLease) -> None:
-        """Queue a failed lease to be returned before the next request, with why it failed."""
-        self._failed.append(failed)
-        self.note_failure()
-
-    def note_failure(self) -> None:
-        """Count an attempt that failed here, whatever the cause."""
+    def give_up(self, lease_id: str, fault: Failure | None, detail: str = "") -> None:
+        """Queue a lease that failed to be returned, with its prompt's fault; None: the prompt has none."""
         self._failures_in_a_row += 1
-        self._changed.set()
+        if fault is None:
+            self.give_back([lease_id])
+        else:
+            self._failed.append(FailedLease(lease_id, fault, detail))
+            self._changed.set()
 
     def note_success(self) -> None:
         """Note that a prompt was answered: the task works here."""

@@ -14,7 +14,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from node.clients.membership_client import MembershipClient
@@ -22,13 +21,12 @@ from node.errors import ConfigError, RefusedError, StartupError
 from node.rpc.channel import ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from node.waits import run_until, wait_at_most
+from sampler.config import SamplerConfig
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import EngineFaultError
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.rollouts.group_pipeline import GroupPipeline
 from sampler.rollouts.run_task import RunTask
-from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.task import TaskSetup
 
 logger = logging.getLogger(__name__)
 
@@ -47,24 +45,16 @@ class RolloutLoop:
         *,
         membership: MembershipClient,
         engine_thread: EngineThread,
-        task_setup: Callable[..., TaskSetup],
-        make_graders: Callable[[TaskSetup], GraderPool],
+        config: SamplerConfig,
         flush_timeout_s: float,
         metrics: SamplerMetrics,
         node_metrics: NodeMetrics,
     ) -> None:
-        """Connect the parts.
-
-        Args:
-            task_setup: Returns what a task of this name and these options is here, given ``group_size``;
-                blocks for a moment, and raises ConfigError or StartupError.
-            flush_timeout_s: How long a stopping sampler tries to submit finished groups.
-        """
+        """Connect the parts; ``flush_timeout_s``: how long to submit finished groups when stopping."""
         self._pipeline = pipeline
         self._membership = membership
         self._engine_thread = engine_thread
-        self._task_setup = task_setup
-        self._make_graders = make_graders
+        self._config = config
         self._flush_timeout_s = flush_timeout_s
         self._metrics = metrics
         self._node_metrics = node_metrics
@@ -113,41 +103,26 @@ class RolloutLoop:
 
     async def _lease(self) -> None:
         """Lease until the task changes, then load it again."""
-        pipeline = self._pipeline
-        await run_until(pipeline.task_changed, self._leasing.run(pipeline.leased))
-        settings = await self._membership.settings()
-        if settings.task_digest != pipeline.task.digest or settings.prompts in (0, pipeline.task.prompts):
-            await self._load_again()
-        else:  # the same task has more rows
-            pipeline.task_changed.clear()
-            pipeline.task = replace(pipeline.task, prompts=settings.prompts)
-            await self._tell_task()
+        await run_until(self._pipeline.task_changed, self._leasing.run(self._pipeline.leased))
+        await self._load_again()
 
     async def _load(self) -> None:
         settings = await self._membership.settings()
         self._leasing.bound_versions = settings.max_staleness_versions
-        setup = await asyncio.to_thread(
-            self._task_setup,
+        self._pipeline.task = await RunTask.load(
             settings.task,
             json.loads(settings.task_options_json or "{}"),
+            digest=settings.task_digest,
+            rows=settings.prompts,
             group_size=settings.group_size,
+            config=self._config,
+            metrics=self._metrics,
         )
-        graders = self._make_graders(setup)
-        self._metrics.watch(
-            grader_processes=lambda: graders.processes, grader_queue_requests=lambda: graders.waiting
-        )
-        try:
-            self._pipeline.task = await RunTask.start(
-                settings.task, setup, graders, rows=settings.prompts, digest=settings.task_digest
-            )
-        except BaseException:
-            await graders.close()
-            raise
 
     async def _tell_task(self) -> None:
         task = self._pipeline.task
         await self._membership.tell_task(
-            task.prompts, task_digest=task.digest, grader_digest=task.code_digest
+            task.prompts, task_digest=task.digest, grader_digest=task.description.code_digest
         )
 
     async def _load_again(self) -> None:
@@ -171,9 +146,11 @@ class RolloutLoop:
                 )
             else:
                 task = self._pipeline.task
-                digests = {"task_digest": task.digest.hex(), "grader_digest": task.code_digest.hex()}
                 self._leasing.note_success()
-                logger.warning("task loaded again", extra=digests)
+                digest = task.description.code_digest.hex()
+                logger.warning(
+                    "task loaded again", extra={"task_digest": task.digest.hex(), "grader_digest": digest}
+                )
                 return
             with self._node_metrics.waiting("task that loads here"):
                 await wait_at_most(self._pipeline.task_changed, LOAD_AGAIN_S)

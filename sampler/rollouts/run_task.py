@@ -1,4 +1,4 @@
-"""The run's task on this sampler: which leases it has prompts for, and what they and their grades are."""
+"""The run's task on this sampler: which leases it has prompts for, and what they and its replies are."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,15 @@ from node.errors import RefusedError, StartupError
 from node.failure import Failure
 from node.limits import PROMPT_TOKENS
 from node.rollout import PromptLease
+from sampler.config import SamplerConfig
 from sampler.engines.engine import Tokenizer
-from sampler.rollouts.work_queue import Job, Prompt
-from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import Grades, TaskDescription, TaskError, TaskUnusableError
+from sampler.metrics import SamplerMetrics
+from sampler.rollouts.conversation import Conversation
+from sampler.rollouts.task_setup import task_setup
+from sampler.rollouts.work_queue import Prompt
+from sampler.tasks.grader_pool import GraderPool, Grades
+from sampler.tasks.grader_process import Grader, TaskDescription, TaskError, TaskUnusableError
 from sampler.tasks.task import CompletionText, Message, TaskSetup, unusable
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reply:
-    """A task's reply to a turn."""
-
-    messages: Sequence[Message]
-    token_ids: NDArray[np.int32]
-    """[n], n >= 1: what the template writes around it as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,51 +28,48 @@ class RunTask:
     """A task whose graders have started."""
 
     name: str
+    digest: bytes
+    """Digest of the name and options."""
     prompts: int
     """How many the run has to train on."""
-    max_prompt_tokens: int
-    max_turns: int
-    """Most turns of a completion; 1: the task does not reply."""
+    description: TaskDescription
     template_arguments: Mapping[str, Any]
     graders: GraderPool
-    digest: bytes = b""
-    """Digest of the name and options."""
-    code_digest: bytes = b""
-    """Digest of the code that grades."""
 
     @classmethod
-    async def start(
-        cls, name: str, setup: TaskSetup, graders: GraderPool, *, rows: int, digest: bytes = b""
+    async def load(
+        cls,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        digest: bytes,
+        rows: int,
+        group_size: int,
+        config: SamplerConfig,
+        metrics: SamplerMetrics,
     ) -> Self:
         """Start the graders of a task.
 
         Args:
-            rows: Of the run's data; 0: it has none.
             digest: Of its name and options.
+            rows: Of the run's data; 0: it has none.
         Raises:
-            ConfigError: the task cannot be made, or it and the data do not fit each other.
-            StartupError: its process does not start.
+            ConfigError: the task cannot be had or made here, or it and the data do not fit each other.
+            StartupError: its process does not start, or lacks a key or a sandbox.
         """
-        try:
-            description = await graders.start()
-        except TaskUnusableError as error:
-            raise unusable(setup.path, str(error)) from error
-        except TaskError as error:
-            raise StartupError(
-                f"the task {setup.path} does not start: {error}",
-                fix="Raise sampler.grader_memory_limit_bytes, or check what the task does when it is "
-                "imported.",
-            ) from error
-        return cls(
-            name,
-            prompts_of(description, rows=rows, path=setup.path),
-            description.max_prompt_tokens or PROMPT_TOKENS,
-            description.max_turns,
-            {**description.template_arguments, **setup.template_arguments},
-            graders,
-            digest,
-            description.code_digest,
+        setup = await asyncio.to_thread(task_setup, config, name, options, group_size=group_size)
+        graders = GraderPool(lambda: _grader(setup, config, metrics), most=config.grader_processes)
+        metrics.watch(
+            grader_processes=lambda: graders.processes, grader_queue_requests=lambda: graders.waiting
         )
+        try:
+            description = await _started(graders, setup)
+            prompts = prompts_of(description, rows=rows, path=setup.path)
+        except BaseException:
+            await graders.close()
+            raise
+        arguments = {**description.template_arguments, **setup.template_arguments}
+        return cls(name, digest, prompts, description, arguments, graders)
 
     def has(self, lease: PromptLease) -> bool:
         """Whether a lease is for a prompt of this task; held-out rows come after the others."""
@@ -91,52 +83,54 @@ class RunTask:
         Raises:
             TaskError: there is none, it cannot be tokenized, or it is too long.
         """
-        made = await self.graders.prompt(lease.prompt_index, _row(lease))
+        made = await self.graders.prompt(lease.prompt_index, lease.row.decode(errors="replace"))
         try:
             token_ids = await asyncio.to_thread(tokenizer.encode, made.content, self.template_arguments)
         except RefusedError as refused:
             raise TaskError(str(refused), fault=Failure.PROMPT_FAILED) from refused
         if not len(token_ids):
             raise TaskError("a prompt without tokens", fault=Failure.PROMPT_FAILED)
-        if len(token_ids) > self.max_prompt_tokens:
+        if len(token_ids) > (most := self.description.max_prompt_tokens or PROMPT_TOKENS):
             raise TaskError(
-                f"{len(token_ids)} tokens, max_prompt_tokens = {self.max_prompt_tokens}",
-                fault=Failure.PROMPT_TOO_LONG,
+                f"{len(token_ids)} tokens, max_prompt_tokens = {most}", fault=Failure.PROMPT_TOO_LONG
             )
         return Prompt(made, token_ids)
 
-    async def reply(self, job: Job, conversation: Sequence[Message], tokenizer: Tokenizer) -> Reply | None:
-        """Ask for the reply to a completion's newest turn, and tokenize it; None: the conversation is over.
+    async def reply(
+        self, prompt: Prompt, conversation: Sequence[Message], tokenizer: Tokenizer
+    ) -> tuple[Sequence[Message], NDArray[np.int32]] | None:
+        """Return the reply to a completion's newest turn; None: the conversation is over.
 
+        Returns:
+            Messages, and tokens [n], n >= 1, with what the template writes around them.
         Raises:
             TaskError: it cannot be tokenized, or as ``GraderPool.reply``.
         """
-        assert job.prompt is not None, "a job that generates has a prompt"
-        made, lease = job.prompt.made, job.lease
-        said = await self.graders.reply(made, lease.prompt_index, conversation, _row(lease))
+        said = await self.graders.reply(prompt.made, conversation)
         if said is None:
             return None
         messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        is_chat = not isinstance(made.content, str)
+        is_chat = not isinstance(prompt.made.content, str)
         if not is_chat and not isinstance(said, str):
-            raise TaskError(
-                "reply() returned messages, and the prompt is a text", fault=Failure.GRADING_FAILED
-            )
+            raise _bad_reply("reply() returned messages, and the prompt is a text")
         if any(message["role"] == "assistant" for message in messages):
-            raise TaskError("reply() speaks for the assistant", fault=Failure.GRADING_FAILED)
-        context = [*made.content, *conversation, *messages] if is_chat else said
+            raise _bad_reply("reply() speaks for the assistant")
+        context = [*prompt.made.content, *conversation, *messages] if is_chat else said
         try:
             token_ids = await asyncio.to_thread(tokenizer.encode_reply, context, self.template_arguments)
         except RefusedError as refused:
-            raise TaskError(str(refused), fault=Failure.GRADING_FAILED) from refused
+            raise _bad_reply(str(refused)) from refused
         if not len(token_ids):
-            raise TaskError("a reply without tokens", fault=Failure.GRADING_FAILED)
-        return Reply(messages, token_ids)
+            raise _bad_reply("a reply without tokens")
+        return messages, token_ids
 
-    async def grade(self, job: Job, texts: Sequence[CompletionText]) -> Grades:
-        """Grade the completions of a generated job; raises as ``GraderPool.grade``."""
-        assert job.prompt is not None, "a generated job has a prompt"
-        return await self.graders.grade(job.prompt.made, job.lease.prompt_index, texts, _row(job.lease))
+    async def grade(
+        self, prompt: Prompt, conversations: Sequence[Conversation]
+    ) -> tuple[list[CompletionText], Grades]:
+        """Return what the grader sees of a group's completions, and says; raises as ``GraderPool.grade``."""
+        has_replies = self.description.max_turns > 1
+        texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
+        return texts, await self.graders.grade(prompt.made, texts)
 
 
 def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:
@@ -157,5 +151,28 @@ def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:
     return prompts
 
 
-def _row(lease: PromptLease) -> str:
-    return lease.row.decode(errors="replace")
+def _grader(setup: TaskSetup, config: SamplerConfig, metrics: SamplerMetrics) -> Grader:
+    return Grader(
+        setup,
+        wall_limit_s=config.grader_wall_limit_s,
+        cpu_limit_s=config.grader_cpu_limit_s,
+        memory_limit_bytes=config.grader_memory_limit_bytes,
+        killed=metrics.grader_kills.inc,
+        failed=metrics.count_grader_outage,
+    )
+
+
+async def _started(graders: GraderPool, setup: TaskSetup) -> TaskDescription:
+    try:
+        return await graders.start()
+    except TaskUnusableError as error:
+        raise unusable(setup.path, str(error)) from error
+    except TaskError as error:
+        raise StartupError(
+            f"the task {setup.path} does not start: {error}",
+            fix="Raise sampler.grader_memory_limit_bytes, or check what the task does when it is imported.",
+        ) from error
+
+
+def _bad_reply(what: str) -> TaskError:
+    return TaskError(what, fault=Failure.GRADING_FAILED)

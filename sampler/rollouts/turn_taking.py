@@ -88,8 +88,8 @@ class TurnTaking:
         for conversation, drawn in zip(speaking, finished.completions, strict=True):
             text = text_before_stop(self._tokenizer.decode(drawn.token_ids), group.job.lease.sampling.stop)
             conversation.add_turn(drawn, text)
-            if not conversation.is_over and conversation.turns == task.max_turns:
-                conversation.end(is_cut=False)
+            if not conversation.is_over and conversation.turns == task.description.max_turns:
+                conversation.is_over = True
         return group, [conversation for conversation in speaking if not conversation.is_over]
 
     async def reply(self, group: GroupInTurns, conversation: Conversation, task: RunTask) -> None:
@@ -99,9 +99,11 @@ class TurnTaking:
             TaskError: there is no reply that the conversation could go on with. Not raised where the group
                 was cancelled meanwhile.
         """
+        prompt = group.job.prompt
+        assert prompt is not None, "a job that generates has a prompt"
         try:
             with self._metrics.reply_seconds.time():
-                reply = await task.reply(group.job, conversation.messages, self._tokenizer)
+                reply = await task.reply(prompt, conversation.messages, self._tokenizer)
         except TaskError:
             if self._has(group):
                 raise
@@ -109,16 +111,13 @@ class TurnTaking:
         if not self._has(group):
             return
         if reply is None:
-            conversation.end(is_cut=False)
+            conversation.is_over = True
             return
-        sampling, prompt = group.job.lease.sampling, group.job.prompt
-        assert prompt is not None, "a job that generates has a prompt"
-        token_ids = conversation.to_append(reply.token_ids)
-        room = sampling.max_new_tokens - len(conversation.token_ids) - len(token_ids)
-        if room < 1:
-            conversation.end(is_cut=True)
+        messages, token_ids = reply
+        sampling = group.job.lease.sampling
+        room = conversation.add_reply(token_ids, messages, max_tokens=sampling.max_new_tokens)
+        if not room:
             return
-        conversation.add_reply(token_ids, reply.messages)
         self._engine_thread.add(
             GenerationRequest(
                 _request_id(group.lease_id, group.conversations.index(conversation)),

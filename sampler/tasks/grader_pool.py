@@ -12,13 +12,20 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Any, Final
 
-from sampler.tasks.grader_process import Grader, Grades, TaskDescription, TaskError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from node.failure import Failure
+from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN, METRIC_VALUE, REWARD
+from sampler.tasks.grader_process import Grader, Request, TaskDescription, TaskError
+from sampler.tasks.grader_worker import PROMPT_CHARACTERS
 from sampler.tasks.task import CompletionText, Message
 
 SLOW_S: Final = 0.1
 """A request that takes longer may hang. Longer than a fast task takes, and far below any limit."""
+
+_ORDER: Final = (Request.GRADE, Request.REPLY, Request.PROMPT)
 
 QUICK: Final = 2
 """Processes to have besides those that may hang, once one may: one works while the other is spare."""
@@ -28,10 +35,28 @@ QUICK: Final = 2
 class TaskPrompt:
     """A prompt, and the grader whose ``incarnation``-th process made it."""
 
+    index: int
+    row: str
+    """A JSON object; empty: the run has no data."""
     content: str | list[Message]
     """A text, or messages for the model's chat template."""
     grader: Grader
     incarnation: int
+
+
+_Reward = Annotated[float, Field(ge=-REWARD, le=REWARD, allow_inf_nan=False)]
+_Name = Annotated[str, StringConstraints(pattern=f"^{METRIC_NAME_PATTERN}$")]
+_Metric = Annotated[float, Field(ge=-METRIC_VALUE, le=METRIC_VALUE, allow_inf_nan=False)]
+
+
+class Grades(BaseModel):
+    """A grader's answer about the completions of a group."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    rewards: list[_Reward]
+    metrics: dict[_Name, list[_Metric | None]] = Field(default_factory=dict, max_length=GROUP_METRICS)
+    """Name -> a number for each completion; None where the grader returned none."""
 
 
 class GraderPool:
@@ -45,8 +70,7 @@ class GraderPool:
         self._idle = [*self._graders]
         self._slow: set[Grader] = set()
         self._starting: dict[Grader, asyncio.Task[None]] = {}
-        self._gradings: deque[asyncio.Future[Grader]] = deque()
-        self._prompts: deque[asyncio.Future[Grader]] = deque()
+        self._waiting: dict[Request, deque[asyncio.Future[Grader]]] = {kind: deque() for kind in _ORDER}
         self._is_stateful = False
 
     @property
@@ -57,7 +81,7 @@ class GraderPool:
     @property
     def waiting(self) -> int:
         """Requests that wait for a process; bounded by the completions being worked on."""
-        return len(self._gradings) + len(self._prompts)
+        return sum(map(len, self._waiting.values()))
 
     async def start(self) -> TaskDescription:
         """Start the first process and return what the task declares; errors as of ``Grader.describe``."""
@@ -66,23 +90,51 @@ class GraderPool:
         return description
 
     async def prompt(self, index: int, row: str = "") -> TaskPrompt:
-        """Return a prompt; see ``Grader.prompt``."""
-        async with self._any(self._prompts) as grader:
-            return TaskPrompt(await grader.prompt(index, row), grader, grader.incarnation)
+        """Return a prompt, from one call of the task's ``prompt``.
 
-    async def grade(
-        self, prompt: TaskPrompt, index: int, completions: Sequence[CompletionText], row: str = ""
-    ) -> Grades:
-        """Return what the grader says of the completions; see ``Grader.grade``."""
-        async with self._grader_for(prompt) as (grader, incarnation):
-            return await grader.grade(index, completions, row=row, incarnation=incarnation)
+        Raises:
+            TaskError: the call raised, was killed at a limit, or returned no prompt or too much.
+        """
+        async with self._any(Request.PROMPT) as grader:
+            reply = await grader.ask(Request.PROMPT, {"index": index, "row": row})
+            return TaskPrompt(index, row, _said(reply, Request.PROMPT), grader, grader.incarnation)
 
-    async def reply(
-        self, prompt: TaskPrompt, index: int, conversation: Sequence[Message], row: str = ""
-    ) -> str | list[Message] | None:
-        """Return what the task says next in a conversation; see ``Grader.reply``."""
-        async with self._grader_for(prompt) as (grader, incarnation):
-            return await grader.reply(index, conversation, row=row, incarnation=incarnation)
+    async def reply(self, prompt: TaskPrompt, conversation: Sequence[Message]) -> str | list[Message] | None:
+        """Return what the task says next, from one call of its ``reply``; None: the conversation is over.
+
+        Args:
+            conversation: What was said since the prompt.
+        Raises:
+            TaskError: as for ``prompt`` and ``grade``.
+        """
+        said = [dict(message) for message in conversation]
+        reply = await self._ask(prompt, Request.REPLY, conversation=said)
+        return None if reply.get("is_over") else _said(reply, Request.REPLY)
+
+    async def grade(self, prompt: TaskPrompt, completions: Sequence[CompletionText]) -> Grades:
+        """Return one finite reward for each completion, and what else the grader measured.
+
+        Raises:
+            TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
+                what it needs is not available, or the process that has to do it has ended.
+        """
+        given = [
+            (c.text, c.tokens, c.finish, *([c.conversation] if c.conversation else [])) for c in completions
+        ]
+        reply = await self._ask(prompt, Request.GRADE, completions=given)
+        try:
+            grades = Grades.model_validate(reply)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise Request.GRADE.error(
+                f"returned {fault['input']!r:.100} for {where}: {fault['msg']}"
+            ) from error
+        columns: dict[str, Sequence[Any]] = {"rewards": grades.rewards, **grades.metrics}
+        for name, column in columns.items():
+            if len(column) != len(completions):
+                raise Request.GRADE.error(f"returned {len(column)} {name} for {len(completions)} completions")
+        return grades
 
     async def close(self) -> None:
         """End every process."""
@@ -93,27 +145,26 @@ class GraderPool:
         for grader in self._graders:
             await grader.close()
 
-    @contextlib.asynccontextmanager
-    async def _grader_for(self, prompt: TaskPrompt) -> AsyncIterator[tuple[Grader, int | None]]:
-        """Lend the process that made a prompt, where the task is stateful, or else any."""
+    async def _ask(self, prompt: TaskPrompt, kind: Request, **given: Any) -> dict[str, Any]:
+        """Ask the process that made a prompt, where the task is stateful, or else any."""
+        request = {"index": prompt.index, "row": prompt.row, **given}
         if not self._is_stateful:
-            async with self._any(self._gradings) as grader:
-                yield grader, None
-            return
+            async with self._any(kind) as grader:
+                return await grader.ask(kind, request)
         was_idle = prompt.grader in self._idle
         if was_idle:
             self._idle.remove(prompt.grader)  # No prompt should wait behind this.
         try:
             with self._watched(prompt.grader):
-                yield prompt.grader, prompt.incarnation
+                return await prompt.grader.ask(kind, request, incarnation=prompt.incarnation)
         finally:
             if was_idle:
                 self._give(prompt.grader)
 
     @contextlib.asynccontextmanager
-    async def _any(self, queue: deque[asyncio.Future[Grader]]) -> AsyncIterator[Grader]:
+    async def _any(self, kind: Request) -> AsyncIterator[Grader]:
         """Lend the next process that is free."""
-        grader = await self._take(queue)
+        grader = await self._take(self._waiting[kind])
         try:
             with self._watched(grader):
                 yield grader
@@ -147,7 +198,7 @@ class GraderPool:
             raise
 
     def _give(self, grader: Grader) -> None:
-        for queue in (self._gradings, self._prompts):
+        for queue in self._waiting.values():
             while queue:
                 place = queue.popleft()
                 if not place.done():
@@ -177,3 +228,15 @@ class GraderPool:
             await grader.describe()
         del self._starting[grader]
         self._give(grader)
+
+
+def _said(reply: dict[str, Any], kind: Request) -> str | list[Message]:
+    if "too_long" in reply:
+        fault = Failure.PROMPT_TOO_LONG if kind is Request.PROMPT else kind.failed
+        what = f"{kind.who} returned {reply['too_long']} characters; at most {PROMPT_CHARACTERS} are allowed"
+        raise TaskError(what, fault=fault)
+    if isinstance(messages := reply.get("messages"), list):
+        return messages
+    if not isinstance(text := reply.get("text"), str):
+        raise kind.error(reply.get("odd", "returned no text"))
+    return text

@@ -10,21 +10,21 @@ A request to a process that is killed is not repeated: the caller decides.
 import asyncio
 import json
 import logging
-import math
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Container, Mapping
+from dataclasses import asdict
+from enum import Enum
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from node.failure import Failure
-from node.limits import GROUP_METRICS, METRIC_VALUE, REWARD
 from sampler.process_tree import kill_tree
-from sampler.tasks.grader_outage import Outage
 from sampler.tasks.grader_worker import PROMPT_CHARACTERS, TRACEBACK_CHARACTERS, framed
-from sampler.tasks.task import CompletionText, Message, TaskSetup
+from sampler.tasks.task import Outage, TaskSetup
 
 logger = logging.getLogger(__name__)
 
@@ -70,49 +70,42 @@ class TaskChangedError(TaskError):
     """The task's code on the disk is not what it was when the first process loaded it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDescription:
+class TaskDescription(BaseModel):
     """A task's own declarations."""
 
-    prompts: int | None
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    prompts: int | None = Field(ge=1)
     """None: one for each row of the run's data."""
-    is_stateful: bool
+    is_stateful: bool = False
     """Whether the process that made a prompt also has to grade it."""
-    max_prompt_tokens: int | None
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Longer prompts are set aside; None: only the model's own limit counts."""
-    max_turns: int = 1
+    max_turns: int = Field(default=1, ge=1, le=MOST_TURNS)
     """Turns of a completion at most; 1: the task does not reply."""
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    template_arguments: Mapping[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as tools."""
-    code_digest: bytes = b""
+    code_digest: Annotated[bytes, BeforeValidator(lambda text: bytes.fromhex(str(text)))] = b""
     """Digest of the code that was loaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grades:
-    """A grader's answer about the completions of a group."""
+class Request(Enum):
+    """A kind of request: who answers it, and the faults to report if it fails."""
 
-    rewards: list[float]
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-    """Name -> a number for each completion, NaN where the grader returned none."""
+    PROMPT = ("prompt()", Failure.PROMPT_FAILED, Failure.PROMPT_TIMED_OUT)
+    REPLY = ("reply()", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
+    GRADE = ("the grader", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
 
+    def __init__(self, who: str, failed: Failure, timed_out: Failure) -> None:
+        self.who, self.failed, self.timed_out = who, failed, timed_out
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A kind of request, and the faults to report if it fails."""
-
-    who: str
-    failed: Failure
-    timed_out: Failure
-
-
-_PROMPT: Final = _Kind("prompt()", Failure.PROMPT_FAILED, Failure.PROMPT_TIMED_OUT)
-_REPLY: Final = _Kind("reply()", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
-_GRADE: Final = _Kind("the grader", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
+    def error(self, what: str) -> TaskError:
+        """Return the error for an answer that cannot be used."""
+        return TaskError(f"{self.who} {what}", fault=self.failed)
 
 
 class Grader:
-    """Prompts of one task and rewards for their completions, one request at a time.
+    """A process that makes the prompts of one task and grades their completions, one request at a time.
 
     Args:
         wall_limit_s: For one request, from asking to answer.
@@ -169,61 +162,35 @@ class Grader:
             assert self._description is not None
             return self._description
 
-    async def prompt(self, index: int, row: str = "") -> str | list[Message]:
-        """Return a prompt, from one call of the task's ``prompt``.
+    async def ask(
+        self, kind: Request, request: Mapping[str, Any], *, incarnation: int | None = None
+    ) -> dict[str, Any]:
+        """Return the answer to one request; see ``grader_worker`` for both.
 
         Args:
-            row: The prompt's row, a JSON object; empty: the run has no data.
+            incarnation: The process that has to answer; None: any.
         Raises:
-            TaskError: the call raised, was killed at a limit, or returned no prompt or too much.
+            TaskError: the task's code raised, or was killed at a limit; without a fault: what it needs is not
+                available, or the process that has to answer has ended.
         """
-        return _said(await self._ask({"index": index, "row": row}, _PROMPT), _PROMPT)
-
-    async def reply(
-        self,
-        index: int,
-        conversation: Sequence[Message],
-        *,
-        row: str = "",
-        incarnation: int | None = None,
-    ) -> str | list[Message] | None:
-        """Return what the task says next, from one call of its ``reply``; None: the conversation is over.
-
-        Args:
-            conversation: What was said since the prompt.
-        Raises:
-            TaskError: as for ``prompt`` and ``grade``.
-        """
-        request = {"index": index, "row": row, "conversation": [dict(message) for message in conversation]}
-        reply = await self._ask(request, _REPLY, incarnation=incarnation)
-        return None if reply.get("is_over") else _said(reply, _REPLY)
-
-    async def grade(
-        self,
-        index: int,
-        completions: Sequence[CompletionText],
-        *,
-        row: str = "",
-        incarnation: int | None = None,
-    ) -> Grades:
-        """Return one finite reward per completion, and what else the grader measured.
-
-        Args:
-            incarnation: The process that has to do it; None: any.
-        Raises:
-            TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
-                what it needs is not available, or the process that has to do it has ended.
-        """
-        request = {
-            "index": index,
-            "row": row,
-            "completions": [
-                (c.text, c.tokens, c.finish, *([c.conversation] if c.conversation else []))
-                for c in completions
-            ],
-        }
-        reply = await self._ask(request, _GRADE, incarnation=incarnation)
-        return Grades(_rewards(reply, len(completions)), _metrics(reply, len(completions)))
+        async with self._busy:
+            if self._process is not None and _has_left(self._process):
+                await self._kill()
+            if incarnation is not None and (self._process is None or incarnation != self.incarnation):
+                raise TaskError("the process that made the prompt has ended", fault=None)
+            reply = await self._answer(kind, request)
+        outages = reply.get("outages")
+        for reason, times in outages.items() if isinstance(outages, dict) else ():
+            if reason in set(Outage) and isinstance(times, int):
+                self._failed(Outage(reason), times)
+        if "error" in reply:
+            shown = str(reply.get("traceback"))[-TRACEBACK_CHARACTERS:]
+            fields = {"who": kind.who, "prompt_index": request["index"], "traceback": shown}
+            logger.warning("task raised", extra=fields)
+            raise kind.error(f"raised {reply['error']}")
+        if "unavailable" in reply:
+            raise TaskError(f"{kind.who} is unavailable: {reply['unavailable']}", fault=None)
+        return reply
 
     async def close(self) -> None:
         """End the process."""
@@ -231,52 +198,31 @@ class Grader:
             if self._process is not None:
                 await self._end()
 
-    async def _ask(
-        self, request: dict[str, Any], kind: _Kind, *, incarnation: int | None = None
-    ) -> dict[str, Any]:
-        async with self._busy:
-            if self._process is not None and _has_left(self._process):
-                await self._kill()
-            if incarnation is not None and (self._process is None or incarnation != self.incarnation):
-                raise TaskError("the process that made the prompt has ended", fault=None)
-            process = await self._running()
-            self._may_print = PRINTED_BYTES
-            self._asked_for += 1
-            try:
-                async with asyncio.timeout(self._wall_limit_s):
-                    reply = await _asked(process, framed({**request, "number": self._asked_for}))
-                if reply.get("number") != self._asked_for:
-                    raise ValueError("an answer to something else")
-            except TimeoutError:
-                await self._kill()
-                raise TaskError(
-                    f"{kind.who} was killed after {self._wall_limit_s} s", fault=kind.timed_out
-                ) from None
-            except (OSError, EOFError, ValueError) as error:
-                is_cpu_limit = await self._kill() == -signal.SIGXCPU
-                raise TaskError(
-                    f"{kind.who} died: {'CPU limit' if is_cpu_limit else type(error).__name__}: {error}",
-                    fault=kind.timed_out if is_cpu_limit else kind.failed,
-                ) from error
-            except asyncio.CancelledError:
-                # Otherwise its reply would be taken for the next request's.
-                await self._kill()
-                raise
-            self._count(reply.get("outages"))
-            if "error" in reply:
-                shown = str(reply.get("traceback"))[-TRACEBACK_CHARACTERS:]
-                fields = {"who": kind.who, "prompt_index": request["index"], "traceback": shown}
-                logger.warning("task raised", extra=fields)
-                raise TaskError(f"{kind.who} raised {reply['error']}", fault=kind.failed)
-            if "unavailable" in reply:
-                raise TaskError(f"{kind.who} is unavailable: {reply['unavailable']}", fault=None)
-            return reply
-
-    def _count(self, outages: Any) -> None:
-        if isinstance(outages, dict):
-            for reason, times in outages.items():
-                if reason in set(Outage) and isinstance(times, int):
-                    self._failed(Outage(reason), times)
+    async def _answer(self, kind: Request, request: Mapping[str, Any]) -> dict[str, Any]:
+        process = await self._running()
+        self._may_print = PRINTED_BYTES
+        self._asked_for += 1
+        try:
+            async with asyncio.timeout(self._wall_limit_s):
+                reply = await _asked(process, framed({**request, "number": self._asked_for}))
+            if reply.get("number") != self._asked_for:
+                raise ValueError("an answer to something else")
+        except TimeoutError:
+            await self._kill()
+            raise TaskError(
+                f"{kind.who} was killed after {self._wall_limit_s} s", fault=kind.timed_out
+            ) from None
+        except (OSError, EOFError, ValueError) as error:
+            is_cpu_limit = await self._kill() == -signal.SIGXCPU
+            raise TaskError(
+                f"{kind.who} died: {'CPU limit' if is_cpu_limit else type(error).__name__}: {error}",
+                fault=kind.timed_out if is_cpu_limit else kind.failed,
+            ) from error
+        except asyncio.CancelledError:
+            # Otherwise its reply would be taken for the next request's.
+            await self._kill()
+            raise
+        return reply
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None:
@@ -361,25 +307,14 @@ class Grader:
 
 
 def _described(ready: dict[str, Any]) -> TaskDescription:
-    declared = {"max_turns": 1, **ready}
     problem = ready.get("unusable")
-    for name, most in (("prompts", None), ("max_prompt_tokens", None), ("max_turns", MOST_TURNS)):
-        value = declared.get(name)
-        if problem or (value is None and name != "max_turns"):
-            continue
-        if not isinstance(value, int) or value < 1 or (most is not None and value > most):
-            bounds = "at least 1" if most is None else f"1 to {most}"
-            problem = f"its attribute {name} is {value!r:.100}, not a number of {bounds}"
-    if problem:
-        raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
-    return TaskDescription(
-        ready.get("prompts"),
-        bool(ready.get("is_stateful")),
-        ready.get("max_prompt_tokens"),
-        declared["max_turns"],
-        ready.get("template_arguments", {}),
-        bytes.fromhex(ready.get("code_digest", "")),
-    )
+    if problem is None:
+        try:
+            return TaskDescription.model_validate(ready)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            problem = f"its attribute {fault['loc'][0]} is {fault['input']!r:.100}: {fault['msg']}"
+    raise TaskUnusableError(f"the grader did not start: {problem}", fault=None)
 
 
 def environment(variables: Container[str]) -> dict[str, str]:
@@ -409,48 +344,3 @@ async def _asked(process: asyncio.subprocess.Process, request: bytes) -> dict[st
     if not isinstance(reply, dict):
         raise ValueError("a reply that is not a JSON object")
     return reply
-
-
-def _said(reply: dict[str, Any], kind: _Kind) -> str | list[Message]:
-    if "too_long" in reply:
-        raise TaskError(
-            f"{kind.who} returned {reply['too_long']} characters; at most {PROMPT_CHARACTERS} are allowed",
-            fault=Failure.PROMPT_TOO_LONG if kind is _PROMPT else kind.failed,
-        )
-    if isinstance(messages := reply.get("messages"), list):
-        return messages
-    if not isinstance(text := reply.get("text"), str):
-        raise TaskError(f"{kind.who} {reply.get('odd', 'returned no text')}", fault=kind.failed)
-    return text
-
-
-def _wrong(what: str) -> TaskError:
-    return TaskError(f"the grader returned {what}", fault=Failure.GRADING_FAILED)
-
-
-def _rewards(reply: dict[str, Any], texts: int) -> list[float]:
-    rewards = reply.get("rewards")
-    if not isinstance(rewards, list) or len(rewards) != texts:
-        raise _wrong(f"{rewards!r:.100} for {texts} completions")
-    if not all(_is_number(reward, REWARD) for reward in rewards):
-        raise _wrong(f"a reward that is not finite, or beyond {REWARD:g}: {rewards!r:.100}")
-    return rewards
-
-
-def _is_number(value: Any, largest: float) -> bool:
-    return isinstance(value, float) and abs(value) <= largest
-
-
-def _metrics(reply: dict[str, Any], completions: int) -> dict[str, list[float]]:
-    columns = reply.get("metrics")
-    if not isinstance(columns, dict) or len(columns) > GROUP_METRICS:
-        raise _wrong(f"metrics {columns!r:.100}")
-    return {name: _column(name, values, completions) for name, values in columns.items()}
-
-
-def _column(name: str, values: Any, completions: int) -> list[float]:
-    if isinstance(values, list) and len(values) == completions:
-        column = [math.nan if value is None else value for value in values]
-        if all(value is None or _is_number(value, METRIC_VALUE) for value in values):
-            return column
-    raise _wrong(f"{values!r:.100} for metric {name}")

@@ -18,12 +18,11 @@ read is not taken for one.
 
 The kernel enforces the limits: address space of each process, number of processes, CPU seconds for each
 request. They stop a task that loops or hoards memory; they are not a sandbox against a malicious one.
+What the numbers are worth is for the sampler to check, which shares no process with the task.
 """
 
 import json
-import math
 import os
-import re
 import resource
 import sys
 import traceback
@@ -32,11 +31,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from node.errors import ConfigError
-from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN
 from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
 from sampler.tasks.code_digest import code_digest
-from sampler.tasks.grader_outage import GraderOutageError
-from sampler.tasks.task import CompletionText, Task, TaskSetup, load_task
+from sampler.tasks.task import CompletionText, GraderOutageError, TaskSetup, load_task
 
 PROMPT_CHARACTERS: Final = 4 << 20
 """About the length of a prompt of a million tokens, the most that a group may have."""
@@ -78,7 +75,7 @@ def main(cpu_limit_s: int, memory_limit_bytes: int) -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         _allow_cpu(cpu_limit_s)
-        reply = _answered(task, request) if "completions" in request else _said(task, request)
+        reply = _graded(task, request) if "completions" in request else _said(task, request)
         if os.getpid() != process:
             os._exit(0)  # a child that the task forked, and that came back from its code
         replies.write(framed({**reply, "number": request["number"]}))
@@ -146,15 +143,7 @@ def _is_chat(made: Any) -> bool:
     )
 
 
-def _answered(task: Task, request: dict[str, Any]) -> dict[str, Any]:
-    reply = _graded(task, request)
-    if isinstance(outages := getattr(task, "outages", None), Counter):
-        reply["outages"] = dict(outages)
-        outages.clear()
-    return reply
-
-
-def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+def _graded(task: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
         index, row = request["index"], _row(request)
         completions = [CompletionText(*completion) for completion in request["completions"]]
@@ -162,33 +151,24 @@ def _graded(task: Task, request: dict[str, Any]) -> dict[str, Any]:
             graded = grade_group(index, row, completions)
         else:
             graded = [task.grade(index, row, completion) for completion in completions]
-        grades = [_split(grade) for grade in graded]
-        names = sorted({name for _, metrics in grades for name in metrics})
-        _check_names(names)
-        columns = {name: [metrics.get(name) for _, metrics in grades] for name in names}
-        return {"rewards": [reward for reward, _ in grades], "metrics": columns}
+        split = [grade if isinstance(grade, tuple) else (grade, {}) for grade in graded]
+        names = sorted({str(name) for _, metrics in split for name in metrics})
+        reply: dict[str, Any] = {
+            "rewards": [float(reward) for reward, _ in split],
+            "metrics": {
+                name: [float(metrics[name]) if name in metrics else None for _, metrics in split]
+                for name in names
+            },
+        }
     except GraderOutageError as error:
-        return {"unavailable": f"{error.outage}: {error}"[:1000]}
+        reply = {"unavailable": f"{error.outage}: {error}"[:1000]}
     except Exception as error:
         # Whatever it is, it is reported for this group.
-        return _raised(error)
-
-
-def _split(graded: Any) -> tuple[float, dict[str, float]]:
-    reward, metrics = graded if isinstance(graded, tuple) else (graded, {})
-    numbers = {str(name): float(value) for name, value in metrics.items()}
-    for name, value in numbers.items():
-        if not math.isfinite(value):
-            raise ValueError(f"metric {name} is {value}")
-    return float(reward), numbers
-
-
-def _check_names(names: list[str]) -> None:
-    if len(names) > GROUP_METRICS:
-        raise ValueError(f"{len(names)} metrics, at most {GROUP_METRICS} are allowed")
-    for name in names:
-        if not re.fullmatch(METRIC_NAME_PATTERN, name):
-            raise ValueError(f"a metric named {name!r:.100}; use 1 to 64 of a-z, 0-9 and _")
+        reply = _raised(error)
+    if isinstance(outages := getattr(task, "outages", None), Counter):
+        reply["outages"] = dict(outages)
+        outages.clear()
+    return reply
 
 
 def _row(request: dict[str, Any]) -> Any:

@@ -20,15 +20,14 @@ import re
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
 
 from node.task_options import JUDGE_FIELD, JudgeOptions
 from node.waits import side_by_side
-from sampler.tasks.grader_outage import GraderOutageError, Outage
-from sampler.tasks.local_graders import JudgeEndpoint
+from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.task import GraderOutageError, Outage
 
 REPLY_BYTES: Final = 1 << 20
 """Longest HTTP answer that is read. A judge's longest, 8192 tokens, takes a tenth of it."""
@@ -42,11 +41,10 @@ WARNING: Final = (
 )
 
 
-@dataclass(slots=True)
-class _AttemptError(Exception):
-    outage: Outage
-    what: str
-    retry_after_s: float = 0.0
+class _AttemptError(GraderOutageError):
+    def __init__(self, outage: Outage, what: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(outage, what)
+        self.retry_after_s = retry_after_s
 
 
 class Judge:
@@ -125,13 +123,12 @@ class Judge:
                 async with places:
                     return self._read(await self._reply(client, messages))
             except _AttemptError as error:
-                failed = error
-            self._outages[failed.outage] += 1
-            left -= 1
-            pause_s = max(failed.retry_after_s, wait_s * random.uniform(0.5, 1.5))
-            is_late = asyncio.get_running_loop().time() + pause_s >= deadline_s
-            if failed.outage is Outage.JUDGE_REFUSED or not left or is_late:
-                raise GraderOutageError(failed.outage, failed.what) from failed
+                self._outages[error.outage] += 1
+                left -= 1
+                pause_s = max(error.retry_after_s, wait_s * random.uniform(0.5, 1.5))
+                is_late = asyncio.get_running_loop().time() + pause_s >= deadline_s
+                if error.outage is Outage.JUDGE_REFUSED or not left or is_late:
+                    raise
             await asyncio.sleep(pause_s)
             wait_s *= 2
 

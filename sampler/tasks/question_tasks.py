@@ -13,9 +13,8 @@ from node.task_options import (
     column_of,
 )
 from sampler.tasks import answer_graders
-from sampler.tasks.grader_outage import GraderOutageError, Outage
-from sampler.tasks.local_graders import JudgeEndpoint
-from sampler.tasks.task import CompletionText, Graded, Message, Row
+from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.task import CompletionText, Graded, GraderOutageError, Message, Outage, Row
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 

@@ -4,24 +4,14 @@ The coordinator sends a task's name and its options, which are data. Which code 
 or in this sampler's own configuration, never over the wire.
 """
 
+import enum
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
-from node.extras import NeededPackage
-from node.task_options import (
-    GRADERS,
-    JsonlOptions,
-    PromptOptions,
-    TaskOptions,
-    VerifiersOptions,
-    checked_options,
-)
-from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
 
 Message: TypeAlias = Mapping[str, str]
 """``{"role": ..., "content": ...}``, as chat templates take them."""
@@ -46,6 +36,36 @@ class CompletionText:
 
 Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
 """A reward from -1e6 to 1e6, or one with at most 16 other numbers by name, each up to 1e12."""
+
+
+class Outage(enum.StrEnum):
+    """Why a grader could not grade. Closed: the ``reason`` label of the metric."""
+
+    JUDGE_UNREACHABLE = "judge_unreachable"
+    """No connection, or one that ended before the answer did."""
+    JUDGE_TIMED_OUT = "judge_timed_out"
+    JUDGE_OVER_QUOTA = "judge_over_quota"
+    """HTTP 429."""
+    JUDGE_FAILED = "judge_failed"
+    """HTTP 408 or 5xx."""
+    JUDGE_REFUSED = "judge_refused"
+    """Any other HTTP status: a wrong key, address, model or request. Not repeated."""
+    JUDGE_UNREADABLE = "judge_unreadable"
+    """An answer without a score on the scale."""
+    SANDBOX_FAILED = "sandbox_failed"
+    """The sandbox ended before the program in it began."""
+
+
+class GraderOutageError(Exception):
+    """A group cannot be graded now, and is given back: its prompt is not to blame.
+
+    What the grader needs beyond its own process is away: a judge that answers, a sandbox that starts.
+    ``outage``: of the last attempt.
+    """
+
+    def __init__(self, outage: Outage, what: str) -> None:
+        super().__init__(what)
+        self.outage = outage
 
 
 class Task(Protocol):
@@ -112,83 +132,6 @@ BUILT_IN: Final[Mapping[str, str]] = {
 """Task name -> import path."""
 
 
-def task_setup(
-    name: str,
-    options: Mapping[str, Any],
-    *,
-    custom: Mapping[str, str],
-    allowed_graders: Sequence[str],
-    has_chat_template: bool,
-    group_size: int = 1,
-    local_graders: LocalGraders = NO_LOCAL_GRADERS,
-) -> TaskSetup:
-    """Return the run's task on this sampler, from the name and options that the coordinator sent.
-
-    Args:
-        custom: Task name -> import path, in addition to the built-in ones.
-        allowed_graders: Import paths that an option may name.
-        group_size: Completions of a group.
-    Raises:
-        ConfigError: ``name`` is neither built in nor in ``custom``, an option cannot be had here, or a
-            package that it needs is not installed here.
-        StartupError: it needs a key or a program that is not here.
-    """
-    path = import_path(name, custom)
-    setup = partial(TaskSetup, path, environment=local_graders.environment)
-    if name in custom:
-        return setup(options)
-    try:
-        checked = checked_options(name, options)
-    except ValueError as error:
-        raise _wrong_options(options, str(error)) from error
-    if isinstance(checked, JsonlOptions) and checked.grader not in GRADERS:
-        _check_allowed("grader", checked.grader, allowed_graders)
-    if isinstance(checked, VerifiersOptions):
-        _check_allowed("environment", checked.loader, allowed_graders)
-    local = local_graders.settings(checked, group_size) if isinstance(checked, JsonlOptions) else {}
-    if checked is not None and checked.package is not None:
-        NeededPackage(
-            "coordinator.task", name, checked.package, extra=checked.extra, source="the coordinator"
-        ).check()
-    if not has_chat_template and (need := _template_need(checked)):
-        raise _wrong_options(options, f"{need}, and this sampler's model has no chat template")
-    if isinstance(checked, VerifiersOptions):
-        return setup(options, checked.template_arguments)
-    if not isinstance(checked, PromptOptions):
-        return setup(options)
-    chat = checked.chat is not False and has_chat_template
-    is_judged = isinstance(checked, JsonlOptions) and checked.judge is not None
-    return setup(
-        {**options, "chat": chat},
-        checked.template_arguments,
-        local,
-        environment=(*local_graders.environment, *(local_graders.judge_environment if is_judged else ())),
-    )
-
-
-def _template_need(options: TaskOptions | None) -> str | None:
-    if isinstance(options, VerifiersOptions):
-        return "its prompts are messages"
-    if not isinstance(options, PromptOptions):
-        return None
-    if options.chat is True:
-        return "chat = true"
-    return "template_arguments are set" if options.template_arguments else None
-
-
-def _check_allowed(option: str, code: str, allowed_graders: Sequence[str]) -> None:
-    if code in allowed_graders:
-        return
-    allowed = ", ".join(allowed_graders) or "nothing"
-    raise ConfigError(
-        key=f"coordinator.task_options.{option}",
-        value=code,
-        source="the coordinator",
-        rule=f"sampler.allowed_graders has {allowed}",
-        fix="Add it there, where you trust it and have it installed, or change the task's options.",
-    )
-
-
 def import_path(name: str, custom: Mapping[str, str]) -> str:
     """Return the ``package.module:Class`` of a name, built in or in ``custom``; ConfigError for others."""
     known = {**BUILT_IN, **custom}
@@ -240,13 +183,3 @@ def _takes(method: Callable[..., Any]) -> int:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(method).parameters.values()
     return sum(p.kind in positional and p.default is p.empty for p in parameters)
-
-
-def _wrong_options(options: Mapping[str, Any], rule: str) -> ConfigError:
-    return ConfigError(
-        key="coordinator.task_options",
-        value=dict(options),
-        source="the coordinator",
-        rule=rule,
-        fix="Change them at the coordinator and restart it.",
-    )

@@ -1,5 +1,7 @@
 """Tests of one engine are collected where it is installed; a whole sampler is of a run of its own."""
 
+import pytest
+
 from sampler.engines.engine_registry import has_vllm
 from support.tiny_run import made, same_threads_after
 from support.warm_processes import warm_engines
@@ -7,3 +9,10 @@ from support.warm_processes import warm_engines
 __all__ = ["made", "same_threads_after", "warm_engines"]
 
 collect_ignore_glob = [] if has_vllm("cpu") else ["test_remote_engine.py", "test_vllm_*.py"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_where_vllm_is_not_installed(request: pytest.FixtureRequest) -> None:
+    """Start engines in processes of their own warm; vLLM sets the environment before it is imported."""
+    if not has_vllm("cpu"):
+        request.getfixturevalue("warm_engines")

@@ -1,5 +1,6 @@
 """Every installed engine in a whole sampler: versions followed in flight, as the learner signed them."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,7 @@ import pytest
 import torch
 
 from node.exit_code import ExitCode
-from node.rollout import RolloutGroup, check_group
-from node.wire.rollouts import delivered_group_from_wire
+from node.rollout import check_group
 from sampler.engines.engine import SampledCompletion
 from sampler.engines.torch_engine import TorchEngine
 from support.engines import WAYS, Driven, settings_of
@@ -28,7 +28,7 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
     learner = learner_of(made, base)
     twin = Driven.of(base, "spare", model_dir)
     async with (
-        running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
+        running_hub(made, max_new_tokens=100, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as peer,
         sampling(made, hub.address, model_dir, apply=apply, **settings_of(name, model_dir)) as sampler,
     ):
@@ -38,29 +38,16 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
         await until(lambda: sampler.value("held_version") == 1, within_s=60)
         spooled = int(sampler.value("groups_total", verdict="spooled"))
         await until(lambda: sampler.value("groups_total", verdict="spooled") >= spooled + 6, within_s=60)
-        drain = await peer.drain(credits=spooled + 6)
-        groups: list[RolloutGroup] = []
-        while len(groups) < spooled + 6:
-            response = await drain.hear()
-            if response.WhichOneof("message") == "group":
-                groups.append(delivered_group_from_wire(response.group).group)
+        groups = await peer.groups(spooled + 6)
         assert await sampler.drained() is ExitCode.DRAINED
         assert sampler.value("engine_restarts_total") == sampler.value("probe_failures_total") == 0
     versions = set()
     for group in groups:
         check_group(group, vocabulary_size=VOCABULARY_SIZE)
+        prompt = base.tokenizer.decode(group.prompt_token_ids)
         for completion in group.completions:
-            scores, _ = twin.recomputed(
-                base.tokenizer.decode(group.prompt_token_ids),
-                SampledCompletion(
-                    completion.token_ids,
-                    completion.behaviour_logprob,
-                    completion.policy_version,
-                    completion.finish,
-                    completion.kept_mass,
-                ),
-                group.sampling,
-            )
-            np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+            fields = (field.name for field in dataclasses.fields(SampledCompletion))
+            drawn = SampledCompletion(**{name: getattr(completion, name) for name in fields})
+            twin.assert_scored(prompt, [drawn], group.sampling)
             versions.add(tuple(np.unique(completion.policy_version).tolist()))
     assert (1,) in versions

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from node.exit_code import ExitCode
-from node.rollout import RolloutGroup, SamplingParameters
-from node.wire.rollouts import delivered_group_from_wire
+from node.rollout import SamplingParameters
 from sampler.engines.remote.vllm_server import ServerError
 from sampler.engines.restartable_engine import RestartableEngine
 from sampler.engines.torch_engine import TorchEngine
@@ -43,10 +42,7 @@ def driven(model_dir: Path, server: StartedServer) -> Iterator[Driven]:
     """An engine that holds another version than the base model, amid completions."""
     engine = RestartableEngine(partial(load, "remote", model_dir, answer_limit_s=10))
     driven = Driven.of(engine, "in_place", model_dir)
-    words, random = driven.base.copy(), np.random.default_rng(5)
-    for span in engine.layout.tensors:
-        random.shuffle(words[span.start_word : span.start_word + span.words])
-    driven.take(words)
+    driven.take(driven.shuffled)
     driven.add("3+4=", LONG, completions=4)
     while engine.waiting:
         driven.step()
@@ -64,8 +60,7 @@ def assert_begins_again(driven: Driven) -> None:
     assert set(finished) == {"5-2="}
     for completion in finished["5-2="].completions:
         assert set(completion.policy_version) == {max(driven.versions)}
-        scores, _ = driven.recomputed("5-2=", completion, SHORT)
-        np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+    driven.assert_scored("5-2=", finished["5-2="].completions, SHORT)
 
 
 def test_a_server_that_is_killed_and_started_again_is_found_with_the_base_model(
@@ -116,12 +111,7 @@ async def test_a_sampler_whose_server_is_killed_goes_on_with_its_version_and_dou
         assert sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in") == fetched
         wanted = int(sampler.value("groups_total", verdict="spooled")) + 4
         await until(lambda: sampler.value("groups_total", verdict="spooled") >= wanted, within_s=100)
-        drain = await learner.drain(credits=wanted)
-        groups: list[RolloutGroup] = []
-        while len(groups) < wanted:
-            response = await drain.hear()
-            if response.WhichOneof("message") == "group":
-                groups.append(delivered_group_from_wire(response.group).group)
+        groups = await learner.groups(wanted)
         assert len({group.group_id for group in groups}) == wanted
         assert await sampler.drained() is ExitCode.DRAINED
         assert (await learner.status()).slots.get("leased", 0) == 0

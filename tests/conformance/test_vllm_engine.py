@@ -8,7 +8,6 @@ import pytest
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import SamplingParameters
-from node.weights.format.digests import Words
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.vllm import live_parameters
 from support.engines import Driven, load
@@ -31,13 +30,6 @@ def driven(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Driven]:
     engine.close()
 
 
-def shuffled(driven: Driven) -> Words:
-    words, random = driven.base.copy(), np.random.default_rng(5)
-    for span in driven.engine.layout.tensors:
-        random.shuffle(words[span.start_word : span.start_word + span.words])
-    return words
-
-
 def test_no_request_begins_with_a_prefix_that_other_weights_computed(
     driven: Driven, request: pytest.FixtureRequest
 ) -> None:
@@ -45,13 +37,12 @@ def test_no_request_begins_with_a_prefix_that_other_weights_computed(
     driven.add(LONG_PROMPT, PLAIN, completions=4)
     for _ in range(4):
         driven.step()
-    driven.take(shuffled(driven))
+    driven.take(driven.shuffled)
     running = driven.run_out()[LONG_PROMPT]
     driven.add(LONG_PROMPT, PLAIN, completions=4)
-    for completion in driven.run_out()[LONG_PROMPT].completions:
-        assert set(completion.policy_version) == {1}
-        scores, _ = driven.recomputed(LONG_PROMPT, completion, PLAIN)
-        np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+    later = driven.run_out()[LONG_PROMPT].completions
+    assert {version for completion in later for version in completion.policy_version} == {1}
+    driven.assert_scored(LONG_PROMPT, later, PLAIN)
     errors = []
     for completion in running.completions:
         assert completion.policy_version.tolist() == sorted(completion.policy_version)
@@ -62,7 +53,7 @@ def test_no_request_begins_with_a_prefix_that_other_weights_computed(
 
 
 def test_no_request_begins_with_a_prefix_of_a_version_that_was_damaged(driven: Driven) -> None:
-    version = driven.take(shuffled(driven))
+    version = driven.take(driven.shuffled)
     driven.add(LONG_PROMPT, PLAIN, completions=4)
     driven.run_out()
     weights, repaired = driven.engine.weights, driven.base
@@ -71,9 +62,7 @@ def test_no_request_begins_with_a_prefix_of_a_version_that_was_damaged(driven: D
     driven.versions[version] = repaired
     driven.engine.serve(version)
     driven.add(LONG_PROMPT, PLAIN, completions=4)
-    for completion in driven.run_out()[LONG_PROMPT].completions:
-        scores, _ = driven.recomputed(LONG_PROMPT, completion, PLAIN)
-        np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+    driven.assert_scored(LONG_PROMPT, driven.run_out()[LONG_PROMPT].completions, PLAIN)
 
 
 def test_what_does_not_fit_the_configured_context_is_refused(driven: Driven) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from sampler.tasks.environments.verifiers_task import VerifiersTask
-from sampler.tasks.task import CompletionText, Message, Task, TaskSetup, load_task, task_setup
+from sampler.tasks.task import CompletionText, Message, Task, TaskSetup, load_task
+from support.graded_texts import setup_of
 
 OPTIONS = {"environment": "number-environments"}
 LOADER = "number_environments:load_environment"
@@ -31,7 +32,7 @@ def graded(task: VerifiersTask, conversation: Sequence[Message], *, index: int, 
 
 
 def test_the_environment_is_loaded_where_the_sampler_allows_it() -> None:
-    setup = task_setup("verifiers", OPTIONS, custom={}, allowed_graders=[LOADER], has_chat_template=True)
+    setup = setup_of("verifiers", OPTIONS, allowed_graders=[LOADER], has_chat_template=True)
     assert isinstance(setup, TaskSetup)
     task: Task = load_task(setup)
     assert task.prompts == 5

@@ -1,6 +1,5 @@
 """A data set of one's own: rows from the coordinator's file, graded by samplers that have no file."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -83,38 +82,6 @@ async def test_chat_prompts_and_the_metrics_of_an_allowed_grader_arrive_with_the
         tokens = [len(completion.token_ids) for completion in group.completions]
         assert group.metrics["tokens"].tolist() == tokens
         assert group.metrics["row"].tolist() == [group.prompt_index + 1] * len(tokens)
-
-
-async def test_a_sampler_that_does_not_allow_the_runs_grader_ends_before_it_leases(
-    made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
-) -> None:
-    settings["task_options"] |= {"grader": GRADER}
-    async with (
-        running_hub(made, **settings) as hub,
-        learning(hub, base, model_dir),
-        sampling(made, hub.address, model_dir) as sampler,
-    ):
-        assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.CONFIGURATION
-
-
-async def test_a_task_without_rows_is_refused_by_a_run_with_data(
-    made: MadeRun,
-    base: TorchEngine,
-    model_dir: Path,
-    settings: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    settings |= {"task": "mine", "task_options": {}}
-    async with (
-        running_hub(made, **settings) as hub,
-        learning(hub, base, model_dir),
-        sampling(
-            made, hub.address, model_dir, custom_tasks={"mine": "sampler.tasks.addition:AdditionTask"}
-        ) as sampler,
-    ):
-        assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.CONFIGURATION
-    (failed,) = (record for record in caplog.records if record.message == "service failed")
-    assert "the run has data, and the task has 100 prompts of its own" in failed.__dict__["error"]
 
 
 async def test_a_real_learner_trains_on_rewards_for_rows(

@@ -142,27 +142,6 @@ async def test_stopping_gives_leases_back_and_hands_in_what_is_finished(
         assert peers[made.sampler.node_id].state == "left"
 
 
-async def test_a_grader_that_hangs_costs_its_group_and_nothing_else(
-    made: MadeRun, base: TorchEngine, model_dir: Path
-) -> None:
-    async with (
-        running_hub(made, task="hanging", prompts=10, max_staleness_versions=50) as hub,
-        learning(hub, base, model_dir),
-        sampling(
-            made,
-            hub.address,
-            model_dir,
-            custom_tasks={"hanging": "support.unruly_tasks:Hanging"},
-            grader_wall_limit_s=0.3,
-        ) as sampler,
-    ):
-        await until(lambda: sampler.value("grader_kills_total") >= 1, within_s=30)
-        await until(lambda: sampler.value("dropped_groups_total", reason="ungraded") >= 1)
-        spooled = sampler.value("groups_total", verdict="spooled")
-        await until(lambda: sampler.value("groups_total", verdict="spooled") > spooled, within_s=30)
-        assert not sampler.ending.done()
-
-
 async def test_a_sampler_that_does_not_know_the_runs_task_says_so_and_ends(
     made: MadeRun, base: TorchEngine, model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

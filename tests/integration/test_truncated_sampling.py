@@ -37,7 +37,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def policy(model_dir: Path) -> Policy:
     return load_policy(model_dir, device="cpu")
 
@@ -81,7 +81,7 @@ def step(policy: Policy, group: RolloutGroup) -> StepOutcome:
 
 
 @pytest.mark.parametrize("sampling", CUTS)
-def test_at_no_lag_engine_and_learner_agree_on_truncated_groups_and_would_not_without_the_correction(
+def test_a_truncated_group_agrees_with_the_learner_and_is_admitted_by_its_kept_masses_only(
     model_dir: Path, policy: Policy, sampling: SamplingParameters
 ) -> None:
     group = sampled_group(model_dir, policy, sampling)
@@ -90,13 +90,6 @@ def test_at_no_lag_engine_and_learner_agree_on_truncated_groups_and_would_not_wi
     # The same numbers, taken for logprobs of the whole softmax.
     uncorrected = step(policy, taken_as_whole(group))
     assert uncorrected.kl_nats > QUARANTINE_NATS
-
-
-@pytest.mark.parametrize("sampling", CUTS)
-def test_a_truncated_group_is_admitted_with_its_kept_masses_only(
-    model_dir: Path, policy: Policy, sampling: SamplingParameters
-) -> None:
-    group = sampled_group(model_dir, policy, sampling)
     rules = GroupRules(
         run_id=group.run_id,
         layout_digest=policy.layout.digest,

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -104,27 +103,18 @@ async def test_a_chat_goes_on_as_its_template_writes_it(made: MadeRun, tmp_path:
     assert {base.tokenizer.decode(group.prompt_token_ids) for group in groups} == {"u guess -"}
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("ReplyRaises", "grading_failed"),
-        ("ReplyHangs", "grading_timed_out"),
-        ("RepliesNothing", "grading_failed"),
-    ],
-)
 async def test_a_reply_that_fails_costs_its_prompt_an_attempt_and_the_run_goes_on(
-    made: MadeRun, base: TorchEngine, model_dir: Path, name: str, reason: str
+    made: MadeRun, base: TorchEngine, model_dir: Path
 ) -> None:
+    """How else a reply fails, the tests of the pool of graders say."""
     async with (
         running_hub(made, **SETTINGS, max_staleness_versions=500) as hub,
         learning(hub, base, model_dir) as learner,
-        sampling(made, hub.address, model_dir, custom_tasks=game(name), grader_wall_limit_s=0.5) as sampler,
+        sampling(made, hub.address, model_dir, custom_tasks=game("RepliesNothing")) as sampler,
     ):
         groups = await trained(await learner.drain(credits=1000), groups=16)
-        assert sampler.value("prompt_faults_total", reason=reason) >= 1
-        assert sampler.value("prompt_faults_total", reason=reason) == sampler.value(
-            "dropped_groups_total", reason="ungraded"
-        )
+        failed = sampler.value("prompt_faults_total", reason="grading_failed")
+        assert failed == sampler.value("dropped_groups_total", reason="ungraded") >= 1
     assert {group.prompt_index for group in groups} >= {0, 1, 2, 4, 5, 6, 8, 9}
 
 

@@ -41,24 +41,6 @@ class PromptRaises(Fine):
         return f"{index}="
 
 
-class PromptHangs(Fine):
-    """Some prompts never come."""
-
-    def prompt(self, index: int, row: object) -> str:
-        if is_bad(index):
-            time.sleep(3600)
-        return f"{index}="
-
-
-class GraderRaises(Fine):
-    """Some completions cannot be graded."""
-
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        if is_bad(index):
-            raise RuntimeError("no such answer")
-        return 1.0
-
-
 class GraderHangs(Fine):
     """Some completions are graded for ever."""
 
@@ -95,25 +77,23 @@ class Drawn(Fine):
         return float(self._drawn[index])
 
 
-class PromptIsNoText(Fine):
+class EachBad(Fine):
+    """The first prompts are bad, each in its own way."""
+
     def prompt(self, index: int, row: object) -> str:
-        return 7 if is_bad(index) else f"{index}="  # type: ignore[return-value]
-
-
-class PromptIsHalfACharacter(Fine):
-    def prompt(self, index: int, row: object) -> str:
-        return "\ud800" if is_bad(index) else f"{index}="
-
-
-class PromptIsEndless(Fine):
-    def prompt(self, index: int, row: object) -> str:
-        return "7" * 5_000_000 if is_bad(index) else f"{index}="
-
-
-class PromptDies(Fine):
-    def prompt(self, index: int, row: object) -> str:
-        if is_bad(index):
-            os._exit(1)
+        match index:
+            case 0:
+                raise LookupError(f"no row {index}")
+            case 1:
+                time.sleep(3600)
+            case 2:
+                return 7  # type: ignore[return-value]
+            case 3:
+                return "\ud800"
+            case 4:
+                return "7" * 5_000_000
+            case 5:
+                os._exit(1)
         return f"{index}="
 
 

@@ -1,6 +1,6 @@
 """The engines installed here, one way to drive them all, and a slow twin that recomputes what they say."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
 from sampler.config import SamplerConfig
+from sampler.engines.decoding.cached_model import cache_argument
 from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
 from sampler.engines.engine_registry import ENGINES, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
@@ -115,6 +116,14 @@ class Driven:
             GenerationRequest(prompt, self.engine.tokenizer.encode(prompt), completions, sampling)
         )
 
+    @property
+    def shuffled(self) -> Words:
+        """Another version: every tensor shuffled, which keeps its scale."""
+        words, random = self.base.copy(), np.random.default_rng(5 + len(self.versions))
+        for span in self.engine.layout.tensors:
+            random.shuffle(words[span.start_word : span.start_word + span.words])
+        return words
+
     def step(self) -> None:
         self.finished |= {request.request_id: request for request in self.engine.step()}
 
@@ -135,6 +144,17 @@ class Driven:
         token_ids = self.engine.tokenizer.encode(prompt)
         return scores_of(self.model_dir, self.versions, token_ids, completion, sampling)
 
+    def assert_scored(
+        self, prompt: str, completions: Iterable[SampledCompletion], sampling: SamplingParameters
+    ) -> None:
+        """Assert that logprobs and kept masses are those of the version that each token names."""
+        for completion in completions:
+            scores, masses = self.recomputed(prompt, completion, sampling)
+            np.testing.assert_allclose(completion.behaviour_logprob, scores, atol=1e-4)
+            assert (completion.kept_mass is None) == (not sampling.is_truncated)
+            if completion.kept_mass is not None:
+                np.testing.assert_allclose(completion.kept_mass, masses, atol=1e-4)
+
     def recomputed_over_kept_caches(self, prompt: str, completion: SampledCompletion) -> NDArray[np.float32]:
         """Score every token with transformers, each version going on with the cache of those before, [n]."""
         model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
@@ -147,7 +167,7 @@ class Driven:
             end = len(ids) - n - 1 + versions.index(version) + versions.count(version)
             put_words(model, self.versions[version])
             with torch.no_grad():
-                logits.append(model(ids[None, begin:end], past_key_values=cache).logits[0])
+                logits.append(model(ids[None, begin:end], **{cache_argument(model): cache}).logits[0])
             begin = end
         scores = torch.log_softmax(torch.cat(logits)[-n:], dim=-1)
         return np.asarray(scores.gather(-1, ids[-n:, None])[:, 0].numpy(), np.float32)

@@ -1,11 +1,16 @@
 """Completions as graders see them, and graders with room for all but what a test limits."""
 
-from collections.abc import AsyncIterator, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+from sampler.config import SamplerConfig
+from sampler.rollouts.task_setup import task_setup
+from sampler.tasks.grader_pool import GraderPool, Grades, TaskPrompt
 from sampler.tasks.grader_process import Grader
-from sampler.tasks.task import CompletionText, Row, TaskSetup, task_setup
+from sampler.tasks.task import CompletionText, Row, TaskSetup
 
 
 def texts(*written: str) -> list[CompletionText]:
@@ -26,17 +31,42 @@ def grader_of(task: TaskSetup | str, **settings: Any) -> Grader:
     return Grader(setup, **limits | {"killed": lambda: None} | settings)
 
 
+def prompt_of(index: int, row: str = "") -> TaskPrompt:
+    """Return a prompt that nobody made."""
+    return TaskPrompt(index, row, "?", grader_of("a:B"), 1)
+
+
+class LoneGrader:
+    """One process that grades without having made the prompts."""
+
+    def __init__(self, grader: Grader) -> None:
+        self.process = grader
+        self.pool = GraderPool(lambda: grader, most=1)
+
+    async def grade(self, index: int, completions: Sequence[CompletionText], *, row: str = "") -> Grades:
+        return await self.pool.grade(prompt_of(index, row), completions)
+
+
 @asynccontextmanager
-async def grading(task: TaskSetup | str, **settings: Any) -> AsyncIterator[Grader]:
+async def grading(task: TaskSetup | str, **settings: Any) -> AsyncIterator[LoneGrader]:
     """Run a grader, which is closed at the end."""
-    grader = grader_of(task, **settings)
+    lone = LoneGrader(grader_of(task, **settings))
     try:
-        yield grader
+        yield lone
     finally:
-        await grader.close()
+        await lone.pool.close()
 
 
-def setup_of(name: str, options: Mapping[str, Any], **sampler: Any) -> TaskSetup:
-    """Return a task on a sampler that allows no code of its own, has no chat template, or as told."""
-    usual: dict[str, Any] = {"custom": {}, "allowed_graders": (), "has_chat_template": False}
-    return task_setup(name, options, **usual | sampler)
+def setup_of(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    has_chat_template: bool = False,
+    group_size: int = 1,
+    **settings: Any,
+) -> TaskSetup:
+    """Return a task on a sampler with these settings."""
+    with tempfile.TemporaryDirectory() as model_dir:
+        (Path(model_dir) / "chat_template.jinja").write_text("{{ messages }}" if has_chat_template else "")
+        config = SamplerConfig.model_validate({"model_dir": model_dir, **settings})
+        return task_setup(config, name, options, group_size=group_size)

@@ -29,7 +29,7 @@ from node.rollout import EncodedGroup, RolloutGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.members import role_to_wire
-from node.wire.rollouts import group_to_wire, sampling_from_wire
+from node.wire.rollouts import delivered_group_from_wire, group_to_wire, sampling_from_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun
@@ -172,6 +172,16 @@ class HandPeer:
 
     async def status(self) -> membership_pb2.GetStatusResponse:
         return await self.membership.GetStatus(membership_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+
+    async def groups(self, number: int) -> list[RolloutGroup]:
+        """Wait for so many groups on a new stream."""
+        drain = await self.drain(credits=number)
+        found: list[RolloutGroup] = []
+        while len(found) < number:
+            response = await drain.hear()
+            if response.WhichOneof("message") == "group":
+                found.append(delivered_group_from_wire(response.group).group)
+        return found
 
     async def drain(self, *, credits: int = 0, **hello: Any) -> "HandDrain":
         """Open a drain stream; the hello is of epoch 1 and version 0 unless told otherwise."""

@@ -29,11 +29,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def engine(model_dir: Path, request: pytest.FixtureRequest) -> TorchEngine:
-    return made(model_dir, like=request.param)
-
-
 def made(model_dir: Path, *, like: str = "cpu", **options: Any) -> TorchEngine:
     """Load an engine that reads what it drew, and fills gaps in its batch, as on such a device."""
     engine = TorchEngine(
@@ -45,7 +40,7 @@ def made(model_dir: Path, *, like: str = "cpu", **options: Any) -> TorchEngine:
         options=TorchOptions(**options),
     )
     if like == "cuda":
-        engine._decoder._batch._is_cpu = False
+        engine._batch._is_cpu = False
     return engine
 
 

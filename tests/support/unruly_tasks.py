@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 from sampler.tasks.task import CompletionText
 
@@ -48,18 +49,13 @@ class Printing(_Unruly):
         return 0.5
 
 
-class NotFinite(_Unruly):
-    """Returns NaN on prompt 1."""
+class Odd(_Unruly):
+    """Returns what is not a reward, or numbers that no group may have, in a way for each prompt."""
 
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        return float("nan") if index == 1 else 1.0
-
-
-class BeyondFloat32(_Unruly):
-    """Returns a number that only a float64 has."""
-
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        return 1e39
+    def grade(self, index: int, row: object, completion: CompletionText) -> Any:
+        many = {f"m{number}": 1.0 for number in range(17)}
+        odd = [float("nan"), 1e39, (1.0, {"words": float("inf")}), (1.0, {"Words!": 1.0}), (1.0, many), None]
+        return odd[index]
 
 
 class Broken(_Unruly):
@@ -70,13 +66,13 @@ class Broken(_Unruly):
 
 
 class Telling(_Unruly):
-    """Says the value of the variable that its argument names, as an environment's argument may ask it to."""
+    """Says the values of variables that its argument names, as an environment's argument may ask it to."""
 
-    def __init__(self, variable: str) -> None:
-        self._variable = variable
+    def __init__(self, variables: list[str]) -> None:
+        self._variables = variables
 
     def prompt(self, index: int, row: object) -> str:
-        return os.environ.get(self._variable, "nothing")
+        return os.environ.get(self._variables[index], "nothing")
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
         return 1.0

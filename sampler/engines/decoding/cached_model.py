@@ -5,7 +5,7 @@ every step before. So it gets whole masks where its layers take them: attention 
 torch's kernels, with rotary positions. Other models get the mask of rows and columns, and the wait with it.
 """
 
-from collections.abc import Sequence
+import inspect
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from node.errors import StartupError
-from sampler.engines.decoding.kv_cache import KeyValueCache, uploaded
+from sampler.engines.decoding.kv_cache import KeyValueCache
 
 
 class CachedModel:
@@ -31,6 +31,7 @@ class CachedModel:
                 fix="Set sampler.engine = 'vllm', or choose another model.",
             )
         self._model = model
+        self._cache_argument = cache_argument(model)
         self.device: torch.device = model.device
         is_rotary = getattr(config, "rope_parameters", None) is not None and not getattr(
             config, "alibi", False
@@ -65,47 +66,12 @@ class CachedModel:
             "attention_mask": (
                 cache.mask(columns) if self._takes_whole_masks else cache.padding_mask(columns)
             ),
-            "past_key_values": cache.past,
+            self._cache_argument: cache.past,
             "use_cache": True,
         }
 
 
-class TokenReading:
-    """Reads the tokens of each row into ``cache``, a chunk between two decode steps.
-
-    A long prompt read at once would hold up every running completion for as long as that takes. Each forward
-    pass has a bounded number of tokens, which also bounds the memory of its activations.
-    """
-
-    def __init__(
-        self, model: CachedModel, rows: Sequence[Sequence[int]], *, after: KeyValueCache | None = None
-    ) -> None:
-        """Read nothing yet.
-
-        Args:
-            rows: At least one. If all are empty, each becomes a column of padding.
-            after: Holds what comes before; the rows are then of one length. None: nothing does.
-        """
-        self._model = model
-        width = max(map(len, rows))
-        if after is None:
-            width = max(1, width)
-            first = [width - len(tokens) for tokens in rows]
-            after = KeyValueCache(first, columns=width, device=model.device)
-        self.cache = after
-        ids = [[0] * (width - len(tokens)) + list(tokens) for tokens in rows]
-        self._ids = uploaded(ids, dtype=torch.long, device=model.device)
-        self._columns_read = 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether ``cache`` holds all of it."""
-        return self._columns_read == self._ids.shape[1]
-
-    def read_chunk(self, chunk_tokens: int) -> int:
-        """Read the next columns, at least one; return how many tokens these were, padding included."""
-        start = self._columns_read
-        chunk = self._ids[:, start : start + max(1, chunk_tokens // len(self._ids))]
-        self._model.read(chunk, self.cache)
-        self._columns_read += chunk.shape[1]
-        return chunk.numel()
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return by which name a model takes a cache: ``cache`` since transformers 5.24."""
+    parameters = inspect.signature(model.base_model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"

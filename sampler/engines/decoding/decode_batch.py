@@ -107,7 +107,7 @@ class DecodeBatch:
         self._cache.join(cache, at)
         self.rows = [*self.rows, *rows]
         newest = [row.newest for row in rows]
-        self._newest = torch.cat([self._newest, self._uploaded(newest)])
+        self._newest = torch.cat([self._newest, uploaded(newest, device=self._newest.device)])
         self._sampling = None
 
     def drop_ended(self) -> None:
@@ -119,7 +119,7 @@ class DecodeBatch:
             kept = _with_gaps_filled(kept)
         self._cache.keep(kept)
         self.rows = [self.rows[number] for number in kept]
-        self._newest = self._newest.index_select(0, self._uploaded(kept))
+        self._newest = self._newest.index_select(0, uploaded(kept, device=self._newest.device))
         self._sampling = None
 
     def take_all(self) -> list[Row]:
@@ -129,9 +129,6 @@ class DecodeBatch:
         self._newest = self._newest[:0]
         self._sampling = None
         return rows
-
-    def _uploaded(self, numbers: Sequence[int]) -> Tensor:
-        return uploaded(numbers, dtype=torch.long, device=self._newest.device)
 
 
 def _with_gaps_filled(kept: list[int]) -> list[int]:

@@ -38,7 +38,7 @@ class RowSampling:
         return cls(
             temperature,
             min_p,
-            uploaded([s.top_k for s in rows], dtype=torch.long, device=device),
+            uploaded([s.top_k for s in rows], device=device),
             top_p,
             is_tempered=any(s.temperature != 1 for s in rows),
             is_truncated=any(s.is_truncated for s in rows),

@@ -7,7 +7,6 @@ the shared memory: words are read during a step, too. That they are written betw
 sampler's business.
 """
 
-import json
 import os
 import sys
 import threading
@@ -23,7 +22,7 @@ from node.errors import ConfigError, RefusedError, StartupError
 from sampler.engines.engine import Engine, EngineSettings
 from sampler.engines.engine_registry import load_engine
 from sampler.engines.frame_memory import Rooms, mapped
-from sampler.engines.own_process.messages import Message, error_message, finished_message, request_from
+from sampler.engines.own_process.messages import Message, error_message, receive, request_from, send
 from sampler.engines.restartable_engine import FAULTS
 from sampler.engines.shared_words import move_frames
 from sampler.process_tree import adopt_orphans
@@ -33,30 +32,26 @@ def main(memory_fd: int, calls_fd: int, moves_fd: int) -> None:
     """Serve until the sampler closes the engine or is gone."""
     adopt_orphans()
     calls = Connection(calls_fd)
-    settings = json.loads(calls.recv_bytes())
+    settings = receive(calls)
     settings["model_dir"] = Path(settings["model_dir"])
     try:
         engine = load_engine(settings.pop("engine"), cast(EngineSettings, SimpleNamespace(**settings)))
     except (ConfigError, StartupError) as error:
-        _send(calls, error_message(error))
+        send(calls, error_message(error))
         return
     rooms = mapped(memory_fd, workers=1)
     answer = partial(_moved, engine, rooms, ThreadPoolExecutor(len(rooms)))
     threading.Thread(target=_serve, args=(Connection(moves_fd), answer), daemon=True).start()
     tensors = [(span.name, span.shape, span.dtype.name) for span in engine.layout.tensors]
-    _send(calls, {"tensors": tensors, "layout_digest": engine.layout.digest.hex()})
+    send(calls, {"tensors": tensors, "layout_digest": engine.layout.digest.hex()})
     _serve(calls, partial(_called, engine))
     engine.close()
-
-
-def _send(connection: Connection, message: Message) -> None:
-    connection.send_bytes(json.dumps(message).encode())
 
 
 def _serve(connection: Connection, answer: Callable[[Message], Message]) -> None:
     while True:
         try:
-            message = json.loads(connection.recv_bytes())
+            message = receive(connection)
         except EOFError:
             return
         if message["call"] == "close":
@@ -65,18 +60,18 @@ def _serve(connection: Connection, answer: Callable[[Message], Message]) -> None
             reply = answer(message)
         except (RefusedError, *FAULTS) as error:
             reply = error_message(error)
-        _send(connection, reply)
+        send(connection, reply)
 
 
 def _called(engine: Engine, message: Message) -> Message:
-    reply = {}
+    reply: Message = {}
     match message["call"]:
         case "add":
-            engine.add(request_from(message))
+            engine.add(request_from(message["request"]))
         case "cancel":
             engine.cancel(message["request_ids"])
         case "step":
-            reply = {"finished": finished_message(engine.step())}
+            reply = {"finished": engine.step()}
         case "settle":
             engine.weights.settle()
         case "serve":

@@ -2,13 +2,15 @@
 
     {"call": "step"}                     ->  {"running": 3, "waiting": 1, "finished": [...]}
     {"call": "move", "moves": "read 5 0"} ->  {}, and the words in shared memory
-    any call                             ->  {"error": "RefusedError", ...}
+    any call                             ->  {"error": "RefusedError", "fields": {...}}
 
 Both ends are one installation of this package, so a message has no version.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import numpy as np
@@ -19,83 +21,72 @@ from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCo
 
 Message = dict[str, Any]
 
-_FIELDS: Final[dict[type[Exception], tuple[str, ...]]] = {
+_ERRORS: Final[Mapping[type[Exception], tuple[str, ...]]] = {
+    RefusedError: ("reason", "what", "fix"),
     StartupError: ("what", "fix"),
     ConfigError: ("key", "value", "source", "rule", "fix"),
 }
-"""Arguments of the errors that mean something to the sampler."""
+"""Errors that mean something to the sampler, with the arguments that make them."""
 
 
-def request_message(request: GenerationRequest) -> Message:
-    """Return what ``request_from`` makes ``request`` of."""
-    return {
-        "call": "add",
-        "request_id": request.request_id,
-        "prompt_token_ids": request.prompt_token_ids.tolist(),
-        "completions": request.completions,
-        "sampling": asdict(request.sampling),
-    }
+def send(connection: Connection, message: Message) -> None:
+    """Send a message, in which there may be arrays, requests and completions."""
+    connection.send_bytes(json.dumps(message, default=_plain).encode())
 
 
-def request_from(message: Message) -> GenerationRequest:
-    """Return the request of a ``request_message``."""
-    sampling = message["sampling"]
+def receive(connection: Connection) -> Message:
+    """Return the next message; EOFError if the other side is gone."""
+    message: Message = json.loads(connection.recv_bytes())
+    return message
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else asdict(value)
+
+
+def request_from(fields: Mapping[str, Any]) -> GenerationRequest:
+    """Return a request that was sent."""
+    sampling = {**fields["sampling"], "stop": tuple(fields["sampling"]["stop"])}
+    prompt = np.array(fields["prompt_token_ids"], np.int32)
     return GenerationRequest(
-        message["request_id"],
-        np.array(message["prompt_token_ids"], np.int32),
-        message["completions"],
-        SamplingParameters(**{**sampling, "stop": tuple(sampling["stop"])}),
+        fields["request_id"], prompt, fields["completions"], SamplingParameters(**sampling)
     )
 
 
-def finished_message(finished: Iterable[FinishedRequest]) -> list[Any]:
-    """Return what ``finished_from`` makes ``finished`` of."""
-    return [(request.request_id, [_columns(drawn) for drawn in request.completions]) for request in finished]
+def finished_from(fields: Mapping[str, Any]) -> FinishedRequest:
+    """Return a finished request that was sent."""
+    completions = tuple(_completion_from(**drawn) for drawn in fields["completions"])
+    return FinishedRequest(fields["request_id"], completions)
 
 
-def _columns(drawn: SampledCompletion) -> Sequence[Any]:
-    columns = (drawn.token_ids, drawn.behaviour_logprob, drawn.policy_version, drawn.kept_mass)
-    return (drawn.finish.value, *(None if column is None else column.tolist() for column in columns))
-
-
-def finished_from(message: Iterable[Any]) -> list[FinishedRequest]:
-    """Return the finished requests of a ``finished_message``."""
-    return [
-        FinishedRequest(
-            request_id,
-            tuple(
-                SampledCompletion(
-                    np.array(token_ids, np.int32),
-                    np.array(logprob, np.float32),
-                    np.array(version, np.int32),
-                    Finish(finish),
-                    None if kept_mass is None else np.array(kept_mass, np.float32),
-                )
-                for finish, token_ids, logprob, version, kept_mass in completions
-            ),
-        )
-        for request_id, completions in message
-    ]
+def _completion_from(
+    token_ids: Any, behaviour_logprob: Any, policy_version: Any, finish: Any, kept_mass: Any
+) -> SampledCompletion:
+    return SampledCompletion(
+        np.array(token_ids, np.int32),
+        np.array(behaviour_logprob, np.float32),
+        np.array(policy_version, np.int32),
+        Finish(finish),
+        None if kept_mass is None else np.array(kept_mass, np.float32),
+    )
 
 
 def error_message(error: Exception) -> Message:
-    """Return what ``error_from`` makes an error of the same meaning of."""
-    if isinstance(error, RefusedError):
-        return {"error": "RefusedError", "reason": error.reason.name, "what": error.what, "fix": error.fix}
-    for kind, names in _FIELDS.items():
+    """Return the message of which ``error_from`` makes an error of the same meaning."""
+    for kind, names in _ERRORS.items():
         if isinstance(error, kind):
-            return {"error": kind.__name__, **{name: str(getattr(error, name)) for name in names}}
+            return {"error": kind.__name__, "fields": {name: str(getattr(error, name)) for name in names}}
     if isinstance(error, ValueError):
-        return {"error": "ValueError", "what": str(error)}
-    return {"error": "RuntimeError", "what": f"{type(error).__name__}: {error}"}
+        return {"error": "ValueError", "fields": {"what": str(error)}}
+    return {"error": "RuntimeError", "fields": {"what": f"{type(error).__name__}: {error}"}}
 
 
 def error_from(message: Message) -> HeteroRLError | ValueError | RuntimeError:
     """Return the error of an ``error_message``; RuntimeError for what has no class of its own here."""
-    kind, fields = message["error"], {name: value for name, value in message.items() if name != "error"}
-    match kind:
+    fields = message["fields"]
+    match message["error"]:
         case "RefusedError":
-            return RefusedError(Reason[fields["reason"]], fields["what"], fix=fields["fix"])
+            return RefusedError(Reason[fields["reason"].upper()], fields["what"], fix=fields["fix"])
         case "StartupError":
             return StartupError(**fields)
         case "ConfigError":

@@ -11,7 +11,6 @@ an answer of a process that has ended get an ``EngineEndedError``.
 """
 
 import contextlib
-import json
 import os
 import socket
 import struct
@@ -28,7 +27,7 @@ from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRe
 from sampler.engines.frame_memory import mapped, unnamed_frame_memory
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.model_words import THREADS
-from sampler.engines.own_process.messages import Message, error_from, finished_from, request_message
+from sampler.engines.own_process.messages import Message, error_from, finished_from, receive, send
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.engines.shared_words import SharedWords
 from sampler.process_tree import kill_tree
@@ -89,13 +88,13 @@ class ProcessEngine:
         self.running = self.waiting = 0
 
     def add(self, request: GenerationRequest) -> None:
-        self._call(request_message(request))
+        self._call({"call": "add", "request": request})
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         self._call({"call": "cancel", "request_ids": list(request_ids)})
 
     def step(self) -> list[FinishedRequest]:
-        return finished_from(self._call({"call": "step"})["finished"])
+        return [finished_from(fields) for fields in self._call({"call": "step"})["finished"]]
 
     def serve(self, version: int) -> None:
         self._call({"call": "serve", "version": version})
@@ -154,11 +153,11 @@ class _Process:
         connection, is_busy = self._channels[channel]
         with is_busy:
             try:
-                connection.send_bytes(json.dumps(message).encode())
+                send(connection, message)
                 if not connection.poll(limit_s):
                     what = f"took longer than {limit_s:g} s to {message.get('call', 'load')}"
                     raise EngineEndedError(f"the engine's process {what}, and was killed: {self._kill()}")
-                reply: Message = json.loads(connection.recv_bytes())
+                reply = receive(connection)
             except (EOFError, OSError) as error:
                 raise EngineEndedError(f"the engine's process has ended: {self._kill()}") from error
         if "error" in reply:
@@ -169,7 +168,7 @@ class _Process:
         """Ask it to end, kill what is left of it, and close the connections."""
         calls, _ = self._channels[0]
         with contextlib.suppress(OSError):
-            calls.send_bytes(b'{"call": "close"}')
+            send(calls, {"call": "close"})
             calls.poll(limit_s)  # until it closes its end
         self._kill()
         for connection, is_busy in self._channels:

@@ -67,12 +67,7 @@ class ServerSession:
         compute_dtype: str,
         seed: int,
     ) -> None:
-        """Wait for the server, and have it hold the base model.
-
-        Raises:
-            StartupError: the server does not answer, has a setting with which it cannot be used, or serves
-                another model; or another sampler uses it.
-        """
+        """Wait for the server and have it hold the base model; StartupError if it cannot be used."""
         self._options = options
         self._layout = layout
         self._tokenizer_digest = tokenizer.digest

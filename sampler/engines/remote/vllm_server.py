@@ -23,6 +23,9 @@ GENERATE: Final = "/inference/v1/generate"
 ANSWER_BYTES: Final = 64 << 20
 """Longest answer about anything but completions: the names of all tensors of all workers fit in it."""
 
+_COMPLETING: Final = 256
+"""Most requests for completions at the server at once, each for up to a whole group; the rest waits here."""
+
 _CLOSE_LIMIT_S: Final = 10.0
 
 
@@ -47,11 +50,11 @@ class VllmServer:
             timeout=None,
             # The server hangs up after 5 s; a request that it crosses would be lost.
             limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=options.requests, keepalive_expiry=1.0
+                max_connections=None, max_keepalive_connections=_COMPLETING, keepalive_expiry=1.0
             ),
             trust_env=False,  # no proxy is on the way to a server that shares memory with us
         )
-        self._places = asyncio.Semaphore(options.requests)
+        self._places = asyncio.Semaphore(_COMPLETING)
         self._is_starting = threading.Lock()
         self._is_closed = False
         self._loop = asyncio.new_event_loop()

@@ -84,11 +84,7 @@ class SamplerWorker:
     def begin_session(self, session: str, seed: str) -> dict[str, Any] | str:
         """Hold the base model's words for a sampler, whatever they were before, and draw as it does.
 
-        Args:
-            seed: Of the sampling.
-        Returns:
-            The layout's digest, the tokenizer's, and how many elements of each tensor are on this device; or
-            why vLLM cannot serve the model.
+        Return digests and how many elements of each tensor are on this device, or why that is impossible.
         """
         self.sampler_session = ""
         model_dir = Path(self.vllm_config.model_config.model)

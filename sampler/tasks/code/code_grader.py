@@ -21,7 +21,7 @@ from sampler.tasks.code.inside.shared import BEGUN
 from sampler.tasks.code.inside.tests_host import GONE, PASSED
 from sampler.tasks.code.row_tests import Exchange, asserts_of, column, exchanges_of, program_of
 from sampler.tasks.code.sandbox import Sandbox, memory_file
-from sampler.tasks.grader_outage import GraderOutageError, Outage
+from sampler.tasks.task import GraderOutageError, Outage
 
 START_S: Final = 1.0
 """Time for a sandbox and its Python to start: 0.2 to 0.4 s on two cores with a load of 20."""
@@ -96,6 +96,14 @@ class CodeGrader:
         given = {"setup": column(row, self._options.setup), "tests": asserts_of(tests), "entry": entry}
         return json.dumps(given).encode()
 
+    async def _start(
+        self, mode: str, program: bytes, *, stdin: int, stdout: int
+    ) -> asyncio.subprocess.Process:
+        files = {"program.py": program}
+        return await self._sandbox.start(
+            "program_host", mode, *self._limits, files=files, stdin=stdin, stdout=stdout
+        )
+
     async def _exchanged(self, exchanges: Sequence[Exchange], program: bytes) -> Verdict:
         deadline_s = asyncio.get_running_loop().time() + completion_limit_s(self._options) - GRACE_S
         passed = 0
@@ -114,14 +122,7 @@ class CodeGrader:
         """Return exit code and output; no code: it was ended for writing too much."""
         source = memory_file(given)
         try:
-            process = await self._sandbox.start(
-                "program_host",
-                "run",
-                *self._limits,
-                files={"program.py": program},
-                stdin=source,
-                stdout=asyncio.subprocess.PIPE,
-            )
+            process = await self._start("run", program, stdin=source, stdout=asyncio.subprocess.PIPE)
         finally:
             os.close(source)
         assert process.stdout is not None
@@ -141,14 +142,7 @@ class CodeGrader:
         requests_out, requests_in = os.pipe()
         replies_out, replies_in = os.pipe()
         try:
-            running = await self._sandbox.start(
-                "program_host",
-                "serve",
-                *self._limits,
-                files={"program.py": program},
-                stdin=requests_out,
-                stdout=replies_in,
-            )
+            running = await self._start("serve", program, stdin=requests_out, stdout=replies_in)
             try:
                 judging = await self._sandbox.start(
                     "tests_host",

@@ -28,7 +28,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def digest(path: str = JSONL, **options: Any) -> bytes:
     async with grading(TaskSetup(path, options)) as grader:
-        return (await grader.describe()).code_digest
+        return (await grader.process.describe()).code_digest
 
 
 async def test_the_digest_is_of_the_code_wherever_it_lies(
@@ -60,10 +60,10 @@ async def test_a_grader_edited_while_it_runs_grades_nothing_more_once_its_proces
         prompt = await pool.prompt(0, '{"prompt": "a"}')
         (own / "own_words.py").write_text(WORTH.replace("1.0", "0.5"))
         # The process that runs has loaded its code.
-        assert (await pool.grade(prompt, 0, texts("x"), "{}")).rewards == [1.0]
+        assert (await pool.grade(prompt, texts("x"))).rewards == [1.0]
         await pool._graders[0].close()
         with pytest.raises(TaskChangedError, match="the task's code was changed on the disk: digest"):
-            await pool.grade(prompt, 0, texts("x"), "{}")
+            await pool.grade(prompt, texts("x"))
     finally:
         await pool.close()
 

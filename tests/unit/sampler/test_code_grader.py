@@ -1,7 +1,6 @@
 """Programs and tests as public data sets have them, and programs that pretend to be right."""
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from node.task_options import CodeOptions
 from sampler.tasks.code.code_grader import CodeGrader, Verdict
 from sampler.tasks.code.sandbox import Sandbox, find_sandbox
 from sampler.tasks.grader_process import TaskError
-from sampler.tasks.local_graders import NO_LOCAL_GRADERS, LocalGraders
 from sampler.tasks.task import TaskSetup, load_task
 from support.graded_texts import grading, setup_of, texts
 
@@ -102,34 +100,44 @@ def check(candidate):
     assert shares(found) == [1.0, 1.0, 1 / 3]
 
 
-def test_objects_of_the_program_are_used_where_they_are(sandbox: Sandbox) -> None:
+def test_objects_of_the_program_answer_for_themselves(sandbox: Sandbox) -> None:
     tests = """
 stack = Stack([1])
 stack.push(2)
-assert stack.pop() == 2 and len(stack) == 1
-assert list(stack) == [1] and str(stack) == "<1>"
+assert stack.pop() == 2 and stack.items == [1]
+assert str(stack) == "<1>" and not hasattr(stack, "size")
 assert longest([Pair(5, 24), Pair(1, 2)]) == 19 and Pair(3, 4).b == 4
-assert sum(count(4)) == 6
-try:
-    stack.missing(1)
-    assert False
-except AttributeError:
-    pass
+assert sum(count(4)) == 6 and sorted(named(b=1, a=2)) == ["a", "b"] and list(steps(3)) == [0, 1, 2]
+def raises(kind, call, *arguments):
+    try:
+        call(*arguments)
+    except kind:
+        return True
+assert raises(AttributeError, lambda: stack.missing) and raises(UnicodeDecodeError, text, b"\\xff")
+endless = naturals()
+assert [next(endless) for _ in range(3)] == [0, 1, 2] and next(endless) == 3
+assert longest([]) == 0
+assert len(bag()) == 1
+assert longest([Pair(1, 2)]) == 1
 """
     right = """
+import itertools
 class Stack:
     def __init__(self, items): self.items = items
     def push(self, x): self.items.append(x)
     def pop(self): return self.items.pop()
-    def __len__(self): return len(self.items)
-    def __iter__(self): return iter(self.items)
     def __str__(self): return "<%s>" % self.items[0]
 class Pair:
     def __init__(self, a, b): self.a, self.b = a, b
 def longest(pairs): return max(p.b - p.a for p in pairs)
 def count(n): yield from range(n)
+def named(**given): return given.keys()
+def steps(n): return range(n)
+def text(raw): return raw.decode()
+def naturals(): return itertools.count()
+def bag(): return {Pair(1, 2)}
 """
-    assert verdicts(sandbox, tests, right) == [Verdict(5, 5)]
+    assert verdicts(sandbox, tests, right) == [Verdict(7, 9)]
 
 
 @pytest.mark.parametrize(
@@ -155,80 +163,6 @@ def test_inputs_and_outputs(sandbox: Sandbox, tests: Any) -> None:
     assert shares(found) == [1.0, 0.5, 0.0]
     assert [verdict.crashed for verdict in found] == [False, False, True]
     assert verdicts(sandbox, tests, "print(4);print(9)", tests="stdin", most_tests=1) == [Verdict(1, 1)]
-
-
-TO_ALL = """
-import os
-def to_all(data):
-    for number in range(64):
-        try:
-            os.write(number, data)
-        except OSError:
-            pass
-"""
-HOST = "import sys\nhost = sys.modules['__main__']\n"
-FORGERIES = {
-    "exit": "import os; os._exit(0)",
-    "exit when called": "import os\ndef f(x): os._exit(0)",
-    "print": "print('11'); print('passed')\ndef f(x): print(x * x)",
-    "verdict": TO_ALL + "to_all(b'begun\\n{\"tests\": 2}\\n111')",
-    "replies": TO_ALL + "to_all(b'[null]\\n[true]\\n[true]\\n[true]\\n')",
-    "a bomb": TO_ALL + "for _ in range(64): to_all(b'[' * (1 << 20))",
-    "equal to all": """
-class A:
-    def __eq__(self, other): return True
-    __ne__ = __hash__ = None
-def f(x): return A()
-""",
-    "a number equal to all": """
-class A(int):
-    def __eq__(self, other): return True
-def f(x): return A(7)
-""",
-    "a list of them": """
-class A(list):
-    def __eq__(self, other): return True
-def f(x): return A()
-""",
-    "other builtins": """
-import builtins
-builtins.AssertionError = builtins.int = object
-def f(x): return 0
-def abs(x): return 0
-builtins.abs = abs
-""",
-    "another module": """
-class math:
-    isclose = staticmethod(lambda *a, **k: True)
-def f(x): return 0
-""",
-    "raise": "def f(x): raise SystemExit(0)",
-    "raise for the tests": "class KeyboardInterrupt(Exception): pass\ndef f(x): raise KeyboardInterrupt",
-    "not a number": "def f(x): return float('nan')",
-    "look for what is expected": """
-import gc
-def f(x): return [o for o in gc.get_objects() if 'assert f' in str(o)][0]
-""",
-    "look at the callers": """
-import sys
-def f(x):
-    frame = sys._getframe()
-    while frame:
-        for value in frame.f_locals.values():
-            if value in (4, 9): return value
-        frame = frame.f_back
-""",
-    "another host": HOST + "host._reply = lambda *a: [True]\nhost.packed = lambda *a: True",
-    "references": HOST + "host.packed = lambda *a: {'object': {'object': [1]}}\ndef f(x): return 0",
-    "tags": HOST + "host.packed = lambda *a: {'eval': '4', 'int': 4}\ndef f(x): return 0",
-}
-
-
-@pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_verdict_cannot_be_forged(forgery: str, sandbox: Sandbox) -> None:
-    tests = ["assert f(2) == 4", "assert abs(f(3) - 9) < 1e-6", "import math", "assert math.isclose(f(2), 4)"]
-    (found,) = verdicts(sandbox, tests, FORGERIES[forgery])
-    assert (found.passed, found.tests) == (0, 3)
 
 
 def test_a_program_that_hangs_fails_the_rest_of_its_tests_and_nobody_elses(sandbox: Sandbox) -> None:
@@ -262,13 +196,15 @@ def test_tests_that_are_none_are_the_rows_fault(
 
 
 def setup(
-    *, run_code: bool = True, wall_limit_s: float = math.inf, group_size: int = 1, **code: Any
+    *, run_code: bool = True, wall_limit_s: float = 3600, group_size: int = 1, **code: Any
 ) -> TaskSetup:
     return setup_of(
         "jsonl",
         {"grader": "code", "code": code, "answer": "tests"},
         group_size=group_size,
-        local_graders=LocalGraders(None, run_code, wall_limit_s, 1 << 30),
+        run_code=run_code,
+        grader_wall_limit_s=wall_limit_s,
+        grader_memory_limit_bytes=1 << 30,
     )
 
 
@@ -298,7 +234,6 @@ async def test_groups_are_graded_in_the_graders_process_and_a_bad_row_is_blamed(
 def test_a_sampler_that_runs_no_programs_refuses_the_run() -> None:
     with pytest.raises(ConfigError, match=r"runs no programs that a policy wrote: sampler\.run_code = false"):
         setup(run_code=False)
-    assert not NO_LOCAL_GRADERS.run_code
 
 
 def test_the_limits_must_leave_programs_their_time_and_memory() -> None:

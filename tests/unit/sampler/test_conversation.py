@@ -34,7 +34,6 @@ def ids(*token_ids: int) -> NDArray[np.int32]:
 def test_one_turn_is_a_completion_as_it_was_drawn() -> None:
     conversation = Conversation()
     conversation.add_turn(drawn(5, 6, END_ID), "ab")
-    conversation.end(is_cut=False)
     completion = conversation.completion(reward=0.25)
     assert completion.is_drawn is None
     assert completion.token_ids.tolist() == [5, 6, END_ID]
@@ -48,7 +47,7 @@ def test_replies_lie_between_turns_and_belong_to_the_version_before_them(is_trun
     conversation = Conversation()
     conversation.add_turn(drawn(5, END_ID, version=3, is_truncated=is_truncated), "a")
     assert not conversation.is_over
-    conversation.add_reply(ids(8, 9), [{"role": "user", "content": "no"}])
+    assert conversation.add_reply(ids(8, 9), [{"role": "user", "content": "no"}], max_tokens=9) == 5
     conversation.add_turn(drawn(6, version=4, finish=Finish.LENGTH, is_truncated=is_truncated), "b")
     assert conversation.is_over
     assert conversation.turns == 2
@@ -71,20 +70,27 @@ def test_replies_lie_between_turns_and_belong_to_the_version_before_them(is_trun
     assert [m["role"] + m["content"] for m in text.conversation] == ["assistanta", "userno", "assistantb"]
 
 
-def test_a_template_does_not_end_a_turn_that_the_policy_has_ended() -> None:
+@pytest.mark.parametrize(
+    ("finish", "reply", "added"),
+    [
+        (Finish.END, (END_ID, 8), [8]),
+        (Finish.END, (8, END_ID), [8, END_ID]),
+        (Finish.STOP, (END_ID, 8), [END_ID, 8]),
+    ],
+)
+def test_a_template_does_not_end_a_turn_that_the_policy_has_ended(
+    finish: Finish, reply: tuple[int, ...], added: list[int]
+) -> None:
     conversation = Conversation()
-    conversation.add_turn(drawn(5, END_ID), "a")
-    assert conversation.to_append(ids(END_ID, 8)).tolist() == [8]
-    assert conversation.to_append(ids(8, END_ID)).tolist() == [8, END_ID]
-    stopped = Conversation()
-    stopped.add_turn(drawn(5, 7, finish=Finish.STOP), "a")
-    assert stopped.to_append(ids(7, 8)).tolist() == [7, 8]
+    conversation.add_turn(drawn(5, END_ID, finish=finish), "a")
+    assert conversation.add_reply(ids(*reply), [], max_tokens=9) == 7 - len(added)
+    assert conversation.token_ids.tolist() == [5, END_ID, *added]
 
 
 def test_a_conversation_without_room_for_another_turn_was_cut() -> None:
     conversation = Conversation()
     conversation.add_turn(drawn(5, END_ID), "a")
-    conversation.end(is_cut=True)
+    assert conversation.add_reply(ids(8), [], max_tokens=3) == 0
     assert conversation.is_over
     assert conversation.completion(reward=0.0).finish is Finish.LENGTH
     assert conversation.completion_text(has_replies=True).finish == "length"

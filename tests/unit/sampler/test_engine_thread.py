@@ -127,15 +127,6 @@ async def test_requests_that_wait_in_the_engine_are_counted(model_dir: Path) -> 
         assert made.value("engine_waiting_requests") == 0
 
 
-async def test_requests_are_finished_whole(model_dir: Path) -> None:
-    async with generating(model_dir) as made:
-        await made.serve(0)
-        made.add("a", SHORT)
-        made.add("b", SHORT)
-        finished = {(await made.finished.get()).request_id for _ in range(2)}
-        assert finished == {"a", "b"}
-
-
 async def test_a_version_handed_over_in_mid_generation_draws_the_tokens_after_it(model_dir: Path) -> None:
     async with generating(model_dir) as made:
         await made.serve(0)
@@ -169,13 +160,6 @@ async def test_the_engine_is_closed_once_its_thread_has_ended(
         assert threads == []
     assert threads == ["engine_0"]
     assert made.engine.running == 0
-
-
-async def test_a_version_is_taken_while_nothing_is_generated(model_dir: Path) -> None:
-    async with generating(model_dir) as made:
-        for number in (1, 2, 3):
-            await asyncio.wait_for(made.serve(number), timeout=5)
-        assert made.policy.served == made.version(3)
 
 
 def tear() -> PolicyVersion:

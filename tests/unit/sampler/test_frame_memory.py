@@ -1,6 +1,7 @@
 """The server opens a file with frames of its own user's, in one directory, and nothing else."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -51,62 +52,55 @@ def test_another_name_is_refused(directory: Path, name: str) -> None:
         open_frame_memory(name, workers=1)
 
 
-def test_without_a_directory_of_the_servers_nothing_is_opened(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_frame_memory(directory, NAME, slots=1, workers=1)
-    monkeypatch.delenv(DIRECTORY_VARIABLE)
-    with pytest.raises(ValueError, match="HETERORL_WEIGHTS_DIR is not set"):
-        open_frame_memory(NAME, workers=1)
+def linked(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / NAME).rename(directory / "frames-ff")
+    (directory / NAME).symlink_to(directory / "frames-ff")
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o606])
-def test_a_file_that_others_may_open_is_refused(directory: Path, mode: int) -> None:
-    make_frame_memory(directory, NAME, slots=1, workers=1)
-    (directory / NAME).chmod(mode)
-    if mode == 0o600:
-        open_frame_memory(NAME, workers=1)
-        return
-    with pytest.raises(PermissionError, match=f"mode 0600.*mode {mode:04o}"):
-        open_frame_memory(NAME, workers=1)
+def linked_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory.parent / "link").symlink_to(directory)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(directory.parent / "link"))
 
 
-def test_a_directory_that_others_may_enter_is_refused(directory: Path) -> None:
-    make_frame_memory(directory, NAME, slots=1, workers=1)
-    directory.chmod(0o750)
-    with pytest.raises(PermissionError, match=r"mode 0700.*mode 0750"):
-        open_frame_memory(NAME, workers=1)
-
-
-def test_what_another_user_made_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_frame_memory(directory, NAME, slots=1, workers=1)
-    monkeypatch.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
-    with pytest.raises(PermissionError, match="must have owner"):
-        open_frame_memory(NAME, workers=1)
-
-
-def test_a_link_to_a_file_or_to_the_directory_is_refused(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_frame_memory(directory, NAME, slots=1, workers=1)
-    (directory / "frames-ff").symlink_to(directory / NAME)
-    with pytest.raises(OSError, match="symbolic links"):
-        open_frame_memory("frames-ff", workers=1)
-    (tmp_path / "link").symlink_to(directory)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "link"))
-    with pytest.raises(NotADirectoryError):
-        open_frame_memory(NAME, workers=1)
-
-
-@pytest.mark.parametrize("size", [0, 1, 2 * FRAME_WORDS - 1, 65 * 2 * FRAME_WORDS])
-def test_a_file_of_another_size_is_refused(directory: Path, size: int) -> None:
-    make_frame_memory(directory, NAME, slots=1, workers=1)
-    os.truncate(directory / NAME, size)
-    with pytest.raises(PermissionError, match=f"it has {size} bytes"):
-        open_frame_memory(NAME, workers=1)
-
-
-def test_what_is_no_file_is_refused(directory: Path) -> None:
+def replaced_by_a_pipe(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / NAME).unlink()
     os.mkfifo(directory / NAME, 0o600)
-    with pytest.raises(OSError, match="not a file of"):
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        (lambda _, patch: patch.delenv(DIRECTORY_VARIABLE), ValueError, "HETERORL_WEIGHTS_DIR is not set"),
+        (lambda path, _: (path / NAME).chmod(0o640), PermissionError, "mode 0600.*mode 0640"),
+        (lambda path, _: (path / NAME).chmod(0o606), PermissionError, "mode 0600.*mode 0606"),
+        (lambda path, _: path.chmod(0o750), PermissionError, "mode 0700.*mode 0750"),
+        (
+            lambda _, patch: patch.setattr(os, "geteuid", lambda: os.getuid() + 1),
+            PermissionError,
+            "must have owner",
+        ),
+        (linked, OSError, "symbolic links"),
+        (linked_directory, NotADirectoryError, "Not a directory"),
+        (replaced_by_a_pipe, OSError, "not a file of"),
+        *(
+            (
+                lambda path, _, size=size: os.truncate(path / NAME, size),
+                PermissionError,
+                f"it has {size} bytes",
+            )
+            for size in (0, 1, 2 * FRAME_WORDS - 1, 65 * 2 * FRAME_WORDS)
+        ),
+    ],
+)
+def test_a_file_or_a_directory_that_is_not_the_users_own_alone_is_refused(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+    error: type[Exception],
+    said: str,
+) -> None:
+    make_frame_memory(directory, NAME, slots=1, workers=1)
+    open_frame_memory(NAME, workers=1)
+    spoil(directory, monkeypatch)
+    with pytest.raises(error, match=said):
         open_frame_memory(NAME, workers=1)

@@ -86,22 +86,39 @@ async def longest_pause(stop: asyncio.Event) -> float:
     return longest
 
 
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_hostile_grader_costs_its_group_only_and_leaves_nothing(harm: str, mark: str) -> None:
+SLEEPING = ["swallow", "fork_bomb", "daemon", "stop"]
+COMPUTING = ["loop", "regex"]
+OTHERS = [harm for harm in HARMS if harm not in SLEEPING + COMPUTING]
+
+
+@pytest.mark.parametrize(
+    "harms",
+    [SLEEPING, COMPUTING, *([harm] for harm in HARMS if harm not in SLEEPING + COMPUTING)],
+    ids="-".join,
+)
+def test_a_hostile_grader_costs_its_group_only_and_leaves_nothing(harms: list[str], mark: str) -> None:
     # The daemon runs on uvloop, whose processes are not asyncio's.
-    uvloop.run(cost_its_group_only(harm, mark))
+    uvloop.run(cost_their_groups_only(harms, mark))
 
 
-async def cost_its_group_only(harm: str, mark: str) -> None:
-    pool = make_pool(harm)
-    try:
-        await grade_with(pool, harm, mark)
-    finally:  # also where an assertion fails: uvloop does not close while a process of its own lives
-        await pool.close()
+async def cost_their_groups_only(harms: list[str], mark: str) -> None:
+    """Those that wait for the limit wait side by side, each as a sampler of its own."""
+    outcomes = await asyncio.gather(*(cost_its_group_only(harm) for harm in harms), return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if failures:
+        raise ExceptionGroup(", ".join(harms), failures)
     await until(lambda: not marked(mark))
 
 
-async def grade_with(pool: GraderPool, harm: str, mark: str) -> None:
+async def cost_its_group_only(harm: str) -> None:
+    pool = make_pool(harm)
+    try:
+        await grade_with(pool, harm)
+    finally:  # also where an assertion fails: uvloop does not close while a process of its own lives
+        await pool.close()
+
+
+async def grade_with(pool: GraderPool, harm: str) -> None:
     await pool.start()
     prompt = await pool.prompt(1)
     stop = asyncio.Event()
@@ -109,23 +126,25 @@ async def grade_with(pool: GraderPool, harm: str, mark: str) -> None:
     began = time.monotonic()
     fault = HARMS[harm]
     if fault is None:
-        assert (await pool.grade(prompt, 1, texts("x"))).rewards == [1.0]
+        assert (await pool.grade(prompt, texts("x"))).rewards == [1.0]
     else:
         with pytest.raises(TaskError) as error:
-            await pool.grade(prompt, 1, texts("x"))
+            await pool.grade(prompt, texts("x"))
         assert error.value.fault is fault
         assert time.monotonic() - began < WALL_LIMIT_S + PATIENCE_S
     stop.set()
     assert await watching < 1.0, "heartbeats would have waited"
-    assert (await pool.grade(prompt, 2, texts("x", "y"))).rewards == [1.0, 1.0]
-    assert len(marked(mark)) <= 4, "what the grader started is gone before the next group"
+    assert (await pool.grade(await pool.prompt(2), texts("x", "y"))).rewards == [1.0, 1.0]
+    mine = [one for grader in pool._graders if grader._process for one in family(grader._process.pid)]
+    assert len(mine) <= 4, "what the grader started is gone before the next group"
     # A child that the grader did not wait for is its own.
-    assert harm == "fork_and_return" or not zombies(), "orphans are reaped before the next group"
+    is_reaped = all(one.status() != psutil.STATUS_ZOMBIE for one in mine)
+    assert harm == "fork_and_return" or is_reaped, "orphans are reaped before the next group"
 
 
-def zombies() -> list[psutil.Process]:
-    below = psutil.Process().children(recursive=True)
-    return [process for process in below if process.status() == psutil.STATUS_ZOMBIE]
+def family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
 def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
@@ -135,7 +154,7 @@ def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
         killed: list[None] = []
         async with grading("support.hostile_tasks:Leaving", killed=lambda: killed.append(None)) as grader:
             assert (await grader.grade(1, texts("x"))).rewards == [1.0]
-            process = grader._process
+            process = grader.process._process
             assert process is not None
             assert process.stdin is not None
             await until(process.stdin.is_closing)
@@ -148,16 +167,17 @@ def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
 GRADING = """
 import asyncio
 from sampler.tasks.task import TaskSetup
-from support.graded_texts import grader_of, texts
+from sampler.tasks.grader_pool import GraderPool
+from support.graded_texts import grader_of, prompt_of, texts
 
 async def main():
     setup = TaskSetup(
         "support.hostile_tasks:Hostile", {"harm": "swallow"}, environment=["HETERORL_TEST_MARK"]
     )
-    grader = grader_of(setup, wall_limit_s=600, cpu_limit_s=600)
-    await grader.describe()
+    pool = GraderPool(lambda: grader_of(setup, wall_limit_s=600, cpu_limit_s=600), most=1)
+    await pool.start()
     print("ready", flush=True)
-    await grader.grade(1, texts("x"))
+    await pool.grade(prompt_of(1), texts("x"))
 
 asyncio.run(main())
 """

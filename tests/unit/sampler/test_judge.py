@@ -13,11 +13,10 @@ from pydantic import ValidationError
 
 from node.errors import ConfigError, StartupError
 from node.task_options import JudgeOptions
-from sampler.tasks.grader_outage import GraderOutageError, Outage
 from sampler.tasks.grader_process import TaskError
 from sampler.tasks.judge import Judge
-from sampler.tasks.local_graders import JudgeEndpoint, LocalGraders
-from sampler.tasks.task import CompletionText, TaskSetup, load_task
+from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.task import CompletionText, GraderOutageError, Outage, TaskSetup, load_task
 from support.graded_texts import grading, setup_of, texts
 from support.judge_server import JudgeServer, Request, judge_server
 
@@ -111,10 +110,10 @@ def test_the_completions_of_a_group_are_judged_at_once_up_to_the_limit(server: J
 
 
 def test_an_endpoint_over_quota_is_asked_again_when_it_says(server: JudgeServer) -> None:
-    server.take_turns(lambda r: r.send(429, "slow down", Retry_After="1.5"), lambda r: r.say("Score: 10"))
+    server.take_turns(lambda r: r.send(429, "slow down", Retry_After="0.8"), lambda r: r.say("Score: 10"))
     asking, began = Asking(server), time.monotonic()
     assert asking.rewards("x") == [1.0]
-    assert time.monotonic() - began >= 1.5
+    assert time.monotonic() - began >= 0.8
     assert asking.outages == {Outage.JUDGE_OVER_QUOTA: 1}
 
 
@@ -142,13 +141,20 @@ BAD: dict[str, tuple[Callable[[Request], None], Outage]] = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_a_bad_answer_is_asked_for_again_and_the_second_counts(server: JudgeServer, kind: str) -> None:
-    bad, outage = BAD[kind]
-    server.take_turns(bad, lambda request: request.say("Score: 4"))
-    asking = Asking(server, timeout_s=2.0 if outage is Outage.JUDGE_TIMED_OUT else 10.0)
-    assert asking.rewards("x") == [0.4]
-    assert asking.outages == {outage: 1}
+def test_a_bad_answer_is_asked_for_again_and_the_second_counts(server: JudgeServer) -> None:
+    """All kinds at once, each an answer about one completion."""
+    left = dict(BAD)
+
+    def answer(request: Request) -> None:
+        kind = next(kind for kind in BAD if f"[{kind}]" in request.asked)
+        with server.lock:
+            bad = left.pop(kind, None)
+        request.say("Score: 4") if bad is None else bad[0](request)
+
+    server.answer = answer
+    asking = Asking(server, timeout_s=3.0, concurrency=len(BAD))
+    assert asking.rewards(*(f"[{kind}]" for kind in BAD)) == [0.4] * len(BAD)
+    assert asking.outages == Counter(outage for _, outage in BAD.values())
 
 
 @pytest.mark.parametrize("kind", ["500", "no score", "hangs"])
@@ -217,12 +223,8 @@ def setup(
         "jsonl",
         {"grader": "judge", "judge": OPTIONS, "answer_from": "tags"},
         group_size=group_size,
-        local_graders=LocalGraders(
-            JudgeEndpoint.model_validate(given),
-            run_code=False,
-            wall_limit_s=wall_limit_s,
-            memory_limit_bytes=1 << 30,
-        ),
+        judge=given,
+        grader_wall_limit_s=wall_limit_s,
     )
 
 

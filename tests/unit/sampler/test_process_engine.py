@@ -1,10 +1,10 @@
 """An engine's own process: what it says, and what is left when it ends in the wrong moment."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from sampler.engines.own_process.messages import (
     error_from,
     error_message,
     finished_from,
-    finished_message,
+    receive,
     request_from,
-    request_message,
+    send,
 )
 from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.engines.restartable_engine import EngineEndedError
@@ -49,12 +49,14 @@ def engine(model_dir: Path) -> Iterator[ProcessEngine]:
 
 
 def sent(message: Any) -> Any:
-    return json.loads(json.dumps(message))
+    ours, theirs = Pipe()
+    send(ours, message)
+    return receive(theirs)
 
 
 def test_requests_and_completions_arrive_as_they_were() -> None:
     request = GenerationRequest("a", np.arange(3, dtype=np.int32), 4, SAMPLING)
-    back = request_from(sent(request_message(request)))
+    back = request_from(sent(request))
     assert (back.request_id, back.completions, back.sampling) == ("a", 4, SAMPLING)
     np.testing.assert_array_equal(back.prompt_token_ids, request.prompt_token_ids)
     drawn = SampledCompletion(
@@ -66,7 +68,7 @@ def test_requests_and_completions_arrive_as_they_were() -> None:
     )
     whole = replace(drawn, kept_mass=None, finish=Finish.END)
     finished = [FinishedRequest("a", (drawn, whole)), FinishedRequest("b", (whole,))]
-    told = finished_from(sent(finished_message(finished)))
+    told = [finished_from(fields) for fields in sent(finished)]
     assert [one.request_id for one in told] == ["a", "b"]
     for group, expected in zip(told, finished, strict=True):
         for one, other in zip(group.completions, expected.completions, strict=True):

@@ -11,7 +11,7 @@ from support.graded_texts import grader_of
 
 
 def description(prompts: int | None) -> TaskDescription:
-    return TaskDescription(prompts, is_stateful=False, max_prompt_tokens=None)
+    return TaskDescription(prompts=prompts)
 
 
 @pytest.mark.parametrize(("prompts", "rows", "expected"), [(100, 0, 100), (None, 8, 8)], ids=str)
@@ -44,6 +44,6 @@ def test_a_task_that_does_not_fit_the_data_is_refused_with_the_way_out(
 def test_a_lease_is_taken_for_a_known_prompt_or_one_that_brings_its_row(
     task: str, index: int, row: bytes, has: bool
 ) -> None:
-    run_task = RunTask("addition", 10, 100, 1, {}, GraderPool(lambda: grader_of("a:B"), most=1))
+    run_task = RunTask("addition", b"", 10, description(10), {}, GraderPool(lambda: grader_of("a:B"), most=1))
     lease = PromptLease("0.1", task, index, 4, SamplingParameters(1.0, 1.0, 0, 8), 60.0, row=row)
     assert run_task.has(lease) is has

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -16,11 +17,12 @@ from node.task_options import CodeOptions
 from sampler.tasks.code import sandbox as sandbox_module
 from sampler.tasks.code.code_grader import CodeGrader, Verdict, completion_limit_s, end
 from sampler.tasks.code.sandbox import Sandbox, find_sandbox
-from sampler.tasks.grader_outage import GraderOutageError, Outage
+from sampler.tasks.task import GraderOutageError, Outage
 
 pytestmark = pytest.mark.needs("bwrap", "libseccomp")
 
 OPTIONS = CodeOptions(tests="stdin", time_limit_s=1, most_tests=3, memory_limit_bytes=256 << 20)
+LONGER = OPTIONS.model_copy(update={"time_limit_s": 10})
 PATIENCE_S = 20.0
 """For a busy machine, beyond the limits."""
 
@@ -45,13 +47,18 @@ def sandbox() -> Sandbox:
     return find_sandbox()
 
 
-def ran(sandbox: Sandbox, program: str, *, prints: str = "no way", given: str = "") -> Verdict:
-    """Run a program; its one test is what it prints. Nothing that it started is left."""
+def all_ran(sandbox: Sandbox, programs: Sequence[str], *, prints: str, given: str = "") -> list[Verdict]:
+    """Run programs; their one test is what they print. Nothing that they started is left."""
     tests = [{"input": given, "output": prints}]
     before = set(psutil.Process().children(recursive=True))
-    verdict = CodeGrader(OPTIONS, sandbox, at_once=1).verdicts({}, tests, [TRY + program])[0]
+    grader = CodeGrader(OPTIONS, sandbox, at_once=len(programs))
+    verdicts = grader.verdicts({}, tests, [TRY + program for program in programs])
     assert set(psutil.Process().children(recursive=True)) <= before
-    return verdict
+    return verdicts
+
+
+def ran(sandbox: Sandbox, program: str, *, prints: str = "no way", given: str = "") -> Verdict:
+    return all_ran(sandbox, [program], prints=prints, given=given)[0]
 
 
 PASSED = Verdict(1, 1)
@@ -156,23 +163,45 @@ tried(
 }
 
 
-@pytest.mark.parametrize("escape", ESCAPES)
-def test_a_program_does_not_get_out(escape: str, sandbox: Sandbox, tmp_path: Path) -> None:
-    secret = tmp_path / "api.key"
+TRY_ALL = """
+for name, code in ESCAPES.items():
+    print("#" + name)
+    try:
+        exec(code, dict(globals()))
+    except BaseException as error:
+        print(repr(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def met(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what each escape printed; all are tried in one sandbox."""
+    directory = tmp_path_factory.mktemp("owner")
+    secret = directory / "api.key"
     secret.write_text("sesame")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        program = (
-            ESCAPES[escape]
-            .replace("SECRET", str(secret))
-            .replace("DIRECTORY", str(tmp_path))
-            .replace("PORT", str(server.getsockname()[1]))
-            .replace("PYTHON", os.path.realpath(sys.executable))
-        )
-        assert ran(sandbox, program) == PASSED
+        escapes = repr(ESCAPES).replace("SECRET", str(secret)).replace("DIRECTORY", str(directory))
+        escapes = escapes.replace("PORT", str(server.getsockname()[1]))
+        escapes = escapes.replace("PYTHON", os.path.realpath(sys.executable))
+        program = f"{TRY}ESCAPES = {escapes}{TRY_ALL}".encode()
+
+        async def printed() -> tuple[int | None, bytes]:
+            deadline_s = asyncio.get_running_loop().time() + 3 * PATIENCE_S
+            return await CodeGrader(LONGER, sandbox, at_once=1)._run(program, b"", deadline_s=deadline_s)
+
+        code, output = asyncio.run(printed())
         with pytest.raises(BlockingIOError):
             server.accept()
-    assert list(tmp_path.iterdir()) == [secret]
+    assert code == 0, output
+    assert list(directory.iterdir()) == [secret]
+    sections = output.decode().removeprefix("#").split("\n#")
+    return {name: said.strip() for name, _, said in (section.partition("\n") for section in sections)}
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_a_program_does_not_get_out(escape: str, met: dict[str, str]) -> None:
+    assert met[escape] == "no way"
 
 
 def test_the_environment_the_user_and_the_descriptors_say_nothing(
@@ -209,10 +238,10 @@ for _ in range(8): threading.Thread(target=spin).start()
 }
 
 
-@pytest.mark.parametrize("hang", HANGS)
-def test_a_program_that_does_not_end_is_ended(hang: str, sandbox: Sandbox) -> None:
+def test_programs_that_do_not_end_are_ended(sandbox: Sandbox) -> None:
     began = time.monotonic()
-    assert ran(sandbox, HANGS[hang]) == Verdict(0, 1, timed_out=True)
+    verdicts = all_ran(sandbox, list(HANGS.values()), prints="no way")
+    assert dict(zip(HANGS, verdicts, strict=True)) == dict.fromkeys(HANGS, Verdict(0, 1, timed_out=True))
     assert time.monotonic() - began < completion_limit_s(OPTIONS) + PATIENCE_S
 
 
@@ -222,7 +251,7 @@ def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing(sandbox: Sandbox
             await sandbox.start(
                 "program_host", "run", "1", str(1 << 28), files={"program.py": b""}, stdin=-3, stdout=-3
             )
-            for _ in range(20)
+            for _ in range(8)
         ]
         await asyncio.gather(*map(end, started))
         return {process.pid for process in started}
@@ -252,11 +281,11 @@ CRASHES = {
 }
 
 
-@pytest.mark.parametrize("crash", CRASHES)
-def test_a_program_that_ends_badly_has_failed(crash: str, sandbox: Sandbox) -> None:
-    verdict = ran(sandbox, CRASHES[crash])
-    assert (verdict.passed, verdict.tests) == (0, 1)
-    assert verdict.crashed or verdict.timed_out
+def test_programs_that_end_badly_have_failed(sandbox: Sandbox) -> None:
+    verdicts = all_ran(sandbox, list(CRASHES.values()), prints="no way")
+    for crash, verdict in zip(CRASHES, verdicts, strict=True):
+        assert (verdict.passed, verdict.tests) == (0, 1), crash
+        assert verdict.crashed or verdict.timed_out, crash
 
 
 def test_killing_its_parent_and_all_it_can_name_harms_nobody(sandbox: Sandbox) -> None:

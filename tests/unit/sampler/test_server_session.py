@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 
 from node.errors import StartupError
+from sampler.engines.remote import server_session
 from sampler.engines.remote.remote_engine import RemoteEngine
 from sampler.engines.remote.vllm_server import GENERATE
 from support.remote_engines import asked, run_out
 from support.tiny_model import make_tiny_model
 from support.vllm_stub import Call, VllmStub, stub_of
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_session, "RETRY_S", 0.02)
 
 
 def test_a_server_that_starts_late_is_waited_for(
@@ -61,7 +67,7 @@ def test_a_server_that_cannot_be_used_is_a_startup_error_that_says_what_to_do(
 ) -> None:
     server.answers[path] = answer
     with pytest.raises(StartupError, match=said):
-        connect(start_limit_s=2)
+        connect(start_limit_s=0.5)
 
 
 def test_what_is_no_vllm_server_is_not_waited_for(

@@ -118,7 +118,9 @@ class Odd:
 
 
 def test_a_custom_task_gets_the_options_as_keyword_arguments() -> None:
-    task = load_task(setup_of("mine", {"level": 3, "names": ["a"]}, custom={"mine": f"{__name__}:Whole"}))
+    task = load_task(
+        setup_of("mine", {"level": 3, "names": ["a"]}, custom_tasks={"mine": f"{__name__}:Whole"})
+    )
     assert task.prompt(0, {"n": 1}) == "{'n': 1}"
     assert task.grade(0, {}, answered("abc")) == (1.0, {"level": 3, "tokens": 3})
     with pytest.raises(ConfigError, match=r"unexpected keyword argument 'colour'.*or change the options"):

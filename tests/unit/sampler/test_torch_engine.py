@@ -12,19 +12,7 @@ from node.errors import Reason, RefusedError
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
 from sampler.engines.decoding.sampling import by_inverse, by_noise
-from sampler.engines.torch_engine import TorchEngine
 from support.torch_engines import assert_scored, live, load, made, other_words, request, run_out
-
-
-@pytest.mark.parametrize("prompts", [["7"], ["7", "3+4=", "abc def ghi 12345"]], ids=len)
-def test_logprobs_equal_a_forward_pass_without_cache_for_prompts_of_different_length(
-    engine: TorchEngine, model_dir: Path, prompts: list[str]
-) -> None:
-    for prompt in prompts:
-        engine.add(request(engine, prompt))
-    finished = run_out(engine)
-    for prompt in prompts:
-        assert_scored(engine, model_dir, finished[prompt], prompt)
 
 
 @pytest.mark.parametrize(
@@ -42,10 +30,10 @@ def test_a_model_that_needs_masks_of_its_own_is_scored_exactly(
     engine = made(directory, prefill_chunk_tokens=8)
     if not changes:
         engine._model.set_attn_implementation("eager")
-        engine._decoder._model = CachedModel(engine._model)
-        engine._decoder._batch._model = engine._decoder._model
-    assert not engine._decoder._model._takes_whole_masks
-    assert made(model_dir)._decoder._model._takes_whole_masks
+        engine._batch._model = CachedModel(engine._model)
+        engine._prompts._model = engine._batch._model
+    assert not engine._batch._model._takes_whole_masks
+    assert made(model_dir)._batch._model._takes_whole_masks
     for prompt in ("9", "abc def ghi 12345"):
         engine.add(request(engine, prompt))
     for prompt, finished in run_out(engine).items():
@@ -63,8 +51,8 @@ def test_weights_that_are_not_finite_leave_nothing_behind_for_the_next_version(
         engine.step()
     load(engine, np.full_like(words[0], 0x7FC0), 5)
     with torch.inference_mode():
-        engine._decoder._stale.read(2048, most_rows=8)
-    assert len(engine._decoder._batch.rows) == 6
+        engine._stale.read(2048, most_rows=8)
+    assert len(engine._batch.rows) == 6
     load(engine, words[6], 6)
     for prompt, group in run_out(engine).items():
         assert_scored(engine, model_dir, group, prompt, words=words)
@@ -82,7 +70,7 @@ def test_requests_wait_for_memory_in_their_order_and_all_finish(model_dir: Path)
     assert (engine.running, engine.waiting) == (10, 4)
     while engine.running:
         order += [finished.request_id for finished in engine.step()]
-        assert engine._decoder.held_bytes <= 1 << 20
+        assert engine.cache_bytes <= 1 << 20
     assert set(order) == set(names)
     assert engine.waiting == 0
 

@@ -23,9 +23,9 @@ def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_
     engine.add(request(engine, prompt))
     # 54 tokens but the last, 8 at a time: it joins in the 7th step.
     for _ in range(6):
-        before = [row.drawn for row in engine._decoder._batch.rows]
+        before = [row.drawn for row in engine._batch.rows]
         engine.step()
-        assert [row.drawn for row in engine._decoder._batch.rows[: len(before)]] > before
+        assert [row.drawn for row in engine._batch.rows[: len(before)]] > before
         assert engine.waiting == 1
     engine.step()
     assert engine.waiting == 0
@@ -44,17 +44,16 @@ def test_rows_draw_on_while_others_are_read_again_and_no_step_reads_more_than_a_
         engine.add(request(engine, prompt, sampling=sampling, completions=4))
         for _ in range(3):
             engine.step()
-    decoder = engine._decoder
     finished: dict[str, FinishedRequest] = {}
-    read = widths_read(decoder._model)
+    read = widths_read(engine._batch._model)
     for version in (5, 6):
         load(engine, words[version], version)
-        assert not decoder._batch.rows
+        assert not engine._batch.rows
         assert not read
-        behind = [len(decoder._stale.rows)]
+        behind = [len(engine._stale.rows)]
         while behind[-1]:
             finished |= {one.request_id: one for one in engine.step()}
-            behind.append(len(decoder._stale.rows))
+            behind.append(len(engine._stale.rows))
             assert sum(read) <= 16
             read.clear()
             if version == 5 and len(set(behind)) == 3:
@@ -87,14 +86,14 @@ def test_long_rows_finish_though_versions_and_new_requests_come_faster_than_rows
     model_dir: Path,
 ) -> None:
     engine = made(model_dir, prefill_chunk_tokens=24)
-    engine.add(request(engine, "abc def ghi 1", completions=4, sampling=replace(PLAIN, max_new_tokens=30)))
+    engine.add(request(engine, "abc def ghi 1", completions=4, sampling=replace(PLAIN, max_new_tokens=10)))
     finished: set[str] = set()
     behind = 0
     for version in range(1, 400):
         engine.add(request(engine, "7", name=str(version), completions=2))
         for _ in range(3):
             finished |= {one.request_id for one in engine.step()}
-        behind += bool(engine._decoder._stale.rows)
+        behind += bool(engine._stale.rows)
         engine.serve(version)
         if "abc def ghi 1" in finished:
             break

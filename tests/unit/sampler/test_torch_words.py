@@ -17,7 +17,8 @@ EVERY_WORD = np.arange(1 << 16, dtype=np.uint16)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_word_there_is_comes_back(dtype: torch.dtype) -> None:
-    words = TorchWords(EVERY_WORD.size, dtype=dtype, device=CPU)
+    layout = Layout.of([TensorSpec("a", (EVERY_WORD.size,))])
+    words = TorchWords(layout, dtype=dtype, device=CPU)
     frames = [FrameSpan(0, 1), FrameSpan(1, 999), FrameSpan(1000, EVERY_WORD.size - 1000)]
     for frame in frames:
         words.write(frame, EVERY_WORD[frame.slice])
@@ -29,7 +30,7 @@ def test_every_word_there_is_comes_back(dtype: torch.dtype) -> None:
 
 
 def test_words_that_cannot_be_written_to_can_be_taken() -> None:
-    words = TorchWords(8, dtype=torch.bfloat16, device=CPU)
+    words = TorchWords(Layout.of([TensorSpec("a", (8,))]), dtype=torch.bfloat16, device=CPU)
     read_only = np.frombuffer(bytes(range(16)), np.uint16)
     words.write(FrameSpan(0, 8), read_only)
     np.testing.assert_array_equal(words.read(FrameSpan(0, 8)), read_only)

@@ -17,9 +17,9 @@ from sampler.metrics import SamplerMetrics
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
 from sampler.rollouts.work_queue import Job, JobState, Prompt
-from sampler.tasks.grader_pool import GraderPool, TaskPrompt
-from sampler.tasks.grader_process import TaskError
-from support.graded_texts import grader_of
+from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.grader_process import TaskDescription, TaskError
+from support.graded_texts import prompt_of
 from support.groups import SAMPLING
 
 END_ID = 1
@@ -74,11 +74,12 @@ class Table:
             engine_thread=cast(EngineThread, self.thread),
             metrics=SamplerMetrics(CollectorRegistry()),
         )
-        self.task = RunTask("t", 10, 100, max_turns, {}, cast(GraderPool, self.replies))
+        description = TaskDescription(prompts=10, max_turns=max_turns)
+        self.task = RunTask("t", b"", 10, description, {}, cast(GraderPool, self.replies))
 
     def begin(self, lease_id: str = "0.1", *, max_new_tokens: int = 8) -> None:
         sampling = replace(SAMPLING, max_new_tokens=max_new_tokens)
-        prompt = Prompt(TaskPrompt("?", grader_of("a:B"), 1), np.array([63], np.int32))
+        prompt = Prompt(prompt_of(0), np.array([63], np.int32))
         lease = PromptLease(lease_id, "t", 0, 2, sampling, 60.0)
         self.turns.begin(Job(lease, 0.0, JobState.GENERATING, prompt))
 

@@ -5,11 +5,10 @@ import pytest
 
 from node.rollout import PromptLease
 from sampler.rollouts.work_queue import NOT_GENERATED, UNBEGUN, JobState, Prompt, WorkQueue
-from sampler.tasks.grader_pool import TaskPrompt
-from support.graded_texts import grader_of
+from support.graded_texts import prompt_of
 from support.groups import SAMPLING
 
-PROMPT = Prompt(TaskPrompt("7=", grader_of("a:B"), 1), np.array([1, 2], np.int32))
+PROMPT = Prompt(prompt_of(7), np.array([1, 2], np.int32))
 
 
 def lease(lease_id: str) -> PromptLease:

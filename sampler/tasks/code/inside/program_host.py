@@ -5,7 +5,7 @@
 
 In ``serve`` a line each way, values as in ``shared``:
 ["global", name] | ["attribute", object, name] | ["call", object, [argument...], {name: argument}]
-| ["items", object] | ["length", object] | ["truth", object] | ["text", object]
+| ["items", iterator, at most] | ["text", object]
 -> [value] | {"raised": [type, text]}
 
 The program shares this process, and may make it reply whatever it likes. It does not know what is expected.
@@ -14,10 +14,16 @@ The program shares this process, and may make it reply whatever it likes. It doe
 import json
 import os
 import sys
+from collections import deque
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sampler.tasks.code.inside.shared import begin, packed, unpacked
+
+_SERIES: Final = (Iterator, range, KeysView, ValuesView, ItemsView, deque)
+"""Sent as iterators over what they hold."""
 
 
 def main(mode: str, cpu_s: str, memory_bytes: str) -> None:
@@ -41,9 +47,13 @@ def main(mode: str, cpu_s: str, memory_bytes: str) -> None:
 
 
 def _reply(request: list[Any], space: dict[str, Any], objects: list[Any]) -> Any:
-    def refer(value: Any) -> int:
-        objects.append(value)
-        return len(objects) - 1
+    def refer(value: Any) -> dict[str, int]:
+        is_series = isinstance(value, _SERIES)
+        objects.append(iter(value) if is_series else value)
+        return {"iterator" if is_series else "object": len(objects) - 1}
+
+    def known(tag: str, number: int) -> Any:
+        return objects[number]
 
     try:
         what, target, *rest = request
@@ -54,20 +64,15 @@ def _reply(request: list[Any], space: dict[str, Any], objects: list[Any]) -> Any
             case "attribute":
                 value = getattr(subject, rest[0])
             case "call":
-                arguments = [unpacked(each, objects.__getitem__) for each in rest[0]]
-                named = {name: unpacked(each, objects.__getitem__) for name, each in rest[1].items()}
-                value = subject(*arguments, **named)
+                arguments = [unpacked(each, known) for each in rest[0]]
+                value = subject(*arguments, **{name: unpacked(each, known) for name, each in rest[1].items()})
             case "items":
-                value = list(subject)
-            case "length":
-                value = len(subject)
-            case "truth":
-                value = bool(subject)
+                value = list(islice(subject, rest[0]))
             case _:
                 value = str(subject)
         return [packed(value, refer)]
-    except Exception as error:
-        # Whatever a program raises is an answer: tests may expect it.
+    except BaseException as error:
+        # Whatever a program raises is an answer, and none ends this process: tests may expect it.
         return {"raised": [type(error).__name__, str(error)[:1000]]}
 
 

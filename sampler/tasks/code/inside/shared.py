@@ -2,9 +2,9 @@
 
 First come limits that the kernel enforces, and a sign that they hold.
 
-Values are plain data, or references to everything else. Data is rebuilt from builtin types, so that no
+Values are plain data, or references to everything else. Data is rebuilt as exact builtin types, so that no
 method of the sender's runs where it is compared. As JSON: null, true, false and texts as they are, else a tag
-and its content: ``{"int": "0x1f"}``, ``{"set": [...]}``.
+and its content: ``{"int": "0x1f"}``, ``{"set": [...]}``, ``{"iterator": 3}``, ``{"object": 4}``.
 """
 
 import os
@@ -40,8 +40,8 @@ def begin(cpu_s: int, memory_bytes: int) -> None:
     os.write(2, BEGUN)
 
 
-def packed(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """Return a value as JSON; ``refer`` returns what stands for an object that is not plain.
+def packed(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
+    """Return a value as JSON; ``refer`` returns the tag and number of an object that is not plain.
 
     Subclasses of plain types are sent as these: a named tuple equals the tuple, a ``Counter`` the dict.
     """
@@ -62,11 +62,11 @@ def packed(value: Any, refer: Callable[[Any], Any]) -> Any:
     for tag, kind in _SEQUENCES.items():
         if isinstance(value, kind):
             return {tag: [packed(item, refer) for item in value]}
-    return {"object": refer(value)}
+    return refer(value)
 
 
-def unpacked(data: Any, resolve: Callable[[Any], Any]) -> Any:
-    """Return the value of ``packed``, or raise; ``resolve`` returns what a reference stands for."""
+def unpacked(data: Any, resolve: Callable[[str, Any], Any]) -> Any:
+    """Return the value of ``packed``, or raise; ``resolve`` returns what a tag and a number stand for."""
     if data is None or isinstance(data, bool | str):
         return data
     ((tag, content),) = data.items()
@@ -81,7 +81,7 @@ def unpacked(data: Any, resolve: Callable[[Any], Any]) -> Any:
             return bytes.fromhex(content)
         case "dict":
             return {unpacked(k, resolve): unpacked(v, resolve) for k, v in content}
-        case "object":
-            return resolve(content)
+        case "object" | "iterator":
+            return resolve(tag, content)
         case _:
             return _SEQUENCES[tag](unpacked(item, resolve) for item in content)

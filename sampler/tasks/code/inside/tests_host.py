@@ -6,7 +6,8 @@
                                     then PASSED or FAILED for each test; last GONE, if the program is
 
 A name that neither the tests nor Python define is the program's. Its functions are called from here, with
-plain data both ways: what is expected, and how it is compared, the program never sees.
+plain data both ways: what is expected, and how it is compared, the program never sees. No test takes an
+object of the program for data, or an exception of the program for the end of an iteration.
 """
 
 import ast
@@ -16,7 +17,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,79 +26,127 @@ from sampler.tasks.code.inside.shared import LINE_BYTES, begin, packed, unpacked
 CHECK: Final = "check"
 """The function of HumanEval's tests, whose argument is the function to be tested."""
 
+MOST_ITEMS: Final = 1024
+"""Most items of an iterator in one answer. The first answer has one, and each has twice the one before."""
+
+_OF_DATA: Final = frozenset(
+    name for kind in (str, bytes, float, set) for name in dir(kind) if name.startswith("is")
+) | {"startswith", "endswith", "intersection"}
+"""Methods of builtin types that an object passes for right by returning True, or what it is given."""
+
+_NEVER_RAISED: Final = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
+"""Kinds that end an iteration, or cannot be made of a text."""
 
 PASSED: Final = b"1"
 FAILED: Final = b"0"
 GONE: Final = b"x"
 
 
-class ProgramGoneError(Exception):
-    """The program has ended, or does not keep to the protocol."""
+class ProgramError(Exception):
+    """The program raised an exception, of whatever kind.
+
+    Where the tests catch exceptions it is also one of the builtin kind that the program raised, except for
+    those by which iteration ends: no ``map``, ``all`` or ``for`` takes a failure for the end of its items.
+    """
+
+
+class ProgramGoneError(BaseException):
+    """The program has ended, or its line is no JSON. Nothing in the tests expects that."""
 
 
 class Program:
-    """The other sandbox."""
+    """The other sandbox; ``catches``: whether the tests catch exceptions."""
 
-    def __init__(self, requests: int, replies: int) -> None:
+    def __init__(self, requests: int, replies: int, *, catches: bool) -> None:
         self._requests = os.fdopen(requests, "wb", buffering=0)
         self._replies = os.fdopen(replies, "rb")
+        self._catches = catches
         self.is_gone = False
 
-    def ask(self, *request: Any) -> Any:
-        """Return the program's answer, or raise what it raised, or ProgramGoneError, then for ever."""
+    def ask(self, what: str, *request: Any) -> Any:
+        """Return the program's answer, or raise ProgramError, or ProgramGoneError, then for ever."""
         if self.is_gone:
             raise ProgramGoneError
         try:
-            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.write(json.dumps([what, *request]).encode() + b"\n")
             line = self._replies.readline(LINE_BYTES)
             if not line.endswith(b"\n"):
                 raise ValueError("no whole reply")
             reply = json.loads(line)
-            if isinstance(reply, list):
-                (data,) = reply
-                return unpacked(data, lambda number: Remote(self, number))
-            name, text = reply["raised"]
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             self.is_gone = True
             raise ProgramGoneError from error
-        kind = getattr(builtins, str(name), None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            raise kind(str(text))
-        raise RuntimeError(f"{name}: {text}")
+        try:
+            if isinstance(reply, list):
+                (data,) = reply
+                return unpacked(data, lambda tag, number: _REMOTE[tag](self, number))
+            name, text = map(str, reply["raised"])
+        except Exception as error:
+            raise ProgramError("an answer that cannot be used") from error
+        # hasattr catches the one kind without saying so.
+        is_missing = (what, name) == ("attribute", "AttributeError")
+        raise _error(name, text, has_kind=self._catches or is_missing)
+
+
+def _error(name: str, text: str, *, has_kind: bool) -> ProgramError:
+    kind = getattr(builtins, name, None) if has_kind else None
+    if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, _NEVER_RAISED):
+        return ProgramError(f"{name}: {text}")
+    both: type[ProgramError] = type(name, (ProgramError, kind), {})
+    return both.__new__(both, text)  # __init__ of some kinds wants more than a text
 
 
 class Remote:
-    """An object of the program's that is no plain data. It equals itself only, whatever the program says."""
+    """An object of the program's: its attributes and calls are answered with data, or other objects.
+
+    It is not data itself, and a test that takes it for data fails: asked whether it is true, how long it is,
+    what it holds or what it equals, an object could say each time what the question wants to hear.
+    """
+
+    __slots__ = ("_remote_number", "_remote_program")
 
     def __init__(self, program: Program, number: int) -> None:
-        self._program, self._number = program, number
+        self._remote_program, self._remote_number = program, number
 
     def __getattr__(self, name: str) -> Any:
-        return self._program.ask("attribute", self._number, name)
+        if name.startswith("__") or name in _OF_DATA:
+            raise AttributeError(f"{name} is asked of data, and this is an object of the program")
+        return self._remote_program.ask("attribute", self._remote_number, name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         given = [packed(each, _reference) for each in arguments]
-        return self._program.ask(
-            "call", self._number, given, {name: packed(each, _reference) for name, each in named.items()}
+        return self._remote_program.ask(
+            "call",
+            self._remote_number,
+            given,
+            {name: packed(each, _reference) for name, each in named.items()},
         )
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._program.ask("items", self._number))
-
-    def __len__(self) -> int:
-        return int(self._program.ask("length", self._number))
+    def __str__(self) -> str:
+        return str(self._remote_program.ask("text", self._remote_number))
 
     def __bool__(self) -> bool:
-        return bool(self._program.ask("truth", self._number))
+        raise TypeError("an object of the program is neither true nor false")
 
-    def __str__(self) -> str:
-        return str(self._program.ask("text", self._number))
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("an object of the program equals nothing")
 
 
-def _reference(value: Any) -> int:
+def _drawn(program: Program, number: int) -> Iterator[Any]:
+    """Yield what a generator, view or range of the program holds, once; it may be endless."""
+    most = 1
+    while items := program.ask("items", number, most):
+        yield from items
+        most = min(2 * most, MOST_ITEMS)
+
+
+_REMOTE: Final[dict[str, Callable[[Program, Any], Any]]] = {"object": Remote, "iterator": _drawn}
+
+
+def _reference(value: Any) -> dict[str, int]:
     if not isinstance(value, Remote):
         raise TypeError(f"{type(value).__name__} cannot be sent to the program")
-    return value._number
+    return {"object": value._remote_number}
 
 
 def main(cpu_s: str, memory_bytes: str) -> None:
@@ -108,7 +157,6 @@ def main(cpu_s: str, memory_bytes: str) -> None:
     nothing = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    program = Program(requests, replies)
     try:
         statements = _statements(given)
         tests = sum(map(_is_test, statements))
@@ -122,9 +170,12 @@ def main(cpu_s: str, memory_bytes: str) -> None:
     os.write(verdict, json.dumps({"broken": broken} if broken else {"tests": tests}).encode() + b"\n")
     if broken:
         return
+    catching = (ast.ExceptHandler, ast.With)
+    catches = any(isinstance(node, catching) for node in _nodes(statements))
+    program = Program(requests, replies, catches=catches)
     _ask_for_names(space, statements, program)
     for statement in statements:
-        passed = _passes(statement, space)
+        passed = _passes(statement, space) and not program.is_gone
         if _is_test(statement):
             os.write(verdict, PASSED if passed else FAILED)
     if program.is_gone:
@@ -164,13 +215,17 @@ def _imported(space: dict[str, Any], statements: list[ast.stmt]) -> str | None:
 def _ask_for_names(space: dict[str, Any], statements: list[ast.stmt], program: Program) -> None:
     for name in sorted(_free_names(statements) - space.keys()):
         # Where there is none, the tests that use it fail.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ProgramError, ProgramGoneError):
             space[name] = program.ask("global", name)
+
+
+def _nodes(statements: list[ast.stmt]) -> Iterator[ast.AST]:
+    return (node for statement in statements for node in ast.walk(statement))
 
 
 def _free_names(statements: list[ast.stmt]) -> set[str]:
     used, bound = set(), set(dir(builtins))
-    for node in (node for statement in statements for node in ast.walk(statement)):
+    for node in _nodes(statements):
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 used.add(name)
