@@ -129,7 +129,7 @@ def compare(case: Case) -> Compared | None:
 
 @dataclass(frozen=True)
 class Taker:
-    """What takes the steps of a case: all of a model, or a rank's part of it."""
+    """A model, or a rank's part of it, and what its steps take."""
 
     policy: Policy
     reference: ScoringModel | None
