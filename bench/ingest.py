@@ -41,7 +41,7 @@ from node.policy import PolicyVersion
 from node.rollout import Completion, Finish, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import Purpose, dial
 from node.run import Role
-from node.wire.members import role_to_wire
+from node.wire.mapping import role_to_wire
 
 RUN_ID: Final = "ingest"
 TIMEOUT_S: Final = 30.0

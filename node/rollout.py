@@ -361,7 +361,7 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
     """Refuse a group that no honest sampler could have sent.
 
     Args:
-        group: As decoded; arrays may hold anything.
+        group: As decoded: its columns agree in length, and hold anything.
         vocabulary_size: Ids must be below it; None where the caller does not know it.
     Raises:
         RefusedError: As ``check_header``; names the completion and the value.
@@ -391,11 +391,8 @@ def _check_metrics(group: RolloutGroup) -> None:
             f"the group has {len(group.metrics)} metrics, at most {limits.GROUP_METRICS} are allowed",
         )
     for name, values in group.metrics.items():
-        if not re.fullmatch(limits.METRIC_NAME_PATTERN, name) or len(values) != len(group.completions):
-            raise RefusedError(
-                Reason.MALFORMED,
-                f"metric {name[:100]!r} has {len(values)} values for {len(group.completions)} completions",
-            )
+        if not re.fullmatch(limits.METRIC_NAME_PATTERN, name):
+            raise RefusedError(Reason.MALFORMED, f"{name[:100]!r} is not a valid name of a metric")
         if np.isinf(values).any():
             raise RefusedError(Reason.NON_FINITE, f"metric {name!r} is infinite")
         if (np.abs(values) > limits.METRIC_VALUE).any():
@@ -405,15 +402,6 @@ def _check_metrics(group: RolloutGroup) -> None:
 
 
 def _check_completion(completion: Completion, vocabulary_size: int | None, *, where: str) -> None:
-    n = len(completion.token_ids)
-    if n == 0:
-        raise RefusedError(Reason.MALFORMED, f"{where} has no tokens")
-    if len(completion.behaviour_logprob) != n or len(completion.policy_version) != n:
-        raise RefusedError(
-            Reason.MALFORMED,
-            f"{where} has {n} tokens but {len(completion.behaviour_logprob)} logprobs "
-            f"and {len(completion.policy_version)} versions",
-        )
     _check_ids(completion.token_ids, vocabulary_size, where=where)
     if not np.isfinite(completion.behaviour_logprob).all():
         raise RefusedError(Reason.NON_FINITE, f"{where} has a behaviour logprob that is not finite")
@@ -421,7 +409,7 @@ def _check_completion(completion: Completion, vocabulary_size: int | None, *, wh
         worst = float(completion.behaviour_logprob.max())
         raise RefusedError(Reason.MALFORMED, f"{where} has a behaviour logprob of {worst}, above 0")
     if completion.kept_mass is not None:
-        _check_kept_mass(completion.kept_mass, n, where=where)
+        _check_kept_mass(completion.kept_mass, where=where)
     if (completion.policy_version < 0).any():
         raise RefusedError(Reason.MALFORMED, f"{where} names a negative policy version")
     if (np.diff(completion.policy_version) < 0).any():
@@ -431,11 +419,6 @@ def _check_completion(completion: Completion, vocabulary_size: int | None, *, wh
 
 
 def _check_replies(completion: Completion, is_drawn: NDArray[np.bool_], *, where: str) -> None:
-    n = len(completion.token_ids)
-    if len(is_drawn) != n:
-        raise RefusedError(
-            Reason.MALFORMED, f"{where} has {n} tokens, and says of {len(is_drawn)} whether they were drawn"
-        )
     if not (is_drawn[0] and is_drawn[-1]):
         raise RefusedError(
             Reason.MALFORMED, f"{where} begins or ends with a token that the policy did not draw"
@@ -452,9 +435,7 @@ def _check_replies(completion: Completion, is_drawn: NDArray[np.bool_], *, where
         )
 
 
-def _check_kept_mass(kept_mass: NDArray[np.float32], n: int, *, where: str) -> None:
-    if len(kept_mass) != n:
-        raise RefusedError(Reason.MALFORMED, f"{where} has {n} tokens but {len(kept_mass)} kept masses")
+def _check_kept_mass(kept_mass: NDArray[np.float32], *, where: str) -> None:
     if not np.isfinite(kept_mass).all():
         raise RefusedError(Reason.NON_FINITE, f"{where} has a kept mass that is not finite")
     if ((kept_mass <= 0) | (kept_mass > 1)).any():

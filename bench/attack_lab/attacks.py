@@ -18,11 +18,12 @@ from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
 from node.identity.group_proof import GroupProof, GroupSigner
-from node.rollout import EncodedGroup, LeasePurpose, RolloutGroup
+from node.rollout import EncodedGroup, LeasePurpose, RolloutGroup, Verdict
 from node.rpc.address import join_address
 from node.rpc.channel import ConnectionLost, dial_as_stranger
 from node.run import Role
-from node.wire.rollouts import group_to_wire, verdict_from_wire
+from node.wire.mapping import member_from_wire
+from node.wire.rollouts import group_to_wire
 
 PAUSE_S: Final = 0.05
 """Between two rounds: an attack must not win by using up the machine it shares with the run."""
@@ -341,7 +342,7 @@ async def _submit_raw(
     )
     answer = await enemy.tried("submissions", foe.rollouts.SubmitRollouts(request, timeout=CALL_TIMEOUT_S))
     if answer is not None:
-        enemy.did[f"submitted: {verdict_from_wire(answer.verdict)}"] += 1
+        enemy.did[f"submitted: {member_from_wire(Verdict, answer, 'verdict')}"] += 1
 
 
 def _anyone() -> ssl.SSLContext:

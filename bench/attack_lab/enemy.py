@@ -22,11 +22,10 @@ from node.enrolment.authority import LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.rollout import Completion, Finish, PromptLease, RolloutGroup
+from node.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.rpc.channel import Purpose, dial
 from node.run import Role
-from node.wire.members import role_to_wire
-from node.wire.rollouts import lease_grant_from_wire
+from node.wire.mapping import from_wire, role_to_wire
 
 CALL_TIMEOUT_S: Final = 15.0
 
@@ -135,7 +134,7 @@ class Enemy:
         request = rollout_pb2.LeasePromptsRequest(max_leases=wanted, stays=True)
         request.held.CopyFrom(self._head[1])
         answer = await self.tried("lease calls", foe.rollouts.LeasePrompts(request, timeout=CALL_TIMEOUT_S))
-        leases = () if answer is None else lease_grant_from_wire(answer).leases
+        leases = () if answer is None else from_wire(LeaseGrant, answer).leases
         self.did["leased"] += len(leases)
         return leases
 

@@ -44,7 +44,7 @@ from node.weights.format.digests import Words
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
-from node.wire.policies import artifact_key_to_wire
+from node.wire.mapping import to_wire
 from sampler.engines.engine_thread import Change
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.metrics import SamplerMetrics
@@ -216,7 +216,9 @@ async def _probe(
     try:
         while not stopping.is_set():
             started = time.monotonic()
-            await stub.GetManifest(policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key)), timeout=30)
+            await stub.GetManifest(
+                policy_pb2.GetManifestRequest(key=to_wire(policy_pb2.ArtifactKey, key)), timeout=30
+            )
             calls_s.append(time.monotonic() - started)
     finally:
         say(calls_s=calls_s)

@@ -12,7 +12,7 @@ from typing import Final
 
 import grpc.aio
 
-from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.identity.revocation import Revocations
 from node.policy import BaseModel, PolicyVersion
@@ -21,14 +21,7 @@ from node.rpc.channel import ConnectionLost, classified
 from node.run import EvaluationNotice, StepReport, Teaching
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metrics import MetricFamily
-from node.wire.members import (
-    metric_families_to_wire,
-    revocations_from_wire,
-    step_report_to_wire,
-    teaching_to_wire,
-)
-from node.wire.policies import optional_version_to_wire
-from node.wire.rollouts import group_verdict_from_wire
+from node.wire.mapping import from_wire, optional_to_wire, to_wire
 
 ANSWER_TIMEOUT_S: Final = 20.0
 """Longest wait for the answer to a heartbeat. Shorter than a daemon's default time to drain."""
@@ -164,23 +157,23 @@ class Heartbeats:
         if answer.must_repair and self._reports.held() == held:
             self._notices.must_repair()
         if answer.HasField("revocations"):
-            await asyncio.to_thread(self._notices.revocations, revocations_from_wire(answer.revocations))
+            revocations = from_wire(Revocations, answer.revocations)
+            await asyncio.to_thread(self._notices.revocations, revocations)
 
     def _request(
         self, sequence: int, sent_at_s: float, held: PolicyVersion | None
     ) -> membership_pb2.HeartbeatRequest:
-        step = self._reports.step_report()
         revocations = self._reports.revocations()
         return membership_pb2.HeartbeatRequest(
             sequence=sequence,
             sent_at_s=sent_at_s,
-            held=optional_version_to_wire(held),
+            held=optional_to_wire(common_pb2.PolicyVersion, held),
             running_lease_ids=self._reports.running_leases(),
             clock_offset_s=self.clock_offset_s,
-            metrics=metric_families_to_wire(self._reports.metrics()),
+            metrics=[to_wire(membership_pb2.MetricFamily, family) for family in self._reports.metrics()],
             waits_for=self._reports.waits_for(),
-            step=None if step is None else step_report_to_wire(step),
-            teaching=teaching_to_wire(self._reports.teaching()),
+            step=optional_to_wire(membership_pb2.StepReport, self._reports.step_report()),
+            teaching=optional_to_wire(membership_pb2.Teaching, self._reports.teaching()),
             revocations_digest=b"" if revocations is None else revocations.digest,
             instance=self._instance,
             best_version=self._reports.best_version(),
@@ -198,7 +191,7 @@ class Heartbeats:
             self.clock_offset_s = best.offset_s
 
     def _note_verdicts(self, answer: membership_pb2.HeartbeatResponse) -> None:
-        verdicts = [group_verdict_from_wire(verdict) for verdict in answer.verdicts]
+        verdicts = [from_wire(GroupVerdict, verdict) for verdict in answer.verdicts]
         for verdict in verdicts:
             # The coordinator repeats them where it cannot know that the answer before arrived.
             if verdict not in self._last_verdicts:

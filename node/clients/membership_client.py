@@ -16,7 +16,7 @@ from typing import Final
 
 import grpc.aio
 
-from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
@@ -25,8 +25,7 @@ from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
 from node.run import EvaluationNotice, Role, RunSettings
 from node.waits import run_until
-from node.wire.members import role_to_wire, settings_from_wire
-from node.wire.policies import optional_version_to_wire
+from node.wire.mapping import from_wire, optional_to_wire, to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -93,11 +92,6 @@ class MembershipClient:
         await self._joined.wait()
         assert self._settings is not None
         return self._settings
-
-    @property
-    def max_staleness_versions(self) -> int | None:
-        """The run's staleness bound; None before the peer has joined."""
-        return None if self._settings is None else self._settings.max_staleness_versions
 
     @property
     def group_bytes(self) -> int | None:
@@ -207,17 +201,11 @@ class MembershipClient:
 
     async def _call_join(self) -> RunSettings:
         base = self._base()
-        request = membership_pb2.JoinRequest(
-            run_id=self._member.run_id,
-            role=role_to_wire(self._member.role),
+        request = to_wire(
+            membership_pb2.JoinRequest,
+            self._member,
             software_version=version("heterorl-node"),
-            layout_digest=self._member.layout_digest,
-            tokenizer_digest=self._member.tokenizer_digest,
-            chat_template_digest=self._member.chat_template_digest,
-            learner_epoch=self._member.learner_epoch,
-            held=optional_version_to_wire(self._held()),
-            vocabulary_size=self._member.vocabulary_size,
-            context_tokens=self._member.context_tokens,
+            held=optional_to_wire(common_pb2.PolicyVersion, self._held()),
             instance=self._instance,
             prompts=self._prompts,
             base_root=base.root,
@@ -225,9 +213,9 @@ class MembershipClient:
             base_part_names=base.part_names,
             task_digest=self._task_digest,
             grader_digest=self._grader_digest,
-            layout_summary=self._member.layout_summary,
         )
-        return settings_from_wire(await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S))
+        response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        return from_wire(RunSettings, response)
 
 
 def _task(settings: RunSettings) -> tuple[bytes, int]:

@@ -5,15 +5,15 @@ from typing import Final
 
 import grpc.aio
 
-from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.failure import FailedLease
+from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+from node.failure import FailedLease, detail_of
 from node.identity.group_proof import GroupSigner
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup, Verdict
 from node.rpc.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import call
-from node.wire.policies import policy_version_to_wire
-from node.wire.rollouts import failed_lease_to_wire, group_to_wire, lease_grant_from_wire, verdict_from_wire
+from node.wire.mapping import from_wire, member_from_wire, to_wire
+from node.wire.rollouts import group_to_wire
 
 CONTROL_TIMEOUT_S: Final = 15.0
 """Deadline of a lease call: two round trips of the worst link we plan for, and a busy coordinator."""
@@ -36,15 +36,18 @@ class SamplerRolloutClient:
         Whoever ``stays`` at that version until the answer is here may be leased held-out prompts.
         """
         request = rollout_pb2.LeasePromptsRequest(
-            max_leases=max_leases, held=policy_version_to_wire(held), stays=stays
+            max_leases=max_leases, held=to_wire(common_pb2.PolicyVersion, held), stays=stays
         )
         response = await call(self._stub.LeasePrompts, request, timeout_s=CONTROL_TIMEOUT_S)
-        return lease_grant_from_wire(response)
+        return from_wire(LeaseGrant, response, retry_after_s=max(0.0, response.retry_after_s))
 
     async def release(self, lease_ids: Sequence[str], failed: Sequence[FailedLease] = ()) -> int:
         """Release leases, unbegun or ``failed``; return how many of them were held."""
         request = rollout_pb2.ReleaseLeasesRequest(
-            lease_ids=lease_ids, failed=map(failed_lease_to_wire, failed)
+            lease_ids=lease_ids,
+            failed=[
+                to_wire(rollout_pb2.FailedLease, lease, detail=detail_of(lease.detail)) for lease in failed
+            ],
         )
         response = await call(self._stub.ReleaseLeases, request, timeout_s=CONTROL_TIMEOUT_S)
         return response.released
@@ -59,7 +62,7 @@ class SamplerRolloutClient:
             proof = self._signer.prove(group.group_id, encoded)
             request.certificate, request.signature = proof.certificate, proof.signature
         response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
-        return verdict_from_wire(response.verdict), response.detail
+        return member_from_wire(Verdict, response, "verdict"), response.detail
 
 
 class RelayRolloutClient:
@@ -76,4 +79,4 @@ class RelayRolloutClient:
     async def submit(self, data: bytes) -> tuple[Verdict, str]:
         """Submit an encoded request again; safe to repeat. Return the verdict and its reason."""
         response = await call(self._submit, data, timeout_s=SUBMIT_TIMEOUT_S)
-        return verdict_from_wire(response.verdict), response.detail
+        return member_from_wire(Verdict, response, "verdict"), response.detail

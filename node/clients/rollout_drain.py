@@ -18,7 +18,8 @@ from node.errors import Reason, RefusedError
 from node.rollout import DeliveredGroup, GroupVerdict, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
-from node.wire.rollouts import delivered_group_from_wire, judgement_to_wire, step_record_to_wire
+from node.wire.mapping import to_wire
+from node.wire.rollouts import delivered_group_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class RolloutDrain:
             hello=rollout_pb2.DrainHello(
                 learner_epoch=self._learner_epoch,
                 version=self._outstanding.version,
-                steps=[step_record_to_wire(step) for step in self._outstanding.unacknowledged],
+                steps=[to_wire(rollout_pb2.StepRecord, step) for step in self._outstanding.unacknowledged],
                 held_group_ids=self._outstanding.held_group_ids,
             )
         )
@@ -220,9 +221,12 @@ class RolloutDrain:
 
 def _messages(owed: Owed) -> list[rollout_pb2.DrainRolloutsRequest]:
     messages = [
-        rollout_pb2.DrainRolloutsRequest(judgement=judgement_to_wire(verdict)) for verdict in owed.verdicts
+        rollout_pb2.DrainRolloutsRequest(judgement=to_wire(rollout_pb2.GroupJudgement, verdict))
+        for verdict in owed.verdicts
     ]
-    messages += [rollout_pb2.DrainRolloutsRequest(step=step_record_to_wire(step)) for step in owed.steps]
+    messages += [
+        rollout_pb2.DrainRolloutsRequest(step=to_wire(rollout_pb2.StepRecord, step)) for step in owed.steps
+    ]
     messages += [
         rollout_pb2.DrainRolloutsRequest(quarantine=rollout_pb2.Quarantine(sampler_id=name, reason=why))
         for name, why in owed.quarantines

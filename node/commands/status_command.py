@@ -31,7 +31,7 @@ from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.run import Role, RunStatus
-from node.wire.members import run_status_from_wire
+from node.wire.mapping import from_wire
 
 TIMEOUT_S: Final = 10.0
 """Deadline of the call: a handshake and two round trips on the slowest link."""
@@ -111,7 +111,7 @@ async def fetch_status(coordinator: str, caller: Identity | Peer, *, clock: Cloc
     async with dial(coordinator, caller, purpose=Purpose.CONTROL, now=now) as channel:
         stub = membership_pb2_grpc.MembershipServiceStub(channel)
         response = await call(stub.GetStatus, membership_pb2.GetStatusRequest(), timeout_s=TIMEOUT_S)
-    return run_status_from_wire(response)
+    return from_wire(RunStatus, response)
 
 
 def to_json(status: RunStatus) -> str:

@@ -5,7 +5,7 @@ import logging
 from contextlib import ExitStack, closing
 from functools import partial
 
-from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
+from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
 from node import limits
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
@@ -42,7 +42,7 @@ from node.serving.hub_setup import make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
-from node.wire.members import settings_to_wire
+from node.wire.mapping import to_wire
 from node.wire.rollouts import largest_group_bytes
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def _members_server(
         peers,
         spool,
         run_id=context.run.run_id,
-        settings=settings_to_wire(_settings(config, spool.rows, group_bytes=group_bytes)),
+        settings=to_wire(membership_pb2.JoinResponse, _settings(config, spool.rows, group_bytes=group_bytes)),
         revocations=revocations,
         clock=context.clock,
     )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.spool import Spool
@@ -21,24 +21,9 @@ from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, STAMP_S
 from node.policy import PolicyVersion
 from node.rpc.auth import Context, peer_of
-from node.run import Role, RunStatus
-from node.wire.field_owners import check_owners
-from node.wire.mapping import from_wire, to_wire
-from node.wire.members import (
-    metric_families_from_wire,
-    revocations_to_wire,
-    role_from_wire,
-    run_status_to_wire,
-    step_report_from_wire,
-    teaching_from_wire,
-)
-from node.wire.policies import (
-    base_model_from_wire,
-    optional_version_from_wire,
-    optional_version_to_wire,
-    policy_version_to_wire,
-)
-from node.wire.rollouts import group_verdict_to_wire
+from node.run import Role, RunStatus, StepReport, Teaching
+from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, optional_to_wire, to_wire
+from node.wire.members import base_model_from_wire, check_owners, metric_families_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +73,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 f"the peer is configured for run {request.run_id[:100]!r}, this is {self.run_id!r}",
                 fix="check node.run_file",
             )
-        if (role := role_from_wire(request.role)) is not peer.role:
+        if (role := member_from_wire(Role, request, "role")) is not peer.role:
             raise RefusedError(
                 Reason.WRONG_ROLE,
                 f"{peer.node_id} joins as a {role}, its certificate is for a {peer.role}",
@@ -134,7 +119,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         grader = self.spool.accounts.grader
         response.grader_digest, response.grader_said_by = grader.digest, grader.said_by
         if (head := self.peers.head) is not None:
-            response.head.CopyFrom(policy_version_to_wire(head))
+            response.head.CopyFrom(to_wire(common_pb2.PolicyVersion, head))
         return response
 
     async def Heartbeat(  # noqa: N802 - the rpc's name
@@ -170,7 +155,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         now = self.clock.now()
         if self._shared_status is not None and 0 <= now - self._shared_status[0] < SHARED_STATUS_S:
             return self._shared_status[1]
-        answer = run_status_to_wire(self.status())
+        answer = to_wire(membership_pb2.GetStatusResponse, self.status())
         self._shared_status = (now, answer) if len(answer.peers) >= LARGE_FLEET_PEERS else None
         return answer
 
@@ -246,8 +231,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             clock_offset_s=request.clock_offset_s,
             waits_for=request.waits_for,
             metrics=metric_families_from_wire(request.metrics) if self.peers.shows_metrics_of(peer) else (),
-            step=step_report_from_wire(request.step) if request.HasField("step") else None,
-            teaching=teaching_from_wire(request),
+            step=optional_from_wire(StepReport, request, "step"),
+            teaching=optional_from_wire(Teaching, request, "teaching"),
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
             best_version=request.best_version if request.HasField("best_version") else None,
@@ -259,9 +244,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             answer,
             sequence=request.sequence,
             received_at_s=received_at_s,
-            head=optional_version_to_wire(answer.head),
+            head=optional_to_wire(common_pb2.PolicyVersion, answer.head),
             lost_lease_ids=lost,
-            verdicts=map(group_verdict_to_wire, answer.verdicts),
+            verdicts=[to_wire(membership_pb2.GroupVerdict, one) for one in answer.verdicts],
             revocations=self._revocations_for(peer, request.revocations_digest),
             sent_at_s=self.clock.now(),
         )
@@ -270,7 +255,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         if peer.role is not Role.RELAY:
             return None
         current = self.revocations.current()
-        return None if digest == current.digest else revocations_to_wire(current)
+        return None if digest == current.digest else to_wire(membership_pb2.Revocations, current)
 
     @contextmanager
     def _twins_noted(self, peer: Peer, context: Context) -> Iterator[None]:
@@ -313,4 +298,4 @@ def _summary(request: membership_pb2.JoinRequest) -> str:
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:
-    return optional_version_from_wire(request, "held")
+    return optional_from_wire(PolicyVersion, request, "held")

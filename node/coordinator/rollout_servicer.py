@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
@@ -18,25 +18,18 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
-from node.failure import detail_of
+from node.failure import FailedLease, detail_of
 from node.identity.peer import is_name
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
+from node.policy import PolicyVersion
 from node.rollout import GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
-from node.run import Role
+from node.run import Role, StepRecord
 from node.serving.submissions import Submission, SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire.policies import optional_version_from_wire
-from node.wire.rollouts import (
-    failed_lease_from_wire,
-    group_from_wire,
-    group_verdict_from_wire,
-    header_from_wire,
-    lease_grant_to_wire,
-    step_record_from_wire,
-    verdict_to_wire,
-)
+from node.wire.mapping import from_wire, optional_from_wire, to_wire, verdict_to_wire
+from node.wire.rollouts import group_from_wire, header_from_wire
 
 HELLO_TIMEOUT_S: Final = 15.0
 """A learner that has not sent its hello by then hangs."""
@@ -70,10 +63,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 Reason.MALFORMED, f"max_leases = {request.max_leases}, allowed are 1 to {LEASES_PER_REQUEST}"
             )
         if self.peers.objection_to_grader(peer):
-            return lease_grant_to_wire(LeaseGrant((), EMPTY_PAUSE_S, "grader"))
-        held = optional_version_from_wire(request, "held")
+            return to_wire(rollout_pb2.LeasePromptsResponse, LeaseGrant((), EMPTY_PAUSE_S, "grader"))
+        held = optional_from_wire(PolicyVersion, request, "held")
         grant = await self.spool.lease(peer.node_id, request.max_leases, held, stays=request.stays)
-        return lease_grant_to_wire(grant)
+        return to_wire(rollout_pb2.LeasePromptsResponse, grant)
 
     async def ReleaseLeases(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
@@ -87,7 +80,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         released = await self.spool.release(
             peer_of(context).node_id,
             tuple(request.lease_ids),
-            tuple(map(failed_lease_from_wire, request.failed)),
+            tuple(from_wire(FailedLease, one, detail=detail_of(one.detail)) for one in request.failed),
         )
         return rollout_pb2.ReleaseLeasesResponse(released=released)
 
@@ -143,7 +136,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 node_id,
                 hello.learner_epoch,
                 hello.version,
-                records=tuple(map(step_record_from_wire, hello.steps)),
+                records=tuple(from_wire(StepRecord, step) for step in hello.steps),
                 held_group_ids=tuple(hello.held_group_ids),
             )
         )
@@ -158,11 +151,11 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 case "credit":
                     drain.add_credits(request.credit.groups)
                 case "judgement":
-                    judged = group_verdict_from_wire(request.judgement)
-                    judged = replace(judged, detail=judged.detail[:_DETAIL_CHARACTERS])
+                    detail = request.judgement.detail[:_DETAIL_CHARACTERS]
+                    judged = from_wire(GroupVerdict, request.judgement, detail=detail)
                     await self.spool.judge(drain, judged)
                 case "step":
-                    await self.spool.record_step(drain, step_record_from_wire(request.step))
+                    await self.spool.record_step(drain, from_wire(StepRecord, request.step))
                 case "quarantine":
                     told = request.quarantine
                     if not is_name(told.sampler_id):

@@ -1,10 +1,10 @@
 """Metrics of a relay."""
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from node.relay.rollout_spool import RolloutSpool
 from node.rollout import Verdict
+from node.weights.store.artifact_store import ArtifactStore
 
 
 class RelayMetrics:
@@ -36,17 +36,11 @@ class RelayMetrics:
             registry=registry,
         )
 
-    def watch(
-        self,
-        *,
-        head: Callable[[], float],
-        spooled: Callable[[], float],
-        spooled_bytes: Callable[[], float],
-    ) -> None:
-        """Read these gauges at every scrape."""
-        self._head.set_function(head)
-        self._spooled.set_function(spooled)
-        self._spooled_bytes.set_function(spooled_bytes)
+    def watch(self, store: ArtifactStore, spool: RolloutSpool) -> None:
+        """Read the gauges at every scrape."""
+        self._head.set_function(lambda: -1 if (head := store.head()) is None else head.number)
+        self._spooled.set_function(lambda: len(spool))
+        self._spooled_bytes.set_function(lambda: spool.size_bytes)
 
     def count_forwarded(self, verdict: Verdict) -> None:
         self._forwarded.labels(verdict.value).inc()

@@ -28,10 +28,9 @@ from node.identity.revocation import RevocationList, Revocations
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.relay.config import RelayConfig
-from node.relay.forwarder import Forwarder
+from node.relay.forwarder import Forwarder, RelayRolloutServicer
 from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
-from node.relay.relay_rollout_servicer import RelayRolloutServicer
 from node.relay.rollout_spool import RolloutSpool
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.server import RpcServer
@@ -77,11 +76,7 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         random=random.random,
     )
-    metrics.watch(
-        head=lambda: -1 if (head := store.head()) is None else head.number,
-        spooled=lambda: len(spool),
-        spooled_bytes=lambda: spool.size_bytes,
-    )
+    metrics.watch(store, spool)
     membership = _membership(context, store, control)
     serving = StopsAfter(_server(context, config, store, forwarder, membership))
     mirror = _mirror(context, store, _sources(context, config, target, caller, control))

@@ -22,7 +22,7 @@ from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.payload_order import first_batch, pushed_frames
-from node.wire.policies import announcement_to_wire, artifact_key_from_wire
+from node.wire.mapping import from_wire, to_wire
 
 ARRIVAL_TIMEOUT_S: Final = 15.0
 """Longest wait for a frame to arrive; then the caller is told to come back, before it takes us for dead."""
@@ -53,12 +53,12 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     ) -> AsyncIterator[policy_pb2.WatchVersionsResponse]:
         async with contextlib.aclosing(self._announcements()) as announcements:
             async for announcement in announcements:
-                yield announcement_to_wire(announcement)
+                yield to_wire(policy_pb2.WatchVersionsResponse, announcement)
 
     async def GetManifest(  # noqa: N802
         self, request: policy_pb2.GetManifestRequest, context: Context
     ) -> policy_pb2.GetManifestResponse:
-        key = artifact_key_from_wire(request.key)
+        key = from_wire(ArtifactKey, request.key)
         manifest = await asyncio.to_thread(self._store.manifest, key)
         with self._store.lease(manifest.key, lingers=True):
             return policy_pb2.GetManifestResponse(signed_manifest=manifest.signed)
@@ -66,7 +66,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def FetchFrames(  # noqa: N802
         self, request: policy_pb2.FetchFramesRequest, context: Context
     ) -> AsyncGenerator[policy_pb2.FetchFramesResponse, None]:
-        key = artifact_key_from_wire(request.key)
+        key = from_wire(ArtifactKey, request.key)
         with self._store.lease(key, lingers=True):
             manifest = await asyncio.to_thread(self._store.manifest, key)
             _check_wanted(request, manifest)
@@ -176,7 +176,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     ) -> policy_pb2.UploadFramesResponse:
         upload: _Upload | None = None
         async for message in request:
-            key = artifact_key_from_wire(message.key)
+            key = from_wire(ArtifactKey, message.key)
             if upload is None:
                 manifest = await asyncio.to_thread(self._store.manifest, key)
                 upload = _Upload(manifest)

@@ -1,49 +1,132 @@
-"""The two rules most of ``node.wire`` follows: fields and enum members keep their names on the wire."""
+"""The rule by which values and messages become each other: fields and enum members keep their names.
 
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+Nested values, tuples, mappings, enums and optional fields follow from the types of a dataclass. A message
+becomes a value only after it has met its check.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from types import NoneType
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
+from heterorl.v1 import common_pb2
 from node.errors import Reason, RefusedError
+from node.rollout import Verdict
+from node.run import Role
+from node.wire.checks import CHECKS
 
 Value = TypeVar("Value")
 Wire = TypeVar("Wire", bound=Message)
 Member = TypeVar("Member", bound=StrEnum)
 
-
-def to_wire(message_type: type[Wire], value: Any, **converted: Any) -> Wire:
-    """Return a message with the fields of a dataclass ``value``; ``converted`` ones instead of its own."""
-    same = {field.name: getattr(value, field.name) for field in fields(value) if field.name not in converted}
-    return message_type(**same, **converted)
+_Descriptor: TypeAlias = Any
+"""Protobuf's of a message or enum, which has one class in Python and another in C."""
+_Reader: TypeAlias = Callable[[Message, str], Any]
 
 
-def from_wire(value_type: type[Value], message: Message, **converted: Any) -> Value:
-    """Return a dataclass with the fields of a ``message``; ``converted`` ones instead of its own."""
-    names = (field.name for field in fields(value_type) if field.name not in converted)  # type: ignore[arg-type]
-    return value_type(**{name: getattr(message, name) for name in names}, **converted)
+def to_wire(message_type: type[Wire], value: Any, **instead: Any) -> Wire:
+    """Return a message with the fields of a dataclass ``value``; those in ``instead`` instead of its own."""
+    return message_type(**_plain_fields(value, message_type.DESCRIPTOR, instead))
 
 
-class EnumMapping(Generic[Member]):
-    """Members of an enum <-> numbers of a protobuf enum."""
+def from_wire(value_type: type[Value], message: Message, **instead: Any) -> Value:
+    """Return a dataclass with the fields of a ``message``; those in ``instead`` instead of its own.
 
-    def __init__(
-        self, number: Callable[[str], int], prefix: str, members: Iterable[Member], *, of: str
-    ) -> None:
-        """Map each of ``members`` to ``number`` of its name after ``prefix``.
+    Raises RefusedError: The message does not meet its check, or has an enum value we do not know.
+    """
+    if (check := CHECKS.get(type(message))) is not None:
+        check(message)
+    readers = _readers(value_type).items()  # type: ignore[arg-type]  # a class is hashable
+    read = {name: reader(message, name) for name, reader in readers if name not in instead}
+    return value_type(**read, **instead)
 
-        Raises ValueError: one is lacking.
-        """
-        self._number_of = {member: number(f"{prefix}_{member.name}") for member in members}
-        self._member_of = {number: member for member, number in self._number_of.items()}
-        self._of = of
 
-    def to_wire(self, member: Member) -> Any:
-        return self._number_of[member]
+def optional_to_wire(message_type: type[Wire], value: object | None) -> Wire | None:
+    """Return the message of a value; None, which leaves a field unset, where there is none."""
+    return None if value is None else to_wire(message_type, value)
 
-    def from_wire(self, number: int) -> Member:
-        if number not in self._member_of:
-            raise RefusedError(Reason.MALFORMED, f"{self._of} {number} is not one this version knows")
-        return self._member_of[number]
+
+def optional_from_wire(value_type: type[Value], message: Message, field: str) -> Value | None:
+    """Return the value in a field of ``message``; None where it is unset."""
+    return from_wire(value_type, getattr(message, field)) if message.HasField(field) else None
+
+
+def member_from_wire(kind: type[Member], message: Message, field: str) -> Member:
+    """Return the enum member that a field of ``message`` names. Raises RefusedError: MALFORMED."""
+    said = getattr(message, field)
+    if isinstance(said, str):
+        if said in set(kind):
+            return kind(said)
+        raise RefusedError(Reason.MALFORMED, f"{field} {said[:50]!r} is not one this version knows")
+    enum: _Descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
+    for member in kind:
+        number = enum.values_by_name.get(_label(member, enum))
+        if number is not None and number.number == said:
+            return member
+    raise RefusedError(
+        Reason.MALFORMED, f"{_words(enum).replace('_', ' ')} {said} is not one this version knows"
+    )
+
+
+def role_to_wire(role: Role) -> Any:
+    return common_pb2.Role.Value(f"ROLE_{role.name}")
+
+
+def verdict_to_wire(verdict: Verdict) -> Any:
+    return common_pb2.Verdict.Value(f"VERDICT_{verdict.name}")
+
+
+def _plain_fields(value: Any, message: _Descriptor, instead: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass as protobuf's constructors take them: messages as dictionaries."""
+    own = (field.name for field in fields(value) if field.name not in instead)
+    return {name: _plain(getattr(value, name), message, name) for name in own} | dict(instead)
+
+
+def _plain(value: Any, message: _Descriptor, name: str) -> Any:
+    if isinstance(value, StrEnum):
+        enum = message.fields_by_name[name].enum_type
+        return value.value if enum is None else _label(value, enum)
+    if is_dataclass(value):
+        return _plain_fields(value, message.fields_by_name[name].message_type, {})
+    if isinstance(value, tuple):
+        return [_plain(item, message, name) for item in value]
+    return value
+
+
+def _words(enum: _Descriptor) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).lower()
+
+
+def _label(member: StrEnum, enum: _Descriptor) -> str:
+    return f"{_words(enum).upper()}_{member.name}"
+
+
+@functools.cache
+def _readers(value_type: Any) -> Mapping[str, _Reader]:
+    hints = get_type_hints(value_type)
+    return {field.name: _reader(hints[field.name]) for field in fields(value_type)}
+
+
+def _reader(hint: Any) -> _Reader:
+    parts: tuple[Any, ...] = get_args(hint)
+    if NoneType in parts:
+        (inner,) = (_reader(one) for one in parts if one is not NoneType)
+        return lambda message, name: inner(message, name) if message.HasField(name) else None
+    if get_origin(hint) is tuple:
+        if is_dataclass(parts[0]):
+            item: type[Any] = parts[0]  # type: ignore[assignment]
+            return lambda message, name: tuple(from_wire(item, one) for one in getattr(message, name))
+        return lambda message, name: tuple(getattr(message, name))
+    if get_origin(hint) is dict:
+        return lambda message, name: dict(getattr(message, name))
+    if is_dataclass(hint):
+        kind: type[Any] = hint  # type: ignore[assignment]
+        return lambda message, name: from_wire(kind, getattr(message, name))
+    if issubclass(hint, StrEnum):
+        return functools.partial(member_from_wire, hint)
+    return getattr

@@ -1,20 +1,19 @@
-"""Leases, groups, verdicts and step records <-> heterorl.v1.
+"""Groups <-> heterorl.v1: a header, and columns of raw little-endian arrays.
 
-A group travels as columns, raw little-endian arrays: neither side visits tokens one by one.
+Neither side visits tokens one by one.
 """
 
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
+from heterorl.v1 import rollout_pb2
 from node import limits
 from node.errors import Reason, RefusedError
-from node.failure import FAULTS, FailedLease, detail_of
 from node.rollout import (
     Completion,
     DeliveredGroup,
@@ -22,23 +21,10 @@ from node.rollout import (
     Finish,
     GroupHeader,
     GroupTerms,
-    GroupVerdict,
-    LeaseGrant,
-    LeasePurpose,
-    PromptLease,
     RolloutGroup,
-    SamplingParameters,
     Scalar,
-    Verdict,
 )
-from node.run import StepRecord
-from node.wire.mapping import EnumMapping, Wire, from_wire, to_wire
-
-_VERDICTS: Final = EnumMapping(common_pb2.Verdict.Value, "VERDICT", Verdict, of="verdict")
-_PURPOSES: Final = EnumMapping(
-    rollout_pb2.LeasePurpose.Value, "LEASE_PURPOSE", LeasePurpose, of="lease purpose"
-)
-_FAULTS: Final = EnumMapping(rollout_pb2.LeaseFault.Value, "LEASE_FAULT", FAULTS, of="fault")
+from node.wire.mapping import Wire, from_wire, to_wire
 
 _HEADER_BYTES: Final = 8 << 10
 """Largest header of a group: names, digests, stop strings; at most 7 KiB of them."""
@@ -51,99 +37,6 @@ _F32: Final = np.dtype("<f4")
 _U8: Final = np.dtype("u1")
 _FINISHES: Final = (Finish.LENGTH, Finish.END, Finish.STOP)
 """By their number in the column ``finished``."""
-
-
-def verdict_to_wire(verdict: Verdict) -> Any:
-    return _VERDICTS.to_wire(verdict)
-
-
-def verdict_from_wire(verdict: int) -> Verdict:
-    return _VERDICTS.from_wire(verdict)
-
-
-def group_verdict_to_wire(verdict: GroupVerdict) -> membership_pb2.GroupVerdict:
-    return to_wire(membership_pb2.GroupVerdict, verdict, verdict=verdict_to_wire(verdict.verdict))
-
-
-def group_verdict_from_wire(
-    message: membership_pb2.GroupVerdict | rollout_pb2.GroupJudgement,
-) -> GroupVerdict:
-    return from_wire(GroupVerdict, message, verdict=verdict_from_wire(message.verdict))
-
-
-def judgement_to_wire(verdict: GroupVerdict) -> rollout_pb2.GroupJudgement:
-    return to_wire(rollout_pb2.GroupJudgement, verdict, verdict=verdict_to_wire(verdict.verdict))
-
-
-def failed_lease_to_wire(lease: FailedLease) -> rollout_pb2.FailedLease:
-    fault, detail = _FAULTS.to_wire(lease.fault), detail_of(lease.detail)
-    return to_wire(rollout_pb2.FailedLease, lease, fault=fault, detail=detail)
-
-
-def failed_lease_from_wire(message: rollout_pb2.FailedLease) -> FailedLease:
-    fault, detail = _FAULTS.from_wire(message.fault), detail_of(message.detail)
-    return from_wire(FailedLease, message, fault=fault, detail=detail)
-
-
-def sampling_to_wire(sampling: SamplingParameters) -> common_pb2.SamplingParameters:
-    return to_wire(common_pb2.SamplingParameters, sampling)
-
-
-def sampling_from_wire(message: common_pb2.SamplingParameters) -> SamplingParameters:
-    if not (
-        message.temperature > 0
-        and np.isfinite(message.temperature)
-        and 0 < message.top_p <= 1
-        and message.top_k >= 0
-        and 0 < message.max_new_tokens <= limits.GROUP_TOKENS
-        and 0 <= message.min_p <= 1
-        and len(message.stop) <= limits.STOP_STRINGS
-        and all(1 <= len(text) <= limits.STOP_STRING_CHARACTERS for text in message.stop)
-    ):
-        raise RefusedError(
-            Reason.MALFORMED,
-            f"sampling parameters temperature={message.temperature} top_p={message.top_p} "
-            f"top_k={message.top_k} max_new_tokens={message.max_new_tokens} min_p={message.min_p} "
-            f"stop={list(message.stop[: limits.STOP_STRINGS])} are out of range",
-        )
-    return from_wire(SamplingParameters, message, stop=tuple(message.stop))
-
-
-def lease_grant_to_wire(grant: LeaseGrant) -> rollout_pb2.LeasePromptsResponse:
-    return to_wire(rollout_pb2.LeasePromptsResponse, grant, leases=map(_lease_to_wire, grant.leases))
-
-
-def lease_grant_from_wire(message: rollout_pb2.LeasePromptsResponse) -> LeaseGrant:
-    return from_wire(
-        LeaseGrant,
-        message,
-        leases=tuple(map(_lease_from_wire, message.leases)),
-        retry_after_s=max(0.0, message.retry_after_s),
-        evaluate_from=message.evaluate_from if message.HasField("evaluate_from") else None,
-    )
-
-
-def _lease_to_wire(lease: PromptLease) -> rollout_pb2.PromptLease:
-    purpose = _PURPOSES.to_wire(lease.purpose)
-    return to_wire(rollout_pb2.PromptLease, lease, sampling=sampling_to_wire(lease.sampling), purpose=purpose)
-
-
-def _lease_from_wire(message: rollout_pb2.PromptLease) -> PromptLease:
-    if not message.lease_id or not 1 <= message.group_size <= limits.GROUP_COMPLETIONS:
-        raise RefusedError(
-            Reason.MALFORMED, f"lease {message.lease_id!r} for a group of {message.group_size} completions"
-        )
-    if len(message.row) > limits.ROW_BYTES:
-        raise RefusedError(
-            Reason.OVER_LIMIT, f"a row of {len(message.row)} bytes, at most {limits.ROW_BYTES} are allowed"
-        )
-    return from_wire(
-        PromptLease,
-        message,
-        sampling=sampling_from_wire(message.sampling),
-        purpose=_PURPOSES.from_wire(message.purpose),
-        policy_version=message.policy_version if message.HasField("policy_version") else None,
-    )
 
 
 def largest_group_bytes(*, group_size: int, max_new_tokens: int, prompt_tokens: int) -> int:
@@ -160,7 +53,7 @@ def largest_group_bytes(*, group_size: int, max_new_tokens: int, prompt_tokens: 
 def group_to_wire(group: RolloutGroup) -> EncodedGroup:
     """Return the group encoded, as it is signed, stored and handed on."""
     completions = group.completions
-    header = to_wire(rollout_pb2.GroupHeader, group.header, sampling=sampling_to_wire(group.sampling))
+    header = to_wire(rollout_pb2.GroupHeader, group.header)
     columns = rollout_pb2.GroupColumns(
         prompt_token_ids=group.prompt_token_ids.astype(_I32).tobytes(),
         completion_lengths=np.array([len(c.token_ids) for c in completions], _I32).tobytes(),
@@ -189,8 +82,7 @@ def header_from_wire(data: bytes) -> GroupHeader:
         raise RefusedError(
             Reason.OVER_LIMIT, f"a group's header of {len(data)} bytes, allowed are {_HEADER_BYTES}"
         )
-    message = _parsed(rollout_pb2.GroupHeader(), data)
-    return from_wire(GroupHeader, message, sampling=sampling_from_wire(message.sampling))
+    return from_wire(GroupHeader, _parsed(rollout_pb2.GroupHeader(), data))
 
 
 def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
@@ -324,17 +216,3 @@ def _column(data: bytes, dtype: np.dtype[Scalar], name: str, length: int | None 
             f"column {name} has {len(data) // dtype.itemsize} entries, the lengths ask for {length}",
         )
     return np.frombuffer(data, dtype)
-
-
-def step_record_to_wire(record: StepRecord) -> rollout_pb2.StepRecord:
-    return to_wire(rollout_pb2.StepRecord, record)
-
-
-def step_record_from_wire(message: rollout_pb2.StepRecord) -> StepRecord:
-    if message.version < 1 or len(message.group_ids) != len(message.staleness_versions):
-        raise RefusedError(
-            Reason.MALFORMED,
-            f"step record of version {message.version} has {len(message.group_ids)} groups "
-            f"and {len(message.staleness_versions)} stalenesses",
-        )
-    return StepRecord(message.version, tuple(message.group_ids), tuple(message.staleness_versions))

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,10 @@ def table(heading: str) -> list[tuple[str, str]]:
     return rows
 
 
-def words_of(text: str) -> set[str]:
+@cache
+def words_of(path: Path) -> set[str]:
     """Return every word of code and prose, identifiers both whole and taken apart."""
-    identifiers = set(re.findall(r"[A-Za-z][A-Za-z_]+", KEPT.sub("", text)))
+    identifiers = set(re.findall(r"[A-Za-z][A-Za-z_]+", KEPT.sub("", path.read_text())))
     parts = {
         part.lower()
         for identifier in identifiers
@@ -68,7 +70,7 @@ def test_the_glossary_has_at_most_forty_words() -> None:
 @pytest.mark.parametrize(("given_up", "say"), table("given up"))
 def test_a_word_given_up_is_not_used(given_up: str, say: str) -> None:
     forms = {given_up, f"{given_up}s"}
-    users = [str(path.relative_to(ROOT)) for path in PROSE_AND_CODE if forms & words_of(path.read_text())]
+    users = [str(path.relative_to(ROOT)) for path in PROSE_AND_CODE if forms & words_of(path)]
     assert not users, f"say {say}"
 
 

@@ -13,8 +13,8 @@ from heterorl.v1 import common_pb2, rollout_pb2
 from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import ConfigError
-from node.run import Evaluation
-from node.wire.members import run_status_from_wire
+from node.run import Evaluation, RunStatus
+from node.wire.mapping import from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.task import CompletionText
 from support.graded_texts import share_of_digits
@@ -33,7 +33,7 @@ def ledger(made: MadeRun) -> Path:
 
 
 async def newest(peer: HandPeer) -> Evaluation | None:
-    return run_status_from_wire(await peer.status()).evaluation.newest
+    return from_wire(RunStatus, await peer.status()).evaluation.newest
 
 
 async def lease_all(sampler: HandPeer) -> list[rollout_pb2.PromptLease]:
@@ -65,7 +65,7 @@ async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learne
         await learner.publish(*learner_of(made, base).signed(1, None))
         await drain.step(1, await drain.group())
         await eventually(lambda: has_evaluated(1), within_s=30)
-        status = run_status_from_wire(await learner.status())
+        status = from_wire(RunStatus, await learner.status())
         answer = await learner.heartbeat()
         assert answer.HasField("best_version")
         assert not answer.HasField("evaluating_version")
@@ -130,7 +130,7 @@ async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_le
             submitted = await sampler.submit(one)
             assert submitted.verdict == common_pb2.VERDICT_SPOOLED
         await eventually(lambda: has_finished(learner), within_s=30)
-        status = run_status_from_wire(await learner.status())
+        status = from_wire(RunStatus, await learner.status())
         assert status.evaluation.under_way is None
         assert (status.slots["leased"], status.slots["spooled"], status.verdicts) == (18, 0, {})
         assert (await learner.heartbeat()).best_version == 0
@@ -145,12 +145,12 @@ async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_le
         leases = await lease_all(sampler)
         for one in leases[:3]:
             await sampler.submit(one)
-        before = run_status_from_wire(await learner.status()).evaluation.under_way
+        before = from_wire(RunStatus, await learner.status()).evaluation.under_way
     assert before is not None
     assert before.counted_prompts == 3
     async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
         await begun(hub, learner, sampler)
-        status = run_status_from_wire(await learner.status())
+        status = from_wire(RunStatus, await learner.status())
         assert status.evaluation.under_way == before
         lost = (await sampler.heartbeat(*(one.lease_id for one in leases))).lost_lease_ids
         assert set(lost) == {one.lease_id for one in leases[:3]}
@@ -180,7 +180,7 @@ async def test_a_forged_reward_moves_no_score_and_no_best_version(made: MadeRun)
                 submitted = await sampler.submit(one, completions=completions)
                 assert submitted.verdict == common_pb2.VERDICT_SPOOLED
         await eventually(lambda: has_finished(learner), within_s=30)
-        evaluation = run_status_from_wire(await learner.status()).evaluation
+        evaluation = from_wire(RunStatus, await learner.status()).evaluation
     assert evaluation.newest is not None
     assert (evaluation.newest.reward_mean, evaluation.newest.answers) == (0.25, 12)
     assert evaluation.best == evaluation.newest

@@ -11,7 +11,7 @@ from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, call, classified, dial
 from node.weights.transfer.sources import watch_versions
-from node.wire.policies import artifact_key_to_wire
+from node.wire.mapping import to_wire
 from support.identity import MadeRun
 from support.policy_hub import PolicyHub, Registry, policy_hub
 from support.weights import flip_bit, frames_file, keys, offsets
@@ -35,7 +35,7 @@ async def test_a_request_for_frames_that_breaks_a_rule_is_refused(
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0))
-        request_.key.CopyFrom(artifact_key_to_wire(DELTA))
+        request_.key.CopyFrom(to_wire(policy_pb2.ArtifactKey, DELTA))
         stub = policy_pb2_grpc.PolicyServiceStub(await hub.dial(made.sampler))
         with pytest.raises(RefusedError) as refused, classified():
             await stub.FetchFrames(request_).read()
@@ -105,7 +105,7 @@ async def upload_pieces(
     def requests() -> list[policy_pb2.UploadFramesRequest]:
         return [
             policy_pb2.UploadFramesRequest(
-                key=artifact_key_to_wire(key), frame=frame, offset_bytes=offset, data=data
+                key=to_wire(policy_pb2.ArtifactKey, key), frame=frame, offset_bytes=offset, data=data
             )
             for key, frame, offset, data in pieces
         ]

@@ -21,7 +21,7 @@ from node.clock import SystemClock
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
-from node.wire.members import settings_to_wire
+from node.wire.mapping import to_wire
 from node.wire.rollouts import delivered_group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
@@ -176,7 +176,7 @@ class SuspiciousMembership(membership_pb2_grpc.MembershipServiceServicer):
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
         settings = RunSettings("addition", 2, 2, 2, 0.02, None, SAMPLING)
-        return settings_to_wire(settings)
+        return to_wire(membership_pb2.JoinResponse, settings)
 
     async def Heartbeat(  # noqa: N802
         self, requests: Any, context: Any

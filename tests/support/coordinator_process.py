@@ -3,15 +3,13 @@
 import asyncio
 import json
 import os
-import resource
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from support.identity import MadeRun
+from support.warm_processes import AsyncProcess, start_warm
 
 SETTINGS = {
     "coordinator.listen": "127.0.0.1:0",
@@ -28,7 +26,7 @@ SETTINGS = {
 class Coordinator:
     """``heterorl-node --role coordinator`` with both its streams in one file, as journald has them."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: AsyncProcess, log: Path) -> None:
         self.process = process
         self._log = log
 
@@ -67,23 +65,12 @@ async def coordinator(
 ) -> AsyncIterator[Coordinator]:
     """Run a coordinator that may have so many ``open_files``, or as many as this process."""
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    command = ("-m", "node", "--role", "coordinator", "--state-dir", str(made.directory), *settings)
+    command = ("node", "--role", "coordinator", "--state-dir", str(made.directory), *settings)
     with log.open("ab") as file:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *command,
-            stdout=file,
-            stderr=file,
-            env=os.environ,
-            preexec_fn=None if open_files is None else partial(_limit, open_files),
-        )
+        process = await start_warm(command, file, file, env=os.environ, open_files=open_files)
     try:
         yield Coordinator(process, log)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-def _limit(open_files: int) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files // 2, open_files))

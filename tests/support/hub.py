@@ -25,11 +25,11 @@ from node.coordinator.coordinator_role import build
 from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity
-from node.rollout import EncodedGroup, RolloutGroup
+from node.rollout import EncodedGroup, RolloutGroup, SamplingParameters
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
-from node.wire.members import role_to_wire
-from node.wire.rollouts import delivered_group_from_wire, group_to_wire, sampling_from_wire
+from node.wire.mapping import from_wire, role_to_wire
+from node.wire.rollouts import delivered_group_from_wire, group_to_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun
@@ -292,7 +292,7 @@ def answer_to(lease: rollout_pb2.PromptLease, *, run_id: str, **changes: Any) ->
         "run_id": run_id,
         "task": lease.task,
         "prompt_index": lease.prompt_index,
-        "sampling": sampling_from_wire(lease.sampling),
+        "sampling": from_wire(SamplingParameters, lease.sampling),
         "layout_digest": LAYOUT,
         "tokenizer_digest": TOKENIZER,
     }

@@ -11,7 +11,8 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.rollout import DeliveredGroup, Verdict
 from node.rpc.auth import Context
 from node.run import StepRecord
-from node.wire.rollouts import group_to_wire, step_record_from_wire, verdict_from_wire
+from node.wire.mapping import from_wire, member_from_wire
+from node.wire.rollouts import group_to_wire
 
 
 class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
@@ -62,7 +63,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         hello = (await anext(request_iterator)).hello
         self.hellos.append(hello)
         for step in hello.steps:
-            self._record(step_record_from_wire(step))
+            self._record(from_wire(StepRecord, step))
         await self._notify()
         sent = set(hello.held_group_ids)
         credits = acknowledged = 0
@@ -75,13 +76,15 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
                         credits += request.credit.groups
                     case "judgement":
                         judgement = request.judgement
-                        self.verdicts.append((judgement.group_id, verdict_from_wire(judgement.verdict)))
+                        self.verdicts.append(
+                            (judgement.group_id, member_from_wire(Verdict, judgement, "verdict"))
+                        )
                         if self.verdicts[-1][1] is not Verdict.ACCEPTED:
                             self.groups.pop(judgement.group_id, None)
                     case "quarantine":
                         self.quarantined[request.quarantine.sampler_id] = request.quarantine.reason
                     case "step":
-                        self._record(step_record_from_wire(request.step))
+                        self._record(from_wire(StepRecord, request.step))
                 await self._notify()
 
         listening = asyncio.create_task(listen())

@@ -1,9 +1,10 @@
-"""Processes that are forked from one that has imported torch and transformers, which takes 5 s of a core.
+"""Processes that are forked from one that has imported torch, transformers and part of us: 6 s of a core.
 
     test --arguments, environment, descriptors--> server --fork--> python -m <arguments>
       '-------- number of the process, then its exit code ----------'
 
 Everything else is as if the process had been started: session, directory, environment, descriptors, signals.
+All workers of a test run share a server.
 """
 
 import asyncio
@@ -14,14 +15,17 @@ import gc
 import importlib
 import os
 import pickle
+import resource
 import runpy
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -32,6 +36,20 @@ _MESSAGE_BYTES: Final = 1 << 17
 _HIGHEST: Final = 900
 """Descriptors are moved up here before they get their numbers."""
 
+_IMPORTED: Final = (
+    "torch",
+    "transformers",
+    "transformers.models.qwen3.modeling_qwen3",
+    "learner.config",
+    "learner.export",
+    "node.coordinator.config",
+    "node.coordinator.spool",
+    "node.process.preflight",
+    "sampler.config",
+    "sampler.engines.torch_engine",
+)
+"""Without grpc: where that was imported before the fork, some of the graders that samplers start abort."""
+
 ENGINES: Final[list["WarmProcess"]] = []
 """Every engine's process that was started warm."""
 
@@ -40,17 +58,23 @@ class WarmProcess:
     """As much of ``subprocess.Popen`` as our callers use."""
 
     def __init__(
-        self, arguments: Sequence[str], *, env: Mapping[str, str], descriptors: Mapping[int, int]
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        open_files: int | None = None,
     ) -> None:
         """Start ``python -m <arguments>`` in a session of its own.
 
         Args:
             descriptors: number in the process -> descriptor here.
+            open_files: how many it may allow itself; at first half as many. None: as many as this process.
         """
         self.status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = pickle.dumps((tuple(arguments), dict(env), tuple(descriptors), os.getcwd()))
+        request = pickle.dumps((tuple(arguments), dict(env), tuple(descriptors), os.getcwd(), open_files))
         with theirs:
-            socket.send_fds(_server()[1], [request], [theirs.fileno(), *descriptors.values()])
+            socket.send_fds(_server(), [request], [theirs.fileno(), *descriptors.values()])
         self.pid = int(self.status.recv(64))
         self.returncode: int | None = None
 
@@ -70,7 +94,7 @@ class WarmProcess:
         return self.returncode
 
 
-class _AsyncProcess:
+class AsyncProcess:
     """As much of ``asyncio.subprocess.Process``."""
 
     def __init__(self, process: WarmProcess, stdout: asyncio.StreamReader | None) -> None:
@@ -93,26 +117,32 @@ class _AsyncProcess:
         if self.returncode is None:
             os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
-async def _start(
-    *command: str,
-    stdin: int,
-    stdout: int,
-    stderr: int,
-    env: Mapping[str, str],
-    start_new_session: bool,
-) -> object:
+
+async def start(*command: str, **options: Any) -> Any:
     """Stand in for ``asyncio.create_subprocess_exec`` as ``deploy.runs`` calls it."""
     python, _, *arguments = command
     if python != sys.executable:
-        return await asyncio.create_subprocess_exec(
-            *command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=start_new_session
-        )
+        return await asyncio.create_subprocess_exec(*command, **options)
+    return await start_warm(arguments, options["stdout"], options["stderr"], env=options["env"])
+
+
+async def start_warm(
+    arguments: Sequence[str],
+    stdout: Any,
+    stderr: Any,
+    *,
+    env: Mapping[str, str],
+    open_files: int | None = None,
+) -> AsyncProcess:
+    """Start ``python -m <arguments>``; the streams as for ``asyncio.create_subprocess_exec``."""
     reader = None
     with contextlib.ExitStack() as stack:
         if stdout == asyncio.subprocess.PIPE:
             ours, theirs = os.pipe()
-            stdout = stack.enter_context(os.fdopen(theirs, "wb"))  # type: ignore[assignment]
+            stdout = stack.enter_context(os.fdopen(theirs, "wb"))
             reader = asyncio.StreamReader()
             protocol = asyncio.StreamReaderProtocol(reader)
             loop = asyncio.get_running_loop()
@@ -121,7 +151,8 @@ async def _start(
         stack.callback(os.close, nowhere)
         outputs = [each if isinstance(each, int) else each.fileno() for each in (stdout, stderr)]
         descriptors = dict(enumerate([nowhere, *outputs]))
-        return _AsyncProcess(WarmProcess(arguments, env=env, descriptors=descriptors), reader)
+        process = WarmProcess(arguments, env=env, descriptors=descriptors, open_files=open_files)
+        return AsyncProcess(process, reader)
 
 
 def _start_engine(
@@ -142,7 +173,7 @@ def _start_engine(
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ``deploy.runs`` start warm processes."""
-    monkeypatch.setattr(processes, "create_subprocess_exec", _start)
+    monkeypatch.setattr(processes, "create_subprocess_exec", start)
 
 
 @pytest.fixture(scope="module")
@@ -154,58 +185,123 @@ def warm_engines() -> Iterator[None]:
         yield
 
 
+_started: Final[list["subprocess.Popen[bytes]"]] = []
+"""Kept, as it ends after this process."""
+
+
 @functools.cache
-def _server() -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Start the process that forks the others, once for all tests of this one; it ends with this one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,
+def _server() -> socket.socket:
+    """Connect to the process that forks the others; start it if this is the first worker that needs it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    path = Path(tempfile.gettempdir()) / f"warm-{run}"
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with _locked(path):
+        try:
+            ours.connect(str(path))
+        except FileNotFoundError:
+            _start_server(path)
+            ours.connect(str(path))
+    return ours
+
+
+def _start_server(path: Path) -> None:
+    environ = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        command = [sys.executable, "-m", __name__, str(listener.fileno()), str(path)]
+        _started.append(
+            subprocess.Popen(command, pass_fds=[listener.fileno()], env=environ, start_new_session=True)
         )
-    return process, ours
 
 
-def _serve(channel: socket.socket) -> tuple[str, ...]:
-    """Fork until the other end is closed, which ends this process; return the arguments in each child."""
-    gc.collect()
-    gc.freeze()
-    children: dict[int, tuple[int, int]] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel, selectors.EVENT_READ)
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class _Server:
+    """Forks what workers ask for, until the last of them has ended, which ends this process."""
+
+    def __init__(self, listener: socket.socket, path: Path) -> None:
+        self._listener = listener
+        self._path = path
+        self._workers: set[socket.socket] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def serve(self) -> tuple[str, ...]:
+        """Return the arguments of a process, in that process."""
+        gc.collect()
+        gc.freeze()
         while True:
-            for key, _ in selector.select():
-                if key.fd == channel.fileno():
-                    message, received, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 64)
-                    if not message:
-                        os._exit(0)
-                    arguments, environ, numbers, directory = pickle.loads(message)
-                    pid = os.fork()
-                    if pid == 0:
-                        selector.close()  # now: later these numbers are the new process's own
-                        channel.close()
-                        _become(environ, dict(zip(numbers, received[1:], strict=True)), directory)
-                        return tuple(arguments)
-                    os.write(received[0], str(pid).encode())
-                    for descriptor in received[1:]:
-                        os.close(descriptor)
-                    ended = os.pidfd_open(pid)
-                    children[ended] = (pid, received[0])
-                    selector.register(ended, selectors.EVENT_READ)
-                else:
-                    pid, status = children.pop(key.fd)
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                        os.write(status, str(code).encode())
-                    os.close(status)
+            for key, _ in self._selector.select():
+                arguments: tuple[str, ...] | None = key.data()
+                if arguments is not None:
+                    return arguments
+
+    def _accept(self) -> None:
+        worker, _ = self._listener.accept()
+        self._workers.add(worker)
+        self._selector.register(worker, selectors.EVENT_READ, functools.partial(self._answer, worker))
+
+    def _answer(self, worker: socket.socket) -> tuple[str, ...] | None:
+        message, received, _, _ = socket.recv_fds(worker, _MESSAGE_BYTES, 64)
+        if not message:
+            self._forget(worker)
+            return None
+        arguments, environ, numbers, directory, open_files = pickle.loads(message)
+        pid = os.fork()
+        if pid == 0:
+            self._selector.close()  # now: later these numbers are the new process's own
+            for ours in (self._listener, *self._workers):
+                ours.close()
+            _become(environ, dict(zip(numbers, received[1:], strict=True)), directory, open_files)
+            return tuple(arguments)
+        os.write(received[0], str(pid).encode())
+        for descriptor in received[1:]:
+            os.close(descriptor)
+        ended = os.pidfd_open(pid)
+        self._selector.register(
+            ended, selectors.EVENT_READ, functools.partial(self._reap, ended, pid, received[0])
+        )
+        return None
+
+    def _reap(self, ended: int, pid: int, status: int) -> None:
+        self._selector.unregister(ended)
+        os.close(ended)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            os.write(status, str(code).encode())
+        os.close(status)
+
+    def _forget(self, worker: socket.socket) -> None:
+        self._selector.unregister(worker)
+        self._workers.remove(worker)
+        worker.close()
+        if self._workers:
+            return
+        with _locked(self._path):  # nobody connects meanwhile
+            self._listener.setblocking(False)
+            try:
+                self._accept()
+            except BlockingIOError:
+                self._path.unlink()
+                self._path.with_suffix(".lock").unlink()
+                os._exit(0)
+            self._listener.setblocking(True)
 
 
-def _become(environ: Mapping[str, str], descriptors: Mapping[int, int], directory: str) -> None:
+def _become(
+    environ: Mapping[str, str], descriptors: Mapping[int, int], directory: str, open_files: int | None
+) -> None:
     """Turn this fork of the server into what a new process would be."""
     os.setsid()
     moved = {to: fcntl.fcntl(source, fcntl.F_DUPFD, _HIGHEST) for to, source in descriptors.items()}
@@ -213,6 +309,8 @@ def _become(environ: Mapping[str, str], descriptors: Mapping[int, int], director
     for to, source in moved.items():
         os.dup2(source, to)
         os.close(source)
+    if open_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files // 2, open_files))
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
@@ -220,7 +318,8 @@ def _become(environ: Mapping[str, str], descriptors: Mapping[int, int], director
 
 
 if __name__ == "__main__":
-    for warm in ("torch", "transformers", "transformers.models.qwen3.modeling_qwen3"):
+    for warm in _IMPORTED:
         importlib.import_module(warm)
-    sys.argv = list(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    assert "grpc" not in sys.modules
+    sys.argv = list(_Server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])).serve())
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Fixture that processes of a run are forked from; tests of one process start it from nothing."""
+"""Fixture that processes of a run are forked from; tests of the command line start theirs from nothing."""
 
 from support.warm_processes import warm_processes
 

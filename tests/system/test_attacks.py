@@ -42,7 +42,7 @@ ATTACKS = (
     unknown_fields,
 )
 
-STEPS = 5
+STEPS = 3
 """Made under each attack, by groups of the honest samplers."""
 
 ATTACK_TIMEOUT_S = 30.0

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,12 +23,13 @@ from support.fetching import fetch_version
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
 from support.policy_hub import Registry, make_fetcher, make_sources, policy_hub
+from support.warm_processes import AsyncProcess, start_warm
 from support.weights import LAYOUT, Learner
 
 WIDE = Layout.of([TensorSpec("a", (200 * 4096,))], frame_words=4096)
 """200 frames: enough to be killed among them."""
 
-KILLS = 4
+KILLS = 3
 
 
 @pytest.fixture
@@ -60,11 +60,9 @@ class RelayProcess:
         ]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def running(self) -> AsyncIterator[AsyncProcess]:
         with self._log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "node", *self._arguments, stdout=log, stderr=log, env=os.environ
-            )
+            process = await start_warm(["node", *self._arguments], log, log, env=os.environ)
         try:
             yield process
         finally:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import StartupError
 from support.waiting import until
 
-VERSIONS = 100
+VERSIONS = 45
 EVERY_VERSIONS = 10
 PROMPTS = 12
 
@@ -53,16 +52,14 @@ def is_half_evaluated(directory: RunDirectory, version: int) -> Callable[[], boo
     return is_half_done
 
 
-async def status_line(session: Session, directory: RunDirectory, label: str) -> str:
+async def status_line(children: Children, session: Session, directory: RunDirectory, label: str) -> str:
     """Return the line of ``heterorl-node status`` that begins with ``label``."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "node", "status", "--state-dir", str(directory.coordinator_state)),
+    out = await children.run(
+        "status",
+        *("node", "status", "--state-dir", str(directory.coordinator_state)),
         *("--coordinator", f"127.0.0.1:{session.ports.members}"),
-        stdout=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(60):
-        out, _ = await process.communicate()
-    (line,) = [line for line in out.decode().splitlines() if line.startswith(label)]
+    (line,) = [line for line in out.splitlines() if line.startswith(label)]
     return line
 
 
@@ -91,7 +88,9 @@ async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_pro
             await session.start(name, environ={})
         assert await session.wait_for_last_step(timeout_s=60)
         async with asyncio.timeout(60):  # a coordinator that was killed hears of it with the next heartbeat
-            while "no step was taken" in (said := await status_line(session, directory, "staleness")):
+            while "no step was taken" in (
+                said := await status_line(children, session, directory, "staleness")
+            ):
                 pass  # each look is a process of its own
         exit_codes = await session.drain()
     promises = promises_of_any_run(

@@ -26,7 +26,7 @@ from node.waits import side_by_side
 from node.weights.planning.cheapest_chain import plan_upload
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.sources import watch_versions
-from node.wire.policies import artifact_key_to_wire
+from node.wire.mapping import to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class ArtifactUploader:
         self, stub: "policy_pb2_grpc.PolicyServiceAsyncStub", key: ArtifactKey, frames: Sequence[int]
     ) -> None:
         stream = stub.UploadFrames()
-        wire_key = artifact_key_to_wire(key)
+        wire_key = to_wire(policy_pb2.ArtifactKey, key)
         try:
             with classified():
                 for frame in frames:

@@ -27,7 +27,7 @@ from node.weights.transfer.lane import FetchLimits, Lane, NotTakenError
 from node.weights.transfer.payload_order import fetch_order
 from node.weights.transfer.ranges import PausedTransfers, PutFrame, Transfer, Unasked
 from node.weights.transfer.sources import Attempts, Sources
-from node.wire.policies import artifact_key_to_wire
+from node.wire.mapping import to_wire
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
 
@@ -213,7 +213,7 @@ class Fetcher:
                 await attempts.wait_after(name, error)
 
     async def _manifest_from(self, name: str, key: ArtifactKey) -> Manifest:
-        request = policy_pb2.GetManifestRequest(key=artifact_key_to_wire(key))
+        request = policy_pb2.GetManifestRequest(key=to_wire(policy_pb2.ArtifactKey, key))
         asked_at_s = time.monotonic()
         try:
             with self.sources.lane(name) as stub:

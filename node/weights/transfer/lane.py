@@ -26,7 +26,7 @@ from node.weights.format.manifest import DamagedFrameError
 from node.weights.transfer.ranges import Arrived, ChunkStream, PutFrame, Range, Transfer
 from node.weights.transfer.source_scores import Fault
 from node.weights.transfer.sources import Attempts, Sources
-from node.wire.policies import artifact_key_to_wire
+from node.wire.mapping import to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class Lane:
         """
         transfer = self.transfer
         request = policy_pb2.FetchFramesRequest(
-            key=artifact_key_to_wire(transfer.key),
+            key=to_wire(policy_pb2.ArtifactKey, transfer.key),
             frames=span.frames,
             first_offset_bytes=span.next_bytes,
             end_offset_bytes=span.end_bytes,

@@ -24,7 +24,7 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.source_scores import Fault, SourceScores
-from node.wire.policies import announcement_from_wire
+from node.wire.mapping import from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -268,7 +268,7 @@ async def watch_versions(
             with classified():
                 async for message in call:
                     backoff.reset()
-                    yield announcement_from_wire(message)
+                    yield from_wire(Announcement, message)
         except ConnectionLost as error:
             logger.debug("the announcements were cut", extra={"error": str(error)})
         except RefusedError as error:

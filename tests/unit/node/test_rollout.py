@@ -20,14 +20,11 @@ def test_an_honest_group_passes() -> None:
         ({"behaviour_logprob": np.array([-1, np.nan, -1], np.float32)}, Reason.NON_FINITE),
         ({"behaviour_logprob": np.array([-1, -np.inf, -1], np.float32)}, Reason.NON_FINITE),
         ({"behaviour_logprob": np.array([-1, 0.25, -1], np.float32)}, Reason.MALFORMED),
-        ({"behaviour_logprob": np.array([-1, -1], np.float32)}, Reason.MALFORMED),
-        ({"policy_version": np.array([1, 1], np.int32)}, Reason.MALFORMED),
         ({"policy_version": np.array([1, -1, 1], np.int32)}, Reason.MALFORMED),
         ({"policy_version": np.array([-1, -1, -1], np.int32)}, Reason.MALFORMED),
         ({"policy_version": np.array([2, 2, 1], np.int32)}, Reason.MALFORMED),
         ({"token_ids": np.array([1, 2, 50], np.int32)}, Reason.MALFORMED),
         ({"token_ids": np.array([1, -2, 3], np.int32)}, Reason.MALFORMED),
-        ({"kept_mass": np.array([0.5, 0.5], np.float32)}, Reason.MALFORMED),
         ({"kept_mass": np.array([0.5, np.nan, 0.5], np.float32)}, Reason.NON_FINITE),
         ({"kept_mass": np.array([0.5, np.inf, 0.5], np.float32)}, Reason.NON_FINITE),
         ({"kept_mass": np.array([0.5, 0.0, 0.5], np.float32)}, Reason.MALFORMED),
@@ -59,7 +56,6 @@ def test_a_completion_may_hold_replies_which_count_as_no_draws() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"is_drawn": np.array([True, False, True])},
         {"is_drawn": np.array([False, False, True, True])},
         {"is_drawn": np.array([True, False, True, False])},
         {"behaviour_logprob": np.full(4, -0.5, np.float32)},
@@ -110,7 +106,6 @@ def test_kept_masses_of_some_completions_or_where_nothing_was_cut_off_are_refuse
         ({"completions": (make_completion(reward=1e7),)}, Reason.OVER_LIMIT, r"reward 1e\+07, beyond 1e\+06"),
         ({"graded_at_s": float("nan")}, Reason.NON_FINITE, "timestamps"),
         ({"sampling_started_at_s": float("inf")}, Reason.NON_FINITE, "timestamps"),
-        ({"completions": (make_completion(0),)}, Reason.MALFORMED, "completion 0 has no tokens"),
     ],
 )
 def test_a_group_that_breaks_a_rule_is_refused(changes: dict[str, Any], reason: Reason, said: str) -> None:
@@ -174,7 +169,6 @@ def test_staleness_is_counted_from_the_oldest_token() -> None:
     ("metrics", "reason"),
     [
         ({"a": [np.inf, 0]}, Reason.NON_FINITE),
-        ({"a": [0.5]}, Reason.MALFORMED),
         ({"A b": [0.5, 0.5]}, Reason.MALFORMED),
         ({"": [0.5, 0.5]}, Reason.MALFORMED),
         ({f"m{n}": [0.5, 0.5] for n in range(17)}, Reason.OVER_LIMIT),

@@ -1,4 +1,4 @@
-"""Every field that not everybody may set is refused from everybody else."""
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 from heterorl.v1 import membership_pb2
 from node.errors import Reason, RefusedError
 from node.run import Role
-from node.wire.field_owners import OWNERS, check_owners
+from node.wire.members import OWNERS, base_model_from_wire, check_owners, metric_families_from_wire
 
 SAID: dict[str, object] = {
     "layout_digest": b"l" * 16,
@@ -48,3 +48,16 @@ def test_what_everybody_says_everybody_may_say() -> None:
     for role in (Role.LEARNER, Role.SAMPLER, Role.RELAY):
         check_owners(membership_pb2.JoinRequest(run_id="run", instance="i"), role)
         check_owners(membership_pb2.HeartbeatRequest(sequence=1, waits_for="x", clock_offset_s=1.0), role)
+
+
+def test_a_heartbeat_with_too_many_metrics_is_refused() -> None:
+    with pytest.raises(RefusedError, match="1001 metric families"):
+        metric_families_from_wire([membership_pb2.MetricFamily()] * 1001)
+
+
+@pytest.mark.parametrize(
+    "said", [{"base_root": b"r"}, {"base_parts": b"p" * 513}, {"base_part_names": ["a"] * 65}]
+)
+def test_a_base_model_over_the_limits_is_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="a base model with"):
+        base_model_from_wire(membership_pb2.JoinRequest(**said))
