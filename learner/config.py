@@ -115,11 +115,28 @@ class LearnerConfig(BaseModel):
     """Keep only the input of each layer for the backward pass: a third more work, memory for many more
     tokens."""
 
+    dp_replicate: int = Field(default=1, ge=1)
+    """Copies of the model, each in ranks of its own, which share out the rows of a step. More cost memory and
+    save exchanges. The product of this, ``dp_shard`` and ``tp`` is the number of ranks, processes that the
+    learner starts on its host unless torchrun started them."""
+
+    dp_shard: int = Field(default=1, ge=1)
+    """Ranks over which parameters, gradients and moments of each copy are sharded (FSDP2), and its rows
+    shared out. Each holds one part in so many, and gathers a layer at a time."""
+
+    tp: int = Field(default=1, ge=1)
+    """Ranks that slice every layer and the vocabulary, and work on the same rows (tensor parallelism). Needs
+    a fast link between them. Families whose slices are not known get FSDP2 over these ranks too."""
+
+    rank_timeout_s: float = Field(default=600.0, ge=1, le=86_400)
+    """Longest wait of ranks for each other, at the start and in a step. One that is stopped for longer ends
+    all of them; the next start resumes the run."""
+
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Device the model is trained on."""
 
     threads: int = Field(default=0, ge=0)
-    """CPU threads for tensor work; 0 leaves the choice to torch."""
+    """CPU threads of each rank for tensor work; 0 leaves the choice to torch, or shares the cores out."""
 
     publish_threads: int = Field(default=0, ge=0)
     """CPU threads that code a version; 0: one per core. Fewer leave more for training, and a version is ready
@@ -128,10 +145,22 @@ class LearnerConfig(BaseModel):
     buffer_groups: int = Field(default=64, ge=1)
     """Groups held in memory at most. Less than one batch would never fill a batch."""
 
+    checkpoint_every_versions: int = Field(default=20, ge=1, le=10_000)
+    """Steps from one full checkpoint (12 bytes a parameter) to the next. More write less; a learner that was
+    killed takes the steps since the last one again, which lasts as long as they did."""
+
+    checkpoint_every_s: float = Field(default=1800.0, ge=1)
+    """Longest time from one checkpoint to the next, if steps were taken meanwhile. Infinity: no limit."""
+
+    journal_bytes: int = Field(default=8 << 30, ge=1 << 20)
+    """Size of the journal from which training waits for a checkpoint; one is begun at a quarter of it. A
+    step's entry is as large as its groups, about 16 bytes a token. The disk also holds two checkpoints, and a
+    third while it is written."""
+
     keep_every_versions: int = Field(default=0, ge=0)
     """Keep the float32 masters of every version that is a multiple of this, to be exported later; each is
-    four bytes a parameter on disk. 0: of the newest two and the best only; where versions are evaluated, of
-    the newest four and the one under evaluation too."""
+    four bytes a parameter on disk, and a checkpoint is made for it. 0: only what was published lately, the
+    newest checkpoints, and the best version can be exported."""
 
     samples_every_versions: int = Field(default=10, ge=0)
     """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for

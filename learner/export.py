@@ -1,6 +1,7 @@
 """``heterorl-node export``: a version as a model directory, with the base model's names and files.
 
-    checkpoint's float32 masters -> rounded as they are published -> the base model's own file names
+    published words, from the learner's store or its kept/ --.
+    a checkpoint's float32 masters, rounded ------------------'--> the base model's own file names
 
 The export is what samplers compute with: it is read back before it gets its name, and must have the
 root that the learner signs. Names, tied weights, tokenizer, chat template and generation settings are
@@ -17,30 +18,35 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from learner.training.checkpoint import CheckpointGoneError, best_in, read_masters, versions_in
+from learner.journal.progress import BestVersion
+from learner.publishing.kept_versions import published_versions, read_published
+from learner.training.checkpoint import CheckpointGoneError, read_masters, versions_in
 from learner.training.model import Policy, load_policy
-from node.errors import StartupError
+from learner.training.training_state import CHECKPOINTS, progress_in
+from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.run import Role
-from node.weights.format.digests import version_root, words_digest
-from node.weights.format.layout import Layout
+from node.weights.format.digests import Words
 from node.weights.format.model_files import StoredDtypes
 
 EXAMPLE: Final = """\
   heterorl-node export runs/hand/exported --state-dir runs/hand/learner --model-dir runs/hand/model
 
-The newest version, unless --version names another that the learner still has: its last two checkpoints, the
-best, and every learner.keep_every_versions-th. --best is the version that did best in evaluations; without
-any, that of the highest mean training reward over learner.stop_window_versions. The learner may be running.
+The newest version, unless --version names another that the learner still has: those published lately, its
+last two checkpoints, the best, and every learner.keep_every_versions-th. --best is the version that did best
+in evaluations; without any, the newest one when the mean training reward over learner.stop_window_versions
+was highest. The learner may be running.
 """
 
 READS: Final = 10
-"""Tries to open a checkpoint before the learner removes it; each takes microseconds."""
+"""Tries to read a version before the learner removes it."""
+
+LISTED: Final = 20
+"""Newest versions that a message lists."""
 
 _WEIGHT_FILES: Final = (
     "*.safetensors",
@@ -86,11 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         StartupError: the version is not there, a file is damaged, or the directory cannot be written.
     """
-    checkpoints = arguments.state_dir / Role.LEARNER / "checkpoints"
-    version = _best(checkpoints) if arguments.best else arguments.version
-    export = export_version(
-        arguments.directory, checkpoints=checkpoints, model_dir=arguments.model_dir, version=version
-    )
+    state = arguments.state_dir / Role.LEARNER
+    version = _best(state) if arguments.best else arguments.version
+    export = export_version(arguments.directory, state=state, model_dir=arguments.model_dir, version=version)
     if arguments.json:
         print(json.dumps(asdict(export)))
     else:
@@ -98,21 +102,33 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.DRAINED
 
 
-def export_version(directory: Path, *, checkpoints: Path, model_dir: Path, version: int | None) -> Export:
+def best_in(state: Path) -> BestVersion | None:
+    """Return the best version that a learner has written down, from its state directory.
+
+    Raises:
+        StartupError: checkpoint or journal are damaged.
+    """
+    for _ in range(READS - 1):
+        with suppress(OSError):
+            return progress_in(state).best
+    return progress_in(state).best
+
+
+def export_version(directory: Path, *, state: Path, model_dir: Path, version: int | None) -> Export:
     """Write a version into ``directory``, which appears only when it is whole.
 
+    Args:
+        state: the learner's state directory; the learner may be running.
+        version: None: the newest.
     Raises:
         StartupError: as ``run``.
     """
     if directory.exists():
         raise StartupError(f"{directory} is there already", fix="Name a directory that does not exist yet.")
-    _chosen(checkpoints, version)
+    _chosen(state, version)
     policy = load_policy(model_dir, device="cpu")
-    version, masters = _masters(checkpoints, version, layout=policy.layout)
-    with torch.no_grad():
-        for name, tensor in policy.tensors.items():
-            tensor.copy_(masters[name])
-    root = _root(policy)
+    version = _load(policy, state, version)
+    root = policy.master_words.root()
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
@@ -123,7 +139,7 @@ def export_version(directory: Path, *, checkpoints: Path, model_dir: Path, versi
     try:
         _save(policy, staged, model_dir=model_dir)
         again = load_policy(staged, device="cpu")
-        if (again.layout.digest, _root(again)) != (policy.layout.digest, root):
+        if (again.layout.digest, again.master_words.root()) != (policy.layout.digest, root):
             raise StartupError(
                 f"version {version} as written to {directory} is not what samplers compute with",
                 fix="Report this with the model's config.json: transformers renames its tensors.",
@@ -140,9 +156,9 @@ def export_version(directory: Path, *, checkpoints: Path, model_dir: Path, versi
     return Export(str(directory), version, root.hex(), files)
 
 
-def _best(checkpoints: Path) -> int:
-    _there(checkpoints)
-    best = best_in(checkpoints)
+def _best(state: Path) -> int:
+    _there(state)
+    best = best_in(state)
     if best is None:
         raise StartupError(
             "no version is known to be the best yet",
@@ -155,55 +171,70 @@ def _best(checkpoints: Path) -> int:
             fix="It is in --model-dir. Where `heterorl-node status` names another one, wait until it says "
             "that `export --best` takes it: within a heartbeat and a step.",
         )
-    if best.version not in (there := versions_in(checkpoints)):
+    if best.version not in (there := _there(state)):
         raise StartupError(
-            f"the masters of the best version, {best.version}, are gone: another was the best before; there "
-            f"are {', '.join(map(str, there))}",
+            f"the words of the best version, {best.version}, are gone: it was told of too late, or another "
+            f"was the best before; there are {_list(there)}",
             fix="Export one of these with --version; learner.keep_every_versions keeps more of them.",
         )
     return best.version
 
 
-def _there(checkpoints: Path) -> list[int]:
-    there = versions_in(checkpoints)
+def _there(state: Path) -> list[int]:
+    there = sorted({*published_versions(state), *versions_in(state / CHECKPOINTS)})
     if not there:
         raise StartupError(
-            f"there is no checkpoint in {checkpoints}",
-            fix="--state-dir is the learner's node.state_dir; checkpoints come with steps.",
+            f"there is no version in {state}",
+            fix="--state-dir is the learner's node.state_dir; versions come with steps.",
         )
     return there
 
 
-def _chosen(checkpoints: Path, version: int | None) -> int:
-    there = _there(checkpoints)
+def _list(versions: list[int]) -> str:
+    return ", ".join(map(str, versions[-LISTED:]))
+
+
+def _chosen(state: Path, version: int | None) -> int:
+    there = _there(state)
     if version is None:
         return there[-1]
     if version not in there:
         raise StartupError(
-            f"version {version} is not there; there are {', '.join(map(str, there))}",
+            f"version {version} is not there; there are {_list(there)}",
             fix="Set learner.keep_every_versions to keep more of them.",
         )
     return version
 
 
-def _masters(checkpoints: Path, wanted: int | None, *, layout: Layout) -> tuple[int, dict[str, Tensor]]:
-    """Read a version, by default the newest there is by then, from under a learner that goes on."""
-    for _ in range(READS - 1):
-        version = _chosen(checkpoints, wanted)
-        with suppress(CheckpointGoneError):
-            return version, read_masters(checkpoints, version, layout=layout)
-    version = _chosen(checkpoints, wanted)
-    return version, read_masters(checkpoints, version, layout=layout)
+def _load(policy: Policy, state: Path, wanted: int | None) -> int:
+    """Load a version, by default the newest there is by then, from under a learner that goes on."""
+    for left in reversed(range(READS)):
+        version = _chosen(state, wanted)
+        try:
+            words = read_published(state, version, layout=policy.layout, base=policy.master_words.frame)
+            if words is None:
+                read_masters(state / CHECKPOINTS, version, policy)
+            else:
+                _take_words(policy, words)
+        except (OSError, CheckpointGoneError):
+            if not left:
+                raise
+        except (RefusedError, ValueError) as error:
+            raise StartupError(
+                f"version {version} in {state} cannot be read: {error}",
+                fix="Export another version with --version, and --model-dir as the run began with.",
+            ) from error
+        else:
+            break
+    return version
 
 
-def _root(policy: Policy) -> bytes:
-    """Return the root of the published words, 16 bytes."""
-    digests = []
-    for number, frame in enumerate(policy.layout.frames):
-        words = np.empty(frame.words, np.uint16)
-        policy.master_words.read(number, words)
-        digests.append(words_digest(words))
-    return version_root(policy.layout.digest, digests)
+def _take_words(policy: Policy, words: Words) -> None:
+    with torch.no_grad():
+        for span in policy.layout.tensors:
+            part = torch.from_numpy(words[span.start_word : span.start_word + span.words])
+            elements = part.view(getattr(torch, span.dtype.name))[: span.elements]
+            policy.tensors[span.name].copy_(elements.view(span.shape))
 
 
 def _save(policy: Policy, directory: Path, *, model_dir: Path) -> None:

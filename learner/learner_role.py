@@ -11,20 +11,23 @@ coordinator has the last step record on disk, and then the learner leaves.
 """
 
 import asyncio
+import logging
 import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from grpc.aio import Channel
 
 from learner.config import LearnerConfig
+from learner.journal.records import Origin
 from learner.metrics import Instruments, LearnerMetrics
 from learner.publishing.further_artifacts import FurtherArtifacts
+from learner.publishing.kept_versions import KEPT, PUBLISHED, KeptVersions
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
 from learner.records.sample_writer import SampleWriter, load_tokenizer
@@ -38,6 +41,7 @@ from learner.training.master_words import keep_public_base
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
+from learner.training.work_shares import ONE_RANK, Ranks
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
@@ -57,6 +61,11 @@ from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ArtifactUploader
 from node.weights.transfer.sources import watch_versions
 
+if TYPE_CHECKING:
+    from learner.ranks.launching import Fleet
+
+logger = logging.getLogger(__name__)
+
 BULK_CONNECTIONS: Final = 4
 """For uploads; at 100 Mbit/s and 150 ms one connection fills 80 % of the link, four 97 %."""
 
@@ -68,10 +77,10 @@ RETAINED_KEYFRAMES: Final = 2
 
 
 async def build(context: RoleContext) -> list[Service]:
-    """Restore the newest checkpoint, in threads, and connect the learner's services.
+    """Restore checkpoint and journal, in threads, and connect the learner's services.
 
     Raises:
-        StartupError: key, model, checkpoint or store cannot be used.
+        StartupError: key, model, checkpoint, journal or store cannot be used.
     """
     config = context.config.section(LearnerConfig)
     target = context.config.node.coordinator
@@ -82,6 +91,7 @@ async def build(context: RoleContext) -> list[Service]:
     with _disk_errors_explained(context.state_dir):
         restored = await _restore(context, config)
         instruments = Instruments.of(context.registry, context.node_metrics, clock=context.clock)
+        _show_restart(restored.state, instruments.metrics)
         writers = _writer_threads(context, config, metrics=instruments.metrics)
     evidence = Evidence(config, clock=context.clock, metrics=instruments.metrics)
     caller = context.identity or Peer(context.run.run_id, Role.LEARNER, context.node_id)
@@ -91,12 +101,6 @@ async def build(context: RoleContext) -> list[Service]:
     )
     coordinator = _join(context, control, config, restored, evidence)
     drain = _drain(rollouts, config, restored, instruments)
-    store = ArtifactStore(
-        context.state_dir / "published",
-        public_key=context.run.learner_public_key,
-        run_id=context.run.run_id,
-        retained_keyframes=RETAINED_KEYFRAMES,
-    )
 
     def on_step(line: StepLine | None, batch: Sequence[DeliveredGroup]) -> None:
         for thread in writers:
@@ -112,17 +116,21 @@ async def build(context: RoleContext) -> list[Service]:
         on_step=on_step,
         instruments=instruments,
     )
-    publisher = _publisher(config, store, restored, coordinator.membership, instruments)
+    publisher = _publisher(context, config, restored, coordinator.membership, instruments)
     training = StopsAfter(loop)
     publishing = StopsAfter(publisher, other=training)
     draining = StopsAfter(drain, other=training)
     uploader = ArtifactUploader(
-        store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
+        restored.store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
     )
     uploading = StopsAfter(uploader, other=publishing)
     writing = [StopsAfter(thread, other=training) for thread in writers]
     leaving = StopsAfter(coordinator.membership, other=draining)
-    return [leaving, uploading, draining, publishing, *writing, training]
+    services: list[Service] = [leaving, uploading, draining, publishing, *writing, training]
+    if restored.fleet is not None:
+        restored.fleet.leads(restored.policy)
+        services.insert(0, StopsAfter(restored.fleet, other=publishing))
+    return services
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +138,13 @@ class _Restored:
     """The learner as its state directory has it."""
 
     signer: Signer
+    store: ArtifactStore
     state: TrainingState
     step_log: StepLog
     words0: Words
     base: BaseModel
+    fleet: "Fleet | None"
+    """The other ranks; None: there are none."""
 
     @property
     def policy(self) -> Policy:
@@ -143,20 +154,58 @@ class _Restored:
 async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
     directory = context.state_dir
     signer = Signer.load(directory, context.run)
-    policy = await asyncio.to_thread(_load_base_model, config)
-    reference = await asyncio.to_thread(_load_reference, config)
+    fleet = await asyncio.to_thread(_start_ranks, config)
+    ranks: Ranks = ONE_RANK if fleet is None else fleet.group
+    policy = await asyncio.to_thread(_load_base_model, config, ranks)
+    reference = await asyncio.to_thread(_load_reference, config, ranks)
     words0, base = await asyncio.to_thread(keep_public_base, directory / "base.words", policy.master_words)
+    store = await asyncio.to_thread(
+        ArtifactStore,
+        directory / PUBLISHED,
+        public_key=context.run.learner_public_key,
+        run_id=context.run.run_id,
+        retained_keyframes=RETAINED_KEYFRAMES,
+    )
     state = await asyncio.to_thread(
         TrainingState,
         config,
         policy,
-        directory=directory / "checkpoints",
+        directory=directory,
+        origin=Origin(context.run.run_id, policy.layout.digest.hex(), base.root.hex()),
+        learner_epoch=signer.learner_epoch,
         clock=context.clock,
+        published=store.head,
         reference=reference,
     )
     step_log = StepLog(directory / "steps.jsonl")
     await asyncio.to_thread(step_log.catch_up, state.progress.step)
-    return _Restored(signer, state, step_log, words0, base)
+    return _Restored(signer, store, state, step_log, words0, base, fleet)
+
+
+def _show_restart(state: TrainingState, metrics: LearnerMetrics) -> None:
+    again = state.restart
+    metrics.checkpoint_version.set(again.checkpoint_version)
+    metrics.journal_bytes.set(state.journal_bytes)
+    metrics.replay_seconds.set(again.took_s)
+    if again.version == 0:
+        return
+    metrics.replays.labels(again.outcome).inc()
+    fields = {
+        "version": again.version,
+        "checkpoint_version": again.checkpoint_version,
+        "published_version": again.published_version,
+        "words": again.outcome,
+        "took_s": round(again.took_s, 3),
+    }
+    logger.info("restored", extra=fields)
+    if again.replayed_steps and again.changed:
+        logger.warning("steps were taken again with other settings", extra={"changed": list(again.changed)})
+    if again.is_exact is False:
+        logger.warning(
+            "the steps taken again made other words than those published, which stay: the next version is a "
+            "delta from them",
+            extra={"version": again.published_version},
+        )
 
 
 class JoinedCoordinator:
@@ -247,27 +296,36 @@ def _drain(
 
 
 def _publisher(
+    context: RoleContext,
     config: LearnerConfig,
-    store: ArtifactStore,
     restored: _Restored,
     membership: MembershipClient,
     instruments: Instruments,
 ) -> Publisher:
+    layout, words0, state = restored.policy.layout, restored.words0, restored.state
+
+    def wanted() -> list[int]:
+        worth = (state.best_version, membership.evaluations.best, membership.evaluations.under_way)
+        return [version for version in worth if version is not None]
+
+    kept = KeptVersions(context.state_dir / KEPT, restored.store, layout=layout, words0=words0, wanted=wanted)
     further = FurtherArtifacts(
-        store,
+        restored.store,
         restored.signer,
-        layout=restored.policy.layout,
-        words0=restored.words0,
+        layout=layout,
+        words0=words0,
         keyframe_every_versions=config.keyframe_every_versions,
         public_delta_every_versions=config.public_delta_every_versions,
         longest_lag_versions=lambda: membership.longest_lag_versions,
     )
     return Publisher(
-        restored.state.master_access,
+        state.master_access,
         restored.policy.master_words,
-        store,
+        restored.store,
         signer=restored.signer,
         further=further,
+        words0=words0,
+        before_keyframe=kept.secure,
         threads=config.publish_threads or _cores(),
         run_settings=membership.settings,
         instruments=instruments,
@@ -313,7 +371,15 @@ def _disk_errors_explained(state_dir: Path) -> Iterator[None]:
         ) from error
 
 
-def _load_base_model(config: LearnerConfig) -> Policy:
+def _start_ranks(config: LearnerConfig) -> "Fleet | None":
+    if config.dp_replicate * config.dp_shard * config.tp == 1 and "WORLD_SIZE" not in os.environ:
+        return None
+    from learner.ranks.launching import Fleet
+
+    return Fleet(config)
+
+
+def _load_base_model(config: LearnerConfig, ranks: Ranks) -> Policy:
     if config.threads:
         torch.set_num_threads(config.threads)
     return load_policy(
@@ -321,13 +387,16 @@ def _load_base_model(config: LearnerConfig) -> Policy:
         device=config.device,
         compute_dtype=_compute_dtype(config),
         checkpoints_activations=config.checkpoints_activations,
+        ranks=ranks,
     )
 
 
-def _load_reference(config: LearnerConfig) -> ScoringModel | None:
+def _load_reference(config: LearnerConfig, ranks: Ranks) -> ScoringModel | None:
     if config.reference_kl_coefficient == 0:
         return None
-    return load_reference(config.model_dir, device=config.device, compute_dtype=_compute_dtype(config))
+    return load_reference(
+        config.model_dir, device=config.device, compute_dtype=_compute_dtype(config), ranks=ranks
+    )
 
 
 def _compute_dtype(config: LearnerConfig) -> torch.dtype | None:

@@ -99,6 +99,14 @@ class LearnerMetrics:
         )
         self.version = new.gauge("version", "Version of the parameters now.")
         self.best_version = new.unknown("best_version", "Version kept as the best so far.")
+        self.checkpoint_version = new.gauge(
+            "checkpoint_version",
+            "Version of the newest checkpoint on disk: a restart takes later steps again.",
+        )
+        self.journal_bytes = new.gauge("journal_bytes", "Size of the journal on disk.")
+        self.replay_seconds = new.unknown(
+            "replay_seconds", "Time that this start took to take the steps in the journal again."
+        )
         self.published_version = new.gauge(
             "published_version", "Newest version signed and stored for upload."
         )
@@ -123,6 +131,14 @@ class LearnerMetrics:
             "writer",
             "outcome",
         )
+        self.replays = new.counter(
+            "replays",
+            "Starts by whether the published words came out again: exact, inexact, unpublished.",
+            "outcome",
+        )
+        self.checkpoint_written_bytes = new.counter(
+            "checkpoint_written_bytes", "Bytes of checkpoints written."
+        )
         self.skipped_steps = new.counter("skipped_steps", "Steps not taken: the gradient was not finite.")
         self.uninformative_batches = new.counter("uninformative_batches", "Batches consumed without a step.")
         self.unchanged_versions = new.counter(
@@ -134,7 +150,13 @@ class LearnerMetrics:
 
     def _make_histograms(self, new: _Instruments) -> None:
         self.step_seconds = new.histogram("step_seconds", "From batch to new parameters.")
-        self.checkpoint_seconds = new.histogram("checkpoint_seconds", "Making a checkpoint durable.")
+        self.journal_seconds = new.histogram("journal_seconds", "Making a step's journal entry durable.")
+        self.checkpoint_copy_seconds = new.histogram(
+            "checkpoint_copy_seconds", "Wait of training for the copy that a checkpoint is written from."
+        )
+        self.checkpoint_seconds = new.histogram(
+            "checkpoint_seconds", "From that copy to a checkpoint on disk, beside training."
+        )
         self.gate_wait_seconds = new.histogram(
             "gate_wait_seconds", "Wait of a step until the publisher has read the masters."
         )

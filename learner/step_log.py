@@ -1,7 +1,7 @@
 """One line of JSON per gradient step, for plots and for proof that nothing was trained on twice.
 
-A line is written after its checkpoint. A learner killed between the two writes it at its next start, so that
-every version has exactly one line.
+A line is written after the step's entry in the journal. A learner killed between the two writes it at its
+next start, so that every version has exactly one line.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Final, Self
 import numpy as np
 
 from node import durable
+from node.errors import StartupError
 from node.rollout import Finish, RolloutGroup
 from node.run import StepReport
 
@@ -92,8 +93,8 @@ class StepLine:
     """Wait for groups since the step before. As the rest, unknown where the line was written at a start."""
     masters_wait_s: float | None = None
     """The part of ``step_s`` in which the step waited for the publisher to read the version before."""
-    checkpoint_s: float | None = None
-    """Making the checkpoint durable."""
+    journal_s: float | None = None
+    """Making the journal's entry durable."""
     published_version: int | None = None
     """Newest version published by then. None: this process has published none."""
     publish_s: float | None = None
@@ -155,7 +156,11 @@ class StepLog:
         durable.append(self._path, line.to_json().encode() + b"\n")
 
     def catch_up(self, newest: StepLine | None) -> None:
-        """Repair the end of the file after a kill: drop half a line, add the newest if it is missing."""
+        """Repair the end of the file after a kill: drop half a line, add the newest if it is missing.
+
+        Raises:
+            StartupError: the file has a step that the journal lacks.
+        """
         self._path.touch()
         with self._path.open("r+b") as file:
             end = file.seek(0, os.SEEK_END)
@@ -163,5 +168,13 @@ class StepLog:
             whole, newline, _ = file.read().rpartition(b"\n")
             file.truncate(start + len(whole) + len(newline))
         last = whole.rpartition(b"\n")[2]
-        if newest is not None and (not last or json.loads(last)["version"] < newest.report.version):
+        logged = int(json.loads(last)["version"]) if last else 0
+        known = 0 if newest is None else newest.report.version
+        if logged > known:
+            raise StartupError(
+                f"{self._path} has step {logged}, the last intact entry of the journal beside it is of step "
+                f"{known}: entries are damaged or missing",
+                fix="Restore the learner's state directory from a copy: others were told of that step.",
+            )
+        if newest is not None and logged < known:
             self.append(newest)

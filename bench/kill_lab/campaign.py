@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.kill_lab.instants import ANY_TIME, STARTING, choose, wait_for
+from bench.kill_lab.noise import disturb_moments
 from bench.kill_lab.plan import RELAY
 from bench.kill_lab.resumption import Resumed, watch_relay, watch_sampler
 from bench.kill_lab.stage import Stage
@@ -31,6 +32,9 @@ ANY_TIME_S: Final = 2.0
 STARTING_S: Final = 5.0
 AFTER_S: Final = 0.004
 """Kills come up to this long after the moment."""
+
+DISTURBED_SHARE: Final = 0.25
+"""Share of the learner's kills after which the steps it takes again are made to come out otherwise."""
 
 GOES_ON_S: Final = 60.0
 """Longest wait for the next version after a kill, once everybody serves."""
@@ -62,6 +66,8 @@ class Campaign:
         self._steps = StepTail(stage.state(LEARNER) / "steps.jsonl")
         self.kills: list[Kill] = []
         self.resumed: list[Resumed] = []
+        self.disturbed = 0
+        """Kills of the learner after which its checkpoint's moments were changed."""
         self.broken: list[str] = []
         """Promises that were not kept, beside the witness's."""
 
@@ -101,6 +107,7 @@ class Campaign:
             "versions_signed": self._witness.versions,
             "compared": asdict(self._witness.looked),
             "groups_acknowledged": len(self._witness.acknowledged),
+            "replays": asdict(self._witness.replays) | {"disturbed": self.disturbed},
             "fetches_resumed": len(self.resumed),
             "resumed_size_bytes": sum(one.size_bytes for one in self.resumed),
             "resumed_staged_bytes": staged,
@@ -127,6 +134,8 @@ class Campaign:
         await self._stage.kill(name)
         self.kills.append(Kill(name, instant.name, has_come, self.version))
         on_disk = await asyncio.to_thread(self._witness.examine, name)
+        if role == "learner" and self._draw.random() < DISTURBED_SHARE:
+            await asyncio.to_thread(self._disturb)
         await self._stage.launch(name, environ={})
         note = "" if has_come else " (which did not come)"
         self._say(
@@ -134,6 +143,13 @@ class Campaign:
         )
         if role != "learner" and instant is not STARTING:
             watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
+
+    def _disturb(self) -> None:
+        """Make the replay inexact: on GPUs it is so by itself."""
+        checkpoints = sorted((self._stage.state(LEARNER) / "checkpoints").glob("0*"))
+        if checkpoints:
+            disturb_moments(checkpoints[-1])
+            self.disturbed += 1
 
     async def _wait_for(self, instant: Any, name: str) -> bool:
         if not instant.pattern:

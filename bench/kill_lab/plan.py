@@ -27,6 +27,9 @@ tenth of all bfloat16 words at each."""
 
 KEYFRAME_EVERY_VERSIONS: Final = 12
 
+CHECKPOINT_EVERY_VERSIONS: Final = 20
+"""The default: kills come more often than that, so most restarts take steps again."""
+
 _TASK: Final = "even-digits"
 _TASKS: Final[Section] = {_TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask.__name__}"}
 
@@ -90,6 +93,7 @@ def _section(name: str, plan: Plan, ports: Ports, model_dir: str) -> Section:
                 "weight_decay": WEIGHT_DECAY,
                 "buffer_groups": 8,
                 "keyframe_every_versions": KEYFRAME_EVERY_VERSIONS,
+                "checkpoint_every_versions": CHECKPOINT_EVERY_VERSIONS,
                 "threads": 1,
             }
         case "relay":

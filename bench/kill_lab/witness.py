@@ -1,7 +1,8 @@
 """Writes down what every process claims and what lies on its disk, and says what contradicts the truth.
 
-manifests anywhere, signature checked      --> one root for each version, for ever
+manifests that left the learner's hands    --> one root for each version, for ever; a delta to each version
 the learner's checkpoints, by their words  --> have the root that was signed for their number
+the learner's log of steps                 --> every version once, every slot trained on once
 samplers' logs, the coordinator's table    --> name no version with another root, and none older than before
 a killed sampler's copy, by its words      --> has the root that was signed
 a killed sampler's, relay's, learner's payloads --> what is whole is what was signed
@@ -9,6 +10,7 @@ a killed sampler's, relay's, learner's payloads --> what is whole is what was si
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,6 +24,8 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.run import RunStatus
 
 _BASE: Final = 0
+_KEYFRAME: Final = -1
+"""Base version of an artifact that has none."""
 
 Key = tuple[int, int]
 """Version and base version of an artifact."""
@@ -48,6 +52,20 @@ class _Log:
 
 
 @dataclass(slots=True)
+class Replays:
+    """Starts of a learner that had taken steps, as its log tells of them."""
+
+    exact: int = 0
+    """The published words came out again."""
+    inexact: int = 0
+    unpublished: int = 0
+    """Nothing was published since the checkpoint: there was nothing to compare."""
+    steps: int = 0
+    """Taken again, in all of them."""
+    longest_s: float = 0.0
+
+
+@dataclass(slots=True)
 class Looked:
     """How often each thing was compared."""
 
@@ -56,6 +74,7 @@ class Looked:
     copies: int = 0
     payload_bytes: int = 0
     starts_with_a_version: int = 0
+    groups: int = 0
 
 
 class Witness:
@@ -73,6 +92,8 @@ class Witness:
         self._manifests: set[tuple[Path, int]] = set()
         self._checkpoints: set[str] = set()
         self._logs = {name: _Log(log_of[name]) for name in stage.plan.samplers}
+        self._learner_log = log_of.get(LEARNER)
+        self.replays = Replays()
         self.sizes: dict[Key, int] = {}
         """Payload bytes of every artifact that was ever signed."""
         self.acknowledged: dict[str, str] = {}
@@ -121,6 +142,10 @@ class Witness:
     def conclude(self) -> None:
         """Hold every claim against what was signed; once, at the end."""
         self.look()
+        self._check_lineage()
+        self._read_restarts()
+        for version in self._roots.keys() - {_BASE} - {key[0] for key in self.sizes if key[1] != _KEYFRAME}:
+            self._violate(f"version {version} was signed as a keyframe only")
         for who, number, root in sorted(self._claims):
             self.looked.claims += 1
             if self._roots.get(number) != root:
@@ -155,6 +180,8 @@ class Witness:
                     continue  # half written
                 self._manifests.add(seen)
                 self.sizes[signed.version, signed.base_version] = signed.size_bytes
+                if name == LEARNER and directory.parent.name == "incoming":
+                    continue  # nobody was told
                 if self._roots.setdefault(signed.version, signed.root) != signed.root:
                     self._violate(f"version {signed.version} was signed with two roots")
 
@@ -164,13 +191,41 @@ class Witness:
             if directory.name in self._checkpoints or number not in self._roots:
                 continue
             try:
-                words = self._model.words(directory / "model.safetensors")
-            except OSError:
+                [path] = (directory / "masters").iterdir()
+                words = self._model.words(path)
+            except (OSError, ValueError):
                 continue  # removed meanwhile
             self._checkpoints.add(directory.name)
             self.looked.checkpoints += 1
             if self._model.root(words) != self._roots[number]:
                 self._violate(f"version {number} was signed with another root than its checkpoint has")
+
+    def _check_lineage(self) -> None:
+        """Read the learner's own log of steps: each version once, in order, and each slot once."""
+        path = self._stage.state(LEARNER) / "steps.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        versions = [line["version"] for line in lines]
+        if versions != list(range(1, len(versions) + 1)):
+            self._violate(f"the log of steps has versions {versions[-20:]} at its end")
+        slots = Counter(group["group_id"].partition(".")[0] for line in lines for group in line["groups"])
+        for slot, times in slots.items():
+            if times > 1:
+                self._violate(f"slot {slot} was trained on {times} times")
+        self.looked.groups = sum(slots.values())
+
+    def _read_restarts(self) -> None:
+        if self._learner_log is None:
+            return
+        for line in self._learner_log.read_bytes().splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # a warning of a library's
+            if isinstance(event, dict) and event.get("event") == "restored":
+                outcome = event["words"]
+                setattr(self.replays, outcome, getattr(self.replays, outcome) + 1)
+                self.replays.steps += event["version"] - event["checkpoint_version"]
+                self.replays.longest_s = max(self.replays.longest_s, event["took_s"])
 
     def _read_log(self, name: str) -> None:
         log = self._logs[name]

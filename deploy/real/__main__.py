@@ -91,7 +91,8 @@ def main() -> int:
     console.print(render(outcome))
     if outcome.is_success:
         # What they were for is exported, and the run does not go on.
-        shutil.rmtree(directory.state(LEARNER) / LEARNER / "checkpoints")
+        for name in ("checkpoints", "journal", "kept"):
+            shutil.rmtree(directory.state(LEARNER) / LEARNER / name, ignore_errors=True)
     console.print(f"summary.json, plot.png, export/ and logs are in {directory.root}", markup=False)
     return 0 if outcome.is_success else 1
 

@@ -20,7 +20,7 @@ from deploy.runs.processes import Children
 from deploy.runs.records import read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
 from deploy.runs.run_session import RunSession
-from learner.training.checkpoint import best_in
+from learner.export import best_in
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.ledger.ledger_check import read_evaluations
 from node.run import Evaluation
@@ -129,7 +129,7 @@ async def _exported(
         evaluation: Of the prompts to ask.
     """
     target, state = directory.root / "export", directory.state(LEARNER)
-    best = best_in(state / LEARNER / "checkpoints")
+    best = best_in(state / LEARNER)
     which = ("--version", str(best.version)) if best is not None and best.version else ()
     printed = await children.run(
         "export",

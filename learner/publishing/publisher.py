@@ -17,8 +17,8 @@ A version that changes no published word is not published, so that samplers need
 counted in version numbers, so one is published all the same once what is published is a quarter of the
 staleness bound behind by number, and at the end.
 
-After a restart the checkpoint's version is published again as a keyframe, unless it is the newest in the
-store: then the words published last are known.
+After a restart the words published last are rebuilt from the store, whatever the masters are by then: the
+next version is a delta from them. If the store does not have them any more, it is a keyframe.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -35,17 +34,18 @@ import numpy as np
 from learner.metrics import Instruments
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
+from learner.publishing.starting_point import newest_published, published_words
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
-from node.errors import Reason, RefusedError, StartupError
-from node.policy import PolicyVersion
+from node.errors import Reason, RefusedError
+from node.policy import NO_BASE, ArtifactKey, PolicyVersion
 from node.run import RunSettings
 from node.waits import run_until
 from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, version_root
 from node.weights.format.manifest import signed_by
-from node.weights.store.artifact_files import Draft
+from node.weights.store.artifact_files import Draft, disk_errors_refused
 from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
@@ -71,14 +71,18 @@ class Publisher:
         *,
         signer: Signer,
         further: FurtherArtifacts,
+        words0: Words,
+        before_keyframe: Callable[[], None],
         threads: int,
         run_settings: Callable[[], Awaitable[RunSettings]],
         instruments: Instruments,
     ) -> None:
-        """Publish the versions after the one that the masters hold now.
+        """Publish the versions after the newest in ``store``, the one that the masters hold now among them.
 
         Args:
             masters: from now on read only between ``access.take`` and ``access.release``.
+            words0: the public base model, may be a memory map.
+            before_keyframe: called in the publishing thread before a keyframe lets the store forget versions.
             threads: that share a pass, at least 1.
             run_settings: waits until the learner has joined.
         """
@@ -94,11 +98,10 @@ class Publisher:
         self._clock = instruments.clock
         self._metrics = instruments.metrics
         self._unchanged_versions = 0
-        words: Words = np.empty(self._layout.words, np.uint16)
-        masters.snapshot(words)
-        self._start = HeldPolicy.of(access.version, words, layout=self._layout)
+        self._words0 = words0
+        self._before_keyframe = before_keyframe
         self._base: HeldPolicy | None = None
-        self._spare: Words = np.empty_like(words)
+        self._spare: Words = np.empty(self._layout.words, np.uint16)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
 
@@ -106,13 +109,13 @@ class Publisher:
         """Publish until ``stopping``, then publish what still waits.
 
         Raises:
-            StartupError: the run is ahead of this learner's checkpoint, or on another branch.
+            StartupError: the run is ahead of this learner, or on another branch.
             RefusedError: NON_FINITE, if a version holds a NaN or an infinity.
         """
         try:
             settings = await self._run_settings()
             self._unchanged_versions = settings.max_staleness_versions // UNCHANGED_SHARE
-            await self._begin(settings.head, stopping)
+            await self._begin(settings.head)
             ready()
             while True:
                 number = self._access.take()
@@ -127,23 +130,18 @@ class Publisher:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._pool.shutdown(wait=False)
 
-    async def _begin(self, run_head: PolicyVersion | None, stopping: asyncio.Event) -> None:
-        announcement = self._store.announcement()
-        own_head = None if announcement is None else announcement.head
-        for head in (own_head, run_head):
-            if head is not None:
-                _check_continues(self._start.version, head)
-        if self._start.version.number == 0 or (own_head and self._start.version.root == own_head.root):
-            published = own_head or self._start.version
-            self._base = replace(self._start, version=published)
-            self._metrics.published_version.set(published.number)
-        else:
-            number = self._start.version.number
-            await self._disk_wait.until_written(
-                f"version {number} as a keyframe",
-                lambda: self._publish(number, lambda: self._store_keyframe(self._start)),
-                stopping=stopping,
-            )
+    async def _begin(self, run_head: PolicyVersion | None) -> None:
+        published = newest_published(self._store.head(), run_head, learner_version=self._access.version)
+        self._base = await asyncio.get_running_loop().run_in_executor(
+            self._thread,
+            lambda: published_words(
+                self._store, published, layout=self._layout, words0=self._words0, executor=self._pool
+            ),
+        )
+        number = 0 if published is None else published.number
+        self._metrics.published_version.set(number)
+        if self._access.version > number:
+            self._access.put_back()
 
     async def _publish_masters(self, number: int, stopping: asyncio.Event) -> None:
         """Publish what the masters hold; after a full disk, what they hold by then."""
@@ -180,8 +178,7 @@ class Publisher:
             self._metrics.unchanged_versions.inc()
             logger.info("version changes no published word", extra={"version": number})
             return
-        if version.words is self._spare:
-            self._spare = self._start.words if self._base is None else self._base.words
+        self._spare = np.empty_like(self._spare) if self._base is None else self._base.words
         self._base = version
         took_s = self._clock.monotonic() - started_s
         self._access.newest_published = (number, took_s)
@@ -265,6 +262,9 @@ class Publisher:
     def _store_artifact(
         self, number: int, coded: Sequence[CodedFrame], *, base: HeldPolicy | None, draft: Draft
     ) -> PolicyVersion:
+        if base is None:
+            with disk_errors_refused(ArtifactKey(number, NO_BASE)):
+                self._before_keyframe()
         manifest = join(
             coded,
             version=number,
@@ -276,16 +276,3 @@ class Publisher:
         )
         self._store.put_version(signed_by(manifest, self._signer.key), draft)
         return manifest.policy_version
-
-
-def _check_continues(start: PolicyVersion, head: PolicyVersion) -> None:
-    if head.number > start.number:
-        raise StartupError(
-            f"The run is at version {head.number}, this learner's newest checkpoint is at {start.number}",
-            fix="Restore the newest checkpoint, or begin a new run: a version number must not be used twice.",
-        )
-    if head.number == start.number and head.root != start.root:
-        raise StartupError(
-            f"Version {head.number} of the run has root {head.root.hex()}, this learner's {start.root.hex()}",
-            fix="Restore this run's own checkpoint, or begin a new run.",
-        )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node import durable
 from node.policy import BaseModel
-from node.weights.format.digests import Words, words_digest
+from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 
 _SERIAL_ELEMENTS: Final = 32_000
@@ -35,6 +35,7 @@ class MasterWords:
             if not tensor.is_contiguous():
                 raise ValueError(f"tensor {name!r} is not contiguous")
         self._flat = {name: tensor.detach().view(-1) for name, tensor in tensors.items()}
+        self._spans = {span.name: span for span in layout.tensors}
         self.layout = layout
 
     def snapshot(self, words: Words) -> None:
@@ -52,7 +53,18 @@ class MasterWords:
             if source.numel() * width < 2 * piece.words:
                 part[-1] = 0  # Its upper half belongs to no element.
             to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
-            _copy(to[: source.numel()], source)
+            round_into(to[: source.numel()], source)
+
+    def frame(self, number: int) -> Words:
+        """Return the words of one frame."""
+        words: Words = np.empty(self.layout.frames[number].words, np.uint16)
+        self.read(number, words)
+        return words
+
+    def root(self) -> bytes:
+        """Return the root of the version that the masters round to."""
+        digests = [words_digest(self.frame(number)) for number in range(len(self.layout.frames))]
+        return version_root(self.layout.digest, digests)
 
 
 def keep_public_base(path: Path, masters: MasterWords) -> tuple[Words, BaseModel]:
@@ -76,7 +88,8 @@ def keep_public_base(path: Path, masters: MasterWords) -> tuple[Words, BaseModel
     return mapped, layout.base_model(digests)
 
 
-def _copy(to: Tensor, source: Tensor) -> None:
+def round_into(to: Tensor, source: Tensor) -> None:
+    """Write ``source`` rounded to the dtype of ``to``, which is on the CPU."""
     if source.device.type == "cpu":
         torch._foreach_copy_(torch.split(to, _SERIAL_ELEMENTS), torch.split(source, _SERIAL_ELEMENTS))
     else:

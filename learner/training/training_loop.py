@@ -1,12 +1,13 @@
-"""Groups -> verdicts -> batches -> steps -> checkpoints, one after the other.
+"""Groups -> verdicts -> batches -> steps -> journal, one after the other.
 
-    queue --judge--> buffer --batch--> step (thread) --> checkpoint (thread) --> record, log line
-               |                          |                '-- disk full: waits for room, again and again
-             refused                   |-- teaches nothing: no step; its groups are consumed
-                                       '-- not finite: skipped, its groups refused; three in a row end all
+    queue --judge--> buffer --batch--> step (thread) --> journal (thread) --> record, log line --> checkpoint,
+               |                          |                '-- disk full: waits      now and then, written in
+             refused                      |                    for room              another thread
+                                          |-- teaches nothing: no step; its groups are consumed
+                                          '-- not finite: skipped, its groups refused; three in a row end all
 
 Decisions are made on the event loop between steps; tensor work and disk writes run in one thread of this
-loop's own. The order after a step is the guarantee: nobody hears of a step that is not in a checkpoint.
+loop's own. The order after a step is the guarantee: nobody hears of a step that is not in the journal.
 Groups of a batch that teaches nothing are consumed by a verdict, and the version stays: an unchanged policy
 grows no staler.
 """
@@ -21,8 +22,10 @@ from typing import Final, Protocol, TypeVar
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
+from learner.journal.restart import Due
 from learner.metrics import Instruments
 from learner.step_log import StepLine, StepLog
+from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.evidence import Evidence
 from learner.training.training_state import TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
@@ -115,6 +118,7 @@ class TrainingLoop:
         self._disk_wait = instruments.disk_wait
         self._metrics = instruments.metrics
         self._node_metrics = instruments.node_metrics
+        self._checkpoints = CheckpointWriter(training_state, instruments)
         self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
         self._groups_wait_s = 0.0
@@ -122,11 +126,13 @@ class TrainingLoop:
 
     @property
     def version(self) -> int:
-        """Version of the newest checkpoint."""
+        """Version of the newest step in the journal."""
         return self._state.version
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Train until ``stopping``; a step under way is finished first, unless the disk does not take it.
+
+        Then a checkpoint is written, so that the next start has no steps to take again.
 
         Returns by itself at ``TrainingState.completion``, once the coordinator has the last version and step,
         and the evaluations that are due by then have ended.
@@ -156,8 +162,10 @@ class TrainingLoop:
                 logger.info("training complete", extra={"version": self.version, "why": why})
                 await run_until(stopping, self._hand_over())
             await self._keep_best(stopping)
+            await self._last_checkpoint(stopping)
         finally:
             following.cancel()
+            self._checkpoints.close()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _hand_over(self) -> None:
@@ -290,12 +298,12 @@ class TrainingLoop:
             self._skip(batch)
             return
         self._skipped_in_a_row = 0
-        checkpoint_s = await self._disk_wait.until_written(
-            f"the checkpoint of version {taken.line.report.version}",
+        journal_s = await self._disk_wait.until_written(
+            f"the journal's entry of step {taken.line.report.version}",
             lambda: self._in_thread(lambda: self._state.save(taken)),
             stopping=stopping,
         )
-        if checkpoint_s is None:
+        if journal_s is None:
             # Nobody was told: after the next start the groups are delivered again and trained on.
             return
         if taken.record is not None:
@@ -313,14 +321,41 @@ class TrainingLoop:
         if taken.record is None:
             self._pass_over(taken.line, batch)
         else:
-            await self._write_down(taken.line, batch, checkpoint_s=checkpoint_s, stopping=stopping)
+            await self._write_down(taken.line, batch, journal_s=journal_s, stopping=stopping)
+        await self._checkpoint_if_due(stopping)
+
+    async def _checkpoint_if_due(self, stopping: asyncio.Event) -> None:
+        """Begin a checkpoint if one is due and none is being written; let training wait where it must."""
+        due = self._state.checkpoint_due()
+        if self._checkpoints.is_written or (due is Due.NOW and not self._checkpoints.is_free):
+            await self._end_checkpoint()
+        if due is not Due.NOT and self._checkpoints.is_free:
+            started_s = self._clock.monotonic()
+            copied = await self._in_thread(self._state.copy)
+            self._metrics.checkpoint_copy_seconds.observe(self._clock.monotonic() - started_s)
+            self._checkpoints.begin(copied, stopping)
+            if due is Due.NOW:
+                await self._end_checkpoint()
+        self._metrics.journal_bytes.set(self._state.journal_bytes)
+
+    async def _end_checkpoint(self) -> None:
+        with self._node_metrics.waiting("checkpoint"):
+            if await self._checkpoints.end():
+                await self._in_thread(self._state.written)
+
+    async def _last_checkpoint(self, stopping: asyncio.Event) -> None:
+        """Write a checkpoint of the newest step, unless there is one; a full disk is not waited for."""
+        await self._end_checkpoint()
+        if self._state.has_new_steps:
+            self._checkpoints.begin(await self._in_thread(self._state.copy), stopping)
+            await self._end_checkpoint()
 
     async def _write_down(
         self,
         line: StepLine,
         batch: tuple[DeliveredGroup, ...],
         *,
-        checkpoint_s: float,
+        journal_s: float,
         stopping: asyncio.Event,
     ) -> None:
         """Log and show a step that is durable."""
@@ -329,7 +364,7 @@ class TrainingLoop:
             line,
             report=self._evidence.report(line),
             groups_wait_s=self._groups_wait_s,
-            checkpoint_s=checkpoint_s,
+            journal_s=journal_s,
             published_version=version,
             publish_s=publish_s,
         )
@@ -339,7 +374,7 @@ class TrainingLoop:
             lambda: self._in_thread(lambda: self._step_log.append(line)),
             stopping=stopping,
         )
-        self._metrics.checkpoint_seconds.observe(checkpoint_s)
+        self._metrics.journal_seconds.observe(journal_s)
         self._show(line, batch)
         self._on_step(line, batch)
 

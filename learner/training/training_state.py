@@ -1,9 +1,13 @@
-"""Parameters, optimizer, progress and checkpoint, which move together.
+"""Parameters, optimizer, progress and journal, which move together.
+
+    restart   checkpoint c --entries c+1..h, each with its own settings--> version h
+    step      batch --> parameters, moments --> entry in the journal --> told
 
 Blocking: call its methods from one thread. Nothing else writes the parameters; readers hold the optimizer off
 through ``master_access``.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,21 +20,49 @@ from numpy.typing import NDArray
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
+from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
+from learner.journal.records import Origin
+from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
+from learner.journal.step_journal import StepJournal, read_journal
 from learner.step_log import BatchFigures, StepLine, TrainedGroup
-from learner.training.checkpoint import BestVersion, CheckpointStore, Progress
+from learner.training.checkpoint import CheckpointCopy, CheckpointStore, newest_index
+from learner.training.gradient_steps import GradientSteps, versions_of_tokens
 from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, ScoringModel
-from learner.training.train_step import StepOutcome, StepSettings, train_step
+from learner.training.replay_settings import settings_of
+from learner.training.train_step import StepOutcome
 from node.clock import Clock
 from node.errors import HeteroRLError
+from node.policy import PolicyVersion
 from node.rollout import DeliveredGroup, RolloutGroup, mean_metrics
 from node.run import EvaluationNotice, StepRecord, StepReport
+from node.wire.rollouts import group_to_wire
+
+logger = logging.getLogger(__name__)
 
 ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
 """Takes a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
 
 Evaluations = Callable[[], EvaluationNotice]
 """Called in any thread."""
+
+CHECKPOINTS, JOURNAL = "checkpoints", "journal"
+"""Directories of a learner's state."""
+
+
+def progress_in(state: Path) -> Progress:
+    """Return the progress of a learner, which may be running, from its state directory.
+
+    Raises:
+        StartupError: checkpoint or journal are damaged.
+        OSError: a file was removed meanwhile: try again.
+    """
+    index = newest_index(state / CHECKPOINTS)
+    progress, place = (Progress(0), JournalPlace()) if index is None else (index.progress, index.place)
+    origin = None if index is None else index.origin
+    for record in read_journal(state / JOURNAL, progress, place, origin=origin, published=None).records:
+        progress = progress.after(record.entry, window=1)
+    return progress
 
 
 class TrainingError(HeteroRLError):
@@ -39,19 +71,45 @@ class TrainingError(HeteroRLError):
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """The result of a batch. Nobody is told of a step before its checkpoint is durable."""
+    """The result of a batch. Nobody is told of a step before its entry is durable."""
 
     record: StepRecord | None
     """None: the batch taught nothing, so no step was taken, and the version stays."""
     line: StepLine
-    progress: Progress
-    """Content of the checkpoint beside the tensors."""
+    entry: Entry
+    """For the journal."""
+    blobs: tuple[bytes, ...]
     observed: tuple[Observed, ...]
     """Divergence of each group's behaviour policy from the version before the step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """How the learner got to the version at which it stopped."""
+
+    checkpoint_version: int
+    version: int
+    took_s: float
+    is_exact: bool | None
+    """Whether the published words came out again; None: none were published since the checkpoint."""
+    published_version: int | None
+    """Of the words that were compared."""
+    changed: tuple[str, ...]
+    """Settings that differ from those of the steps that were taken again, in words."""
+
+    @property
+    def replayed_steps(self) -> int:
+        """Steps that were taken again."""
+        return self.version - self.checkpoint_version
+
+    @property
+    def outcome(self) -> str:
+        """In a word: exact, inexact or unpublished."""
+        return {None: "unpublished", True: "exact", False: "inexact"}[self.is_exact]
+
+
 class TrainingState:
-    """A policy in training, restored to its newest checkpoint."""
+    """A policy in training, restored to where it stopped."""
 
     def __init__(
         self,
@@ -59,42 +117,62 @@ class TrainingState:
         policy: Policy,
         *,
         directory: Path,
+        origin: Origin,
+        learner_epoch: int,
         clock: Clock,
+        published: Callable[[], PolicyVersion | None],
         reference: ScoringModel | None = None,
     ) -> None:
-        """Restore the newest checkpoint in ``directory`` for the objective and optimizer configured.
+        """Restore the newest checkpoint in ``directory``, and take the steps in the journal again.
 
         Args:
+            published: returns the newest version in the learner's own store. Any thread.
             reference: the base model, for the penalty towards it; None: no such penalty.
         Raises:
-            StartupError: the objective cannot be loaded, or the newest checkpoint cannot be used.
-            OSError: the directory cannot be made.
+            StartupError: the objective cannot be loaded; checkpoint or journal cannot be used.
+            OSError: the directory cannot be made or read.
         """
         self.policy = policy
         self._config = config
-        self._settings = StepSettings.of(config)
-        self._optimizer = torch.optim.AdamW(
-            policy.parameters.values(),
-            lr=config.learning_rate,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=True,
+        self._recorded_settings = settings_of(config)
+        self._steps = GradientSteps(config, policy, reference)
+        self._steps.optimizer.register_step_pre_hook(self._before_writing)
+        policy.ranks.follow_writes(self._steps.optimizer)
+        self._checkpoints = CheckpointStore(
+            directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
         )
-        self._checkpoints = CheckpointStore(directory, keep_every_versions=config.keep_every_versions)
-        self._reference = reference
+        self._rules = CheckpointRules(
+            config.checkpoint_every_versions,
+            config.checkpoint_every_s,
+            config.keep_every_versions,
+            config.journal_bytes,
+        )
         self._clock = clock
-        self.progress = self._checkpoints.restore(policy, self._optimizer)
-        """The newest checkpoint's progress."""
-        self._best = self.progress.best
-        """As known now; the next checkpoint has it."""
+        self._published = published
+        self.progress, place = self._checkpoints.restore(policy, self._steps.optimizer)
+        """As the journal has it."""
+        self._copied_version, self._copied_at_s = self.version, clock.monotonic()
+        self._masters_wait_s = 0.0
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
-        self._masters_wait_s = 0.0
-        self._optimizer.register_step_pre_hook(self._before_writing)
+        plan = read_journal(directory / JOURNAL, self.progress, place, origin=origin, published=published())
+        self.restart = self._replay(plan)
+        self._journal = StepJournal(
+            directory / JOURNAL,
+            origin=origin,
+            learner_epoch=learner_epoch,
+            place=plan.end,
+            since=place,
+        )
+        self._best = self.progress.best
+        """As known now; the next entry has it."""
+        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
+        self._is_saved = True
+        """Whether the parameters are those of ``version``."""
 
     @property
     def version(self) -> int:
-        """Version of the newest checkpoint; the parameters are one step further while it is being written."""
+        """Version of the newest step in the journal; the parameters are one further while it is written."""
         return self.progress.version
 
     @property
@@ -131,28 +209,17 @@ class TrainingState:
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
-            unacknowledged: step records the coordinator may not have; they go into the checkpoint.
+            unacknowledged: step records the coordinator may not have.
             evaluations: asked once the step is taken.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
-            TrainingError: the step made parameters that are not finite; no checkpoint has them.
+            TrainingError: the step made parameters that are not finite; the journal does not have it.
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
-        threshold = self._settings.fast_steps_until_deviations
-        switch = replace(self.progress.entropy_switch, threshold=threshold)
-        outcome = train_step(
-            self.policy,
-            self._optimizer,
-            [one.group for one in batch],
-            version=self.version,
-            settings=replace(self._settings, fast_steps=self._settings.fast_steps * switch.is_on),
-            expected_kl_nats=[
-                expected_divergence(one.sampler_id, self.version - _versions_of_tokens(one.group))
-                for one in batch
-            ],
-            reference=self._reference,
-        )
+        groups, random_state = [one.group for one in batch], torch.get_rng_state()
+        expected_kl_nats = tuple(self._expected(one, expected_divergence) for one in batch)
+        outcome, switch = self._steps.take(groups, expected_kl_nats, progress=self.progress)
         if not outcome.is_finite:
             return None
         if outcome.is_applied and not self.policy.is_finite():
@@ -160,39 +227,30 @@ class TrainingState:
                 f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
                 "Lower learner.learning_rate, then start again"
             )
+        self._is_saved = not outcome.is_applied
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
-        progress, record = self._progress_after(line, evaluations()), None
-        if outcome.is_applied:
-            group_ids, staleness = zip(
-                *((g.group_id, g.staleness_versions) for g in line.groups), strict=True
-            )
-            record = StepRecord(line.report.version, group_ids, staleness)
-            progress = replace(
-                progress,
-                version=record.version,
-                step=line,
-                unacknowledged=(*unacknowledged, record),
-                trained_slots=self.trained_slots.with_groups(record.group_ids).runs,
-                entropy_switch=switch.observe(outcome.surprisal_nats),
-            )
+        self._best = self._best_of(line.report.reward_mean, evaluations())
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
-        return StepTaken(record, line, progress=progress, observed=observed)
-
-    def _progress_after(self, line: StepLine, evaluated: EvaluationNotice) -> Progress:
-        """Return the progress with a batch's reward and the news of evaluations; the version is as before."""
-        rewards = (*self.progress.recent_rewards, line.report.reward_mean)
-        rewards = rewards[-self._config.stop_window_versions :]
-        self._best = self._best_of(line.report.version, rewards, evaluated)
-        return replace(
-            self.progress,
-            recent_rewards=rewards,
+        if not outcome.is_applied:
+            return StepTaken(None, line, NewsEntry(line.report.reward_mean, self._best), (), observed)
+        encoded = [group_to_wire(group) for group in groups]
+        random_bytes = random_state.numpy().tobytes()
+        entry = StepEntry(
+            line=line,
+            acknowledged_version=min((one.version for one in unacknowledged), default=line.report.version)
+            - 1,
             best=self._best,
-            evaluating_version=evaluated.under_way,
-            announced_version=evaluated.announced,
+            entropy_switch=switch,
+            settings=self._recorded_settings,
+            expected_kl_nats=expected_kl_nats,
+            random_state_bytes=len(random_bytes),
+            group_bytes=tuple((len(group.header), len(group.columns)) for group in encoded),
         )
+        blobs = (random_bytes, *(part for group in encoded for part in group))
+        return StepTaken(entry.record, line, entry, blobs, observed)
 
     def save(self, taken: StepTaken) -> float:
         """Make a step durable; return the seconds that took.
@@ -204,12 +262,8 @@ class TrainingState:
             OSError: the disk is full or failing; the step is taken all the same, save it again.
         """
         started_s = self._clock.monotonic()
-        progress = replace(taken.progress, best=self._best)  # heard of since, maybe
-        if taken.record is not None:
-            self._checkpoints.save(self.policy, self._optimizer, progress)
-        elif self.version:
-            self._checkpoints.amend(progress)
-        self.progress = progress
+        self._write(replace(taken.entry, best=self._best), taken.blobs)  # heard of since, maybe
+        self._is_saved = True
         return self._clock.monotonic() - started_s
 
     def keep_best(self, evaluated: EvaluationNotice) -> None:
@@ -218,27 +272,106 @@ class TrainingState:
         Raises:
             OSError: the disk is full or failing; nothing has changed.
         """
-        if not self.has_news_of_best(evaluated):
-            return
-        self._best = _evaluated_best(evaluated)
-        progress = replace(self.progress, best=self._best)
-        if self.version:  # the base model has no checkpoint
-            self._checkpoints.amend(progress)
+        if self.has_news_of_best(evaluated):
+            self._best = _evaluated_best(evaluated)
+            self._write(NewsEntry(None, self._best))
+
+    def checkpoint_due(self) -> Due:
+        """Return whether a checkpoint is due, of the newest step in the journal."""
+        if not self._is_fit_for_a_checkpoint:
+            return Due.NOT
+        return self._rules.due(
+            version=self.version,
+            copied_version=self._copied_version,
+            age_s=self._clock.monotonic() - self._copied_at_s,
+            new_bytes=self._journal.new_bytes,
+            all_bytes=self._journal.size_bytes,
+        )
+
+    @property
+    def has_new_steps(self) -> bool:
+        """Whether a checkpoint of the newest step can be made, and none was begun."""
+        return self.version > self._copied_version and self._is_fit_for_a_checkpoint
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal on disk."""
+        return self._journal.size_bytes
+
+    def copy(self) -> CheckpointCopy:
+        """Copy everything that the next step changes; ``write`` and ``written`` must follow."""
+        copied = CheckpointCopy.of(self.policy, self._steps.optimizer, self.progress, self._journal.roll())
+        self._copied_version, self._copied_at_s = self.version, self._clock.monotonic()
+        return copied
+
+    def write(self, copied: CheckpointCopy) -> int:
+        """Write a checkpoint, durable on return; return its bytes. In any thread, one at a time.
+
+        Raises:
+            OSError: as ``CheckpointStore.write``.
+        """
+        return self._checkpoints.write(copied)
+
+    def written(self) -> None:
+        """Forget what the checkpoints on disk have made worthless."""
+        self._journal.cut(self._checkpoints.places())
+
+    @property
+    def _is_fit_for_a_checkpoint(self) -> bool:
+        """Whether the masters are of ``version``, and round to what is published under it, if anything is."""
+        again = self.restart
+        is_unlike = again.is_exact is False and self.version == again.published_version
+        return self._is_saved and not is_unlike
+
+    def _write(self, entry: Entry, blobs: Sequence[bytes] = ()) -> None:
+        progress = self.progress.after(entry, window=self._config.stop_window_versions)
+        if progress.version:  # of the base model, nothing is worth remembering
+            self._journal.append(entry, blobs, version=self.version)
         self.progress = progress
+
+    def _replay(self, plan: RestartPlan) -> Restart:
+        started_s, start, is_exact = self._clock.monotonic(), self.version, self._is_published(plan.compare)
+        changed: dict[str, None] = {}
+        for record in plan.records:
+            if isinstance(record.entry, StepEntry):
+                changed |= dict.fromkeys(self._steps.take_again(record, progress=self.progress))
+            self.progress = self.progress.after(record.entry, window=self._config.stop_window_versions)
+            if isinstance(record.entry, StepEntry) and is_exact is None:
+                is_exact = self._is_published(plan.compare)
+        return Restart(
+            start,
+            self.version,
+            took_s=self._clock.monotonic() - started_s,
+            is_exact=is_exact,
+            published_version=None if plan.compare is None else plan.compare.number,
+            changed=tuple(changed),
+        )
+
+    def _is_published(self, version: PolicyVersion | None) -> bool | None:
+        """Whether the masters are the words of a published version; None: they are of another number."""
+        if version is None or version.number != self.version:
+            return None
+        return self.policy.master_words.root() == version.root
+
+    def _expected(self, one: DeliveredGroup, expected_divergence: ExpectedDivergence) -> dict[int, float]:
+        """Return the divergence expected of a group's tokens, by the version that drew them."""
+        versions = np.unique(versions_of_tokens(one.group))
+        nats = expected_divergence(one.sampler_id, self.version - versions)
+        return dict(zip(versions.tolist(), nats.tolist(), strict=True))
 
     def has_news_of_best(self, evaluated: EvaluationNotice) -> bool:
         """Whether evaluations say that another version is the best than is written down."""
         return evaluated.is_evaluated and self.progress.best != _evaluated_best(evaluated)
 
-    def _best_of(
-        self, version: int, rewards: tuple[float, ...], evaluated: EvaluationNotice
-    ) -> BestVersion | None:
+    def _best_of(self, reward_mean: float, evaluated: EvaluationNotice) -> BestVersion | None:
+        """Return the best version once a batch had this reward."""
         if evaluated.is_evaluated:
             return _evaluated_best(evaluated)
-        known, mean = self.progress.best, self._window_mean(rewards)
+        known, mean = self.progress.best, self._window_mean((*self.progress.recent_rewards, reward_mean))
         if mean is None or (known is not None and not known.is_beaten_by(mean)):
             return known
-        return BestVersion(version, mean)
+        published = self._published()
+        return BestVersion(0 if published is None else published.number, mean)
 
     def _window_mean(self, rewards: tuple[float, ...]) -> float | None:
         window = rewards[-self._config.stop_window_versions :]
@@ -290,14 +423,9 @@ def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float],
 
     A completion that was sampled while versions were swapped has tokens of several.
     """
-    drawn_from = _versions_of_tokens(group)
+    drawn_from = versions_of_tokens(group)
     numbers, tokens = np.unique(drawn_from, return_counts=True)
     return tuple(
         (version - number, count / drawn_from.size)
         for number, count in zip(numbers.tolist(), tokens.tolist(), strict=True)
     )
-
-
-def _versions_of_tokens(group: RolloutGroup) -> NDArray[np.int64]:
-    versions = [completion.of_drawn(completion.policy_version) for completion in group.completions]
-    return np.concatenate(versions).astype(np.int64)

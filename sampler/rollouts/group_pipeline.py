@@ -140,6 +140,8 @@ class GroupPipeline:
             self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             return
         self._metrics.groups.labels(verdict).inc()
+        # The witness of `make kills` takes from here which groups are in safe keeping.
+        logger.debug("group", extra={"group_id": group.group_id, "verdict": verdict})
         purpose = job.lease.purpose
         _log_totals(purpose, self._tallies[purpose].add(group, verdict, now=self._clock.monotonic()))
 

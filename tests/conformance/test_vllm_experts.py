@@ -10,12 +10,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from learner.export import export_version
-from learner.training.checkpoint import CheckpointStore, Progress
+from learner.journal.progress import Progress
 from learner.training.model import Policy, load_policy
 from node.errors import StartupError
 from node.rollout import SamplingParameters
 from node.weights.format.digests import Words
 from sampler.engines.vllm import live_parameters
+from support.checkpoints import open_checkpoints, save
 from support.engines import Driven, load
 from support.model_families import FAMILIES, USUAL, make_model
 
@@ -47,9 +48,9 @@ def test_an_export_has_experts_in_the_form_of_the_base_model_and_is_read_by_vllm
         for tensor in policy.tensors.values():
             tensor += 0.02 * torch.randn(tensor.shape, generator=generator)
     optimizer = torch.optim.AdamW(policy.parameters.values())
-    CheckpointStore(tmp_path / "checkpoints").save(policy, optimizer, Progress(version=1))
+    save(open_checkpoints(tmp_path / "checkpoints", policy), policy, optimizer, Progress(version=1))
     out = tmp_path / "out"
-    export_version(out, checkpoints=tmp_path / "checkpoints", model_dir=model_dir, version=1)
+    export_version(out, state=tmp_path, model_dir=model_dir, version=1)
     base, written = load_file(model_dir / "model.safetensors"), load_file(out / "model.safetensors")
     assert {name: tensor.dtype for name, tensor in written.items()} == {
         name: tensor.dtype for name, tensor in base.items()

@@ -3,15 +3,19 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from learner.journal.progress import NewsEntry, Progress, StepEntry
+from learner.journal.step_journal import StepJournal, read_journal
+from learner.objective.slow_fast import EntropySwitch
 from learner.publishing.signer import raise_epoch
-from learner.step_log import StepLine, StepLog
-from learner.training.checkpoint import CheckpointStore, Progress
+from learner.step_log import StepLine, StepLog, TrainedGroup
+from learner.training.checkpoint import CheckpointCopy
 from learner.training.master_words import MasterWords, keep_public_base
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
@@ -29,6 +33,7 @@ from node.weights.store.high_water import Head, HighWater
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import PublicBase
+from support.checkpoints import open_checkpoints, origin_of
 from support.clock import ManualClock
 from support.crashes import Stop, every_stop
 from support.model_words import live_words, words_of
@@ -177,35 +182,65 @@ def mark_of(number: int) -> HighWater:
 
 
 @EVERY_STOP
-def test_a_learner_has_its_newest_checkpoint_whole(
+def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop
 ) -> None:
+    """Each step sets a parameter to its number; after every second one comes a checkpoint, and a cut."""
     policy = load_policy(make_tiny_model(tmp_path / "model", hidden=16, layers=1), device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values())
-    name = next(iter(policy.tensors))
-    saved = Acknowledged()
+    name, origin = next(iter(policy.tensors)), origin_of(policy)
+    told = Acknowledged()
+
+    def restart(directory: Path) -> tuple[Progress, StepJournal]:
+        policy.tensors[name].data.fill_(0)
+        progress, place = open_checkpoints(directory / "checkpoints", policy).restore(policy, optimizer)
+        assert bool((policy.tensors[name] == progress.version).all())
+        plan = read_journal(directory / "journal", progress, place, origin=origin, published=None)
+        for record in plan.records:
+            progress = progress.after(record.entry, window=1)
+        policy.tensors[name].data.fill_(progress.version)
+        journal = StepJournal(
+            directory / "journal", origin=origin, learner_epoch=1, place=plan.end, since=place
+        )
+        return progress, journal
 
     def live(directory: Path) -> None:
-        saved.newest = 0
-        store = CheckpointStore(directory / "checkpoints")
-        version = store.restore(policy, optimizer).version
-        while version < 2:
-            version += 1
-            policy.tensors[name].data.fill_(version)
-            store.save(policy, optimizer, Progress(version))
-            saved.say(version)
+        told.newest = 0
+        progress, journal = restart(directory)
+        store = open_checkpoints(directory / "checkpoints", policy)
+        while progress.version < 7:
+            entry = journal_step(progress.version + 1)
+            journal.append(entry, (b"random", b"header", b"columns"), version=progress.version)
+            progress = progress.after(entry, window=1)
+            told.say(progress.version)
+            policy.tensors[name].data.fill_(progress.version)
+            if progress.version % 2 == 0:
+                journal.append(NewsEntry(0.5, None), version=progress.version)
+                store.write(CheckpointCopy.of(policy, optimizer, progress, journal.roll()))
+                journal.cut(store.places())
 
     stops = 0
     (tmp_path / "states").mkdir()
     for directory in every_stop(tmp_path / "states", monkeypatch, stop=stop, live=live):
         stops += 1
-        policy.tensors[name].data.fill_(0)
-        version = CheckpointStore(directory / "checkpoints").restore(policy, optimizer).version
-        assert version >= saved.newest
-        assert bool((policy.tensors[name] == version).all())
+        before = told.newest
+        assert before <= restart(directory)[0].version <= before + 1
         live(directory)
-        assert CheckpointStore(directory / "checkpoints").restore(policy, optimizer).version == 2
-    assert stops > 10
+        assert restart(directory)[0].version == 7
+    assert stops > 60
+
+
+def journal_step(version: int) -> StepEntry:
+    return StepEntry(
+        line=replace(step_line(version), groups=(TrainedGroup(f"{version}.1", "sampler", 0),)),
+        acknowledged_version=0,
+        best=None,
+        entropy_switch=EntropySwitch(),
+        settings={},
+        expected_kl_nats=({0: 0.0},),
+        random_state_bytes=6,
+        group_bytes=((6, 7),),
+    )
 
 
 def _mark(directory: Path, number: int) -> None:
@@ -273,7 +308,7 @@ def test_every_step_that_was_told_of_has_one_line(
         log = StepLog(directory / "steps.jsonl")
         log.catch_up(step_line(durable_step.newest) if durable_step.newest else None)
         for version in range(durable_step.newest + 1, 4):
-            durable_step.say(version)  # its checkpoint is there
+            durable_step.say(version)  # its journal entry is there
             log.append(step_line(version))
             told.say(version)
 

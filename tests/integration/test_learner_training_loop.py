@@ -16,13 +16,16 @@ import numpy as np
 import pytest
 import torch
 
+from learner.export import best_in
+from learner.journal.progress import BestVersion
 from learner.objective.slow_fast import EntropySwitch, slow_fast_step
 from learner.training import training_loop
-from learner.training.checkpoint import BestVersion, best_in, versions_in
+from learner.training.checkpoint import versions_in
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
 from node.clients import rollout_drain
 from node.errors import StartupError
+from node.policy import PolicyVersion
 from node.rollout import Completion, Verdict
 from node.run import EvaluationNotice
 from support.groups import SAMPLING, make_completion
@@ -119,13 +122,14 @@ async def test_rewards_of_batches_that_teach_nothing_count_for_the_goal_and_for_
         async with learner(hub, model_dir, tmp_path, **goal) as running:
             await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
             await until(lambda: running.loop.version == 1)
+            running.published.append(PolicyVersion(1))
             solved = (
                 running.delivered(f"{n}.1", completions=equal_rewards(1.0, version=1)) for n in range(2, 6)
             )
             await hub.give(*solved)
             await asyncio.wait_for(running.tasks[1], timeout=30)
             assert running.loop.version == 1
-    assert best_in(tmp_path / "checkpoints") == BestVersion(1, 1.0)
+    assert best_in(tmp_path) == BestVersion(1, 1.0)
 
 
 async def test_a_base_model_that_solves_the_task_ends_the_run(model_dir: Path, tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ async def test_a_step_s_line_says_where_its_time_went(model_dir: Path, tmp_path:
         await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
         await until(lambda: bool(running.written))
     [line] = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    assert line["checkpoint_s"] > 0
+    assert line["journal_s"] > 0
     assert line["groups_wait_s"] > 0
     assert line["masters_wait_s"] >= 0
     assert (line["published_version"], line["publish_s"]) == (7, 0.25)
@@ -380,12 +384,12 @@ async def test_an_evaluation_that_ends_after_the_last_step_is_known_to_the_expor
     ):
         await hub.give(*(running.delivered(f"{n}.1") for n in range(2 * BATCH)))
         await until(lambda: running.waits_for == "evaluation")
-        assert best_in(tmp_path / "checkpoints") == BestVersion(0)
+        assert best_in(tmp_path) == BestVersion(0)
         running.told.say(EvaluationNotice(best=0, under_way=2, announced=2, is_evaluated=True))
         running.told.say(EvaluationNotice(best=2, announced=2, is_evaluated=True))
         await asyncio.wait_for(running.tasks[1], timeout=30)
         assert running.shown("best_version") == 2
-    assert best_in(tmp_path / "checkpoints") == BestVersion(2)
+    assert best_in(tmp_path) == BestVersion(2)
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as again:
         assert again.loop.version == 2
 
@@ -415,25 +419,25 @@ async def test_the_best_version_is_that_of_the_best_window_until_versions_are_ev
         groups = (running.delivered(f"{version}{n}.1", completions=completions) for n in range(BATCH))
         await hub.give(*groups)
         await until(lambda: running.loop.version > version)
+        running.published.append(PolicyVersion(version + 1))
 
     async with scripted_hub() as hub:
         async with learner(hub, model_dir, tmp_path, stop_window_versions=2) as running:
             await train(running, 0, 0.75)
-            assert best_in(tmp_path / "checkpoints") is None
+            assert best_in(tmp_path) is None
             for version, reward in ((1, 0.5), (2, 0.75), (3, 0.5)):
                 await train(running, version, reward)
-            assert best_in(tmp_path / "checkpoints") == BestVersion(2, 0.625)
-            assert versions_in(tmp_path / "checkpoints") == [2, 3, 4]
-            await until(lambda: running.shown("best_version") == 2)
+            # Published when the batch came that made the window the best.
+            assert best_in(tmp_path) == BestVersion(1, 0.625)
+            await until(lambda: running.shown("best_version") == 1)
         told = EvaluationNotice(best=3, under_way=4, announced=5, is_evaluated=True)
         async with learner(hub, model_dir, tmp_path, evaluations=told, stop_window_versions=2) as running:
             for version in (4, 5):
                 await train(running, version, 0.9)
-            assert best_in(tmp_path / "checkpoints") == BestVersion(3)
-            assert versions_in(tmp_path / "checkpoints") == [3, 4, 5, 6]
+            assert best_in(tmp_path) == BestVersion(3)
         async with learner(hub, model_dir, tmp_path, stop_window_versions=2) as running:
             await train(running, 6, 0.95)
-            assert best_in(tmp_path / "checkpoints") == BestVersion(3)
+            assert best_in(tmp_path) == BestVersion(3)
 
 
 async def test_the_best_version_is_written_down_when_it_is_told_and_not_with_the_next_step(
@@ -443,12 +447,12 @@ async def test_the_best_version_is_written_down_when_it_is_told_and_not_with_the
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, evaluations=told) as running:
         await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
         await until(lambda: running.loop.version == 1)
-        assert best_in(tmp_path / "checkpoints") is None
+        assert best_in(tmp_path) is None
         running.told.say(EvaluationNotice(best=1, announced=1, is_evaluated=True))
-        await until(lambda: best_in(tmp_path / "checkpoints") == BestVersion(1))
+        await until(lambda: best_in(tmp_path) == BestVersion(1))
         await until(lambda: running.shown("best_version") == 1)
         running.told.say(EvaluationNotice(announced=1, is_evaluated=True))  # those who said so are revoked
-        await until(lambda: best_in(tmp_path / "checkpoints") is None)
+        await until(lambda: best_in(tmp_path) is None)
 
 
 async def test_where_versions_are_evaluated_a_window_of_training_rewards_makes_none_the_best(
@@ -461,7 +465,7 @@ async def test_where_versions_are_evaluated_a_window_of_training_rewards_makes_n
     ):
         await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
         await until(lambda: running.loop.version == 1)
-        assert best_in(tmp_path / "checkpoints") is None
+        assert best_in(tmp_path) is None
 
 
 def with_rewards(mean: float, *, version: int) -> tuple[Completion, ...]:

@@ -72,6 +72,8 @@ class Publishing:
     task: asyncio.Task[None]
     stopping: asyncio.Event
     metrics: LearnerMetrics
+    keyframes: list[int]
+    """Head whenever the store was about to take a keyframe."""
 
     async def step(self, version: int, *, words_of: int | None = None) -> None:
         """Do what a training step does: write the masters when it may, then say what they hold."""
@@ -130,6 +132,12 @@ async def publishing(
     access = MasterAccess(version=start.version.number, monotonic=clock.monotonic)
     masters = wide(start.words)
     signer = Signer(KEY, "run", 1)
+    keyframes: list[int] = []
+
+    def before_keyframe() -> None:
+        head = store.head()
+        keyframes.append(0 if head is None else head.number)
+
     publisher = Publisher(
         access,
         MasterWords(masters, layout),
@@ -144,6 +152,8 @@ async def publishing(
             public_delta_every_versions=public_every,
             longest_lag_versions=lambda: lag,
         ),
+        words0=words_of(0),
+        before_keyframe=before_keyframe,
         threads=threads,
         run_settings=run_settings,
         instruments=instruments,
@@ -153,7 +163,7 @@ async def publishing(
     ready = asyncio.create_task(is_ready.wait())
     await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield Publishing(access, masters, store, task, stopping, instruments.metrics)
+        yield Publishing(access, masters, store, task, stopping, instruments.metrics, keyframes)
     finally:
         ready.cancel()
         task.cancel()

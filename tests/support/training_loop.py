@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from learner.config import LearnerConfig
+from learner.journal.records import Origin
 from learner.metrics import Instruments
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
@@ -22,6 +23,7 @@ from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
 from node.identity.peer import Peer
+from node.policy import PolicyVersion
 from node.rollout import DeliveredGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role, RunSettings, StepReport
@@ -86,6 +88,8 @@ class RunningLearner:
     node_metrics: NodeMetrics
     state: TrainingState
     evidence: Evidence
+    published: list[PolicyVersion]
+    """Versions that a publisher would have published, the newest last."""
 
     @property
     def report(self) -> StepReport | None:
@@ -115,6 +119,7 @@ async def learner(
     *,
     run: RunSettings = RUN,
     evaluations: EvaluationNotice = NOT_EVALUATED,
+    head: PolicyVersion | None = None,
     **settings: Any,
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
@@ -122,15 +127,25 @@ async def learner(
     instruments = Instruments.of(registry, NodeMetrics(registry, roles=["learner"], clock=clock), clock=clock)
     config = LearnerConfig(
         model_dir=model_dir,
-        learning_rate=1e-3,
         weight_decay=0.01,
         kl_coefficient=0.0,
         staleness_half_life_versions=8.0,
         micro_batch_tokens=256,
-        **{"buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
+        **{"learning_rate": 1e-3, "buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
     )
     policy = load_policy(model_dir, device="cpu")
-    training_state = TrainingState(config, policy, directory=state / "checkpoints", clock=clock)
+    published = [PolicyVersion(0, policy.master_words.root())]
+    if head is not None:
+        published.append(head)
+    training_state = TrainingState(
+        config,
+        policy,
+        directory=state,
+        origin=Origin("run", policy.layout.digest.hex(), published[0].root.hex()),
+        learner_epoch=1,
+        clock=clock,
+        published=lambda: published[-1],
+    )
     training_state.master_access.newest_published = (7, 0.25)
     channel = dial(
         hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
@@ -183,6 +198,7 @@ async def learner(
             instruments.node_metrics,
             training_state,
             evidence,
+            published,
         )
     finally:
         stopping.set()

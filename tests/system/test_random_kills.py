@@ -23,3 +23,5 @@ async def test_whatever_is_killed_whenever_nothing_unsigned_is_served_and_everyt
     assert summary["compared"]["claims"] > 0
     assert summary["compared"]["checkpoints"] > 0
     assert summary["compared"]["payload_bytes"] > 0
+    assert summary["compared"]["groups"] > 0
+    assert summary["groups_acknowledged"] > 0

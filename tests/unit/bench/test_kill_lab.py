@@ -14,7 +14,7 @@ from bench.kill_lab.instants import Instant, wait_for
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, read_artifact
-from bench.kill_lab.witness import Witness
+from bench.kill_lab.witness import Replays, Witness
 from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
@@ -119,9 +119,9 @@ def test_an_honest_run_breaks_nothing_and_everything_in_it_was_looked_at(world: 
     world.keeps(1)
     world.witness.examine(NAME)
     world.says(1)
-    checkpoint = world.stage.state(LEARNER) / "checkpoints" / "000000000001"
-    checkpoint.mkdir(parents=True)
-    save_file(tensors_of(world.weights.words(1)), checkpoint / "model.safetensors")
+    masters = world.stage.state(LEARNER) / "checkpoints" / "000000000001" / "masters"
+    masters.mkdir(parents=True)
+    save_file(tensors_of(world.weights.words(1)), masters / "1.safetensors")
     assert world.found() == []
     looked = world.witness.looked
     assert (looked.claims, looked.copies, looked.checkpoints, looked.starts_with_a_version) == (2, 1, 1, 1)
@@ -164,9 +164,9 @@ def test_a_copy_that_is_not_what_was_signed_is_found(world: World) -> None:
 
 def test_a_checkpoint_of_other_words_than_were_signed_is_found(world: World) -> None:
     world.publish(1, 0)
-    checkpoint = world.stage.state(LEARNER) / "checkpoints" / "000000000001"
-    checkpoint.mkdir(parents=True)
-    save_file(tensors_of(WORDS0), checkpoint / "model.safetensors")
+    masters = world.stage.state(LEARNER) / "checkpoints" / "000000000001" / "masters"
+    masters.mkdir(parents=True)
+    save_file(tensors_of(WORDS0), masters / "1.safetensors")
     assert world.found() == ["version 1 was signed with another root than its checkpoint has"]
 
 
@@ -188,3 +188,32 @@ def test_a_moment_comes_when_a_file_appears_or_changes_and_not_otherwise(tmp_pat
     for instant, path in ((appears, tmp_path / "new1"), (changes, old)):
         threading.Timer(0.05, path.write_text, ("22",)).start()
         assert wait_for(instant, tmp_path, timeout_s=10.0)
+
+
+def test_a_slot_trained_on_twice_or_a_version_missing_from_the_lineage_is_found(world: World) -> None:
+    log = world.stage.state(LEARNER) / "steps.jsonl"
+    lines = [{"version": n, "groups": [{"group_id": f"{n}.1"}, {"group_id": "9.2"}]} for n in (1, 3)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert world.found() == [
+        "the log of steps has versions [1, 3] at its end",
+        "slot 9 was trained on 2 times",
+    ]
+
+
+def test_a_version_that_came_as_a_keyframe_only_is_found(world: World) -> None:
+    world.publish(1, None)
+    assert world.found() == ["version 1 was signed as a keyframe only"]
+
+
+def test_restarts_are_counted_by_whether_the_published_words_came_out_again(world: World) -> None:
+    log = world.stage.root / "learner.log"
+    restart = {"event": "restored", "checkpoint_version": 20}
+    events = [
+        {**restart, "version": 25, "words": "exact", "took_s": 0.5},
+        {**restart, "version": 22, "words": "inexact", "took_s": 1.5},
+    ]
+    log.write_text("a warning\n" + "".join(json.dumps(event) + "\n" for event in events))
+    logs = {NAME: world.log, LEARNER: log}
+    witness = Witness(world.stage, public_key=world.weights.key.public_key, log_of=logs)
+    witness.conclude()
+    assert witness.replays == Replays(exact=1, inexact=1, steps=7, longest_s=1.5)

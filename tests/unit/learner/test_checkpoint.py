@@ -3,6 +3,7 @@ import errno
 import itertools
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,20 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
+from learner.journal.progress import Progress
+from learner.journal.restart import JournalPlace
 from learner.objective.slow_fast import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
-from learner.training.checkpoint import BestVersion, CheckpointStore, Progress, best_in, versions_in
+from learner.training.checkpoint import CheckpointStore, versions_in
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
-from node import durable
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.run import StepRecord, StepReport
+from support.checkpoints import open_checkpoints, origin_of, save
 from support.groups import make_completion, make_group
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
@@ -69,9 +70,12 @@ def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp
         trained_slots=((3, 4),),
         entropy_switch=EntropySwitch(threshold=math.inf).observe(1.5),
     )
-    CheckpointStore(tmp_path / "checkpoints").save(policy, optimizer, progress)
+    place = JournalPlace(7, "ab" * 16)
+    save(open_checkpoints(tmp_path, policy), policy, optimizer, progress, place)
     restored, restored_optimizer = learner(model_dir)
-    assert CheckpointStore(tmp_path / "checkpoints").restore(restored, restored_optimizer) == progress
+    store = open_checkpoints(tmp_path, restored)
+    assert store.restore(restored, restored_optimizer) == (progress, place)
+    assert store.places() == [place]
     for version in (3, 4):
         step(policy, optimizer, version)
         step(restored, restored_optimizer, version)
@@ -81,98 +85,57 @@ def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp
 def test_without_a_checkpoint_training_begins_at_version_zero(model_dir: Path, tmp_path: Path) -> None:
     policy, optimizer = learner(model_dir)
     before = parameters_of(policy)
-    assert CheckpointStore(tmp_path).restore(policy, optimizer) == Progress(version=0)
+    assert open_checkpoints(tmp_path, policy).restore(policy, optimizer) == (Progress(0), JournalPlace())
     assert torch.equal(parameters_of(policy), before)
 
 
-def test_the_newest_two_checkpoints_are_kept(model_dir: Path, tmp_path: Path) -> None:
-    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
+def test_the_newest_two_checkpoints_are_kept_and_the_masters_of_every_nth_version(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    policy, optimizer = learner(model_dir)
+    step(policy, optimizer, 0)
+    store = open_checkpoints(tmp_path, policy, keep_every_versions=4)
     for version in (8, 9, 10, 11):
-        store.save(policy, optimizer, Progress(version=version))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000010", "000000000011"]
-    assert store.restore(policy, optimizer).version == 11
+        save(store, policy, optimizer, Progress(version), JournalPlace(version))
+    assert versions_in(tmp_path) == [8, 10, 11]
+    assert [place.next_segment for place in store.places()] == [10, 11]
+    assert sorted(path.name for path in (tmp_path / "000000000008").iterdir()) == ["index.json", "masters"]
+    assert store.restore(policy, optimizer)[0].version == 11
 
 
-def test_the_masters_of_the_best_version_and_of_the_one_under_evaluation_are_kept_while_they_are(
-    model_dir: Path, tmp_path: Path
-) -> None:
-    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
-    kept = []
-    for version, best, evaluating in (
-        (1, BestVersion(1, 0.5), None),
-        (2, BestVersion(1, 0.5), None),
-        (3, BestVersion(1, 0.5), None),
-        (4, BestVersion(1, 0.5), None),
-        (5, BestVersion(1, 0.5), 3),  # heard of while 2, 4 and 5 were made
-        (6, BestVersion(1, 0.5), 3),
-        (7, BestVersion(1, 0.5), 3),
-        (8, BestVersion(3), None),
-        (9, BestVersion(3), 6),
-        (10, BestVersion(6), None),
-    ):
-        told = Progress(version, best=best, evaluating_version=evaluating, announced_version=version - 1)
-        store.save(policy, optimizer, told)
-        kept.append(versions_in(tmp_path))
-    assert kept[:4] == [[1], [1, 2], [1, 2, 3], [1, 3, 4]]
-    assert kept[4:7] == [[1, 3, 4, 5], [1, 3, 4, 5, 6], [1, 3, 4, 5, 6, 7]]
-    assert kept[7:] == [[3, 5, 6, 7, 8], [3, 6, 7, 8, 9], [6, 7, 8, 9, 10]]
-    assert best_in(tmp_path) == BestVersion(6)
-    whole = [path.parent.name for path in tmp_path.glob("*/optimizer.safetensors")]
-    assert sorted(whole) == ["000000000009", "000000000010"]
-    assert store.restore(policy, optimizer).best == BestVersion(6)
-
-
-def test_versions_made_since_the_last_heartbeat_are_kept_until_it_is_known_which_one_is_evaluated(
-    model_dir: Path, tmp_path: Path
-) -> None:
-    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
-    for version in range(1, 31):  # a heartbeat each ten steps
-        heard = version // 10 * 10
-        evaluating, best = {0: (0, None), 10: (4, 0), 20: (17, 4), 30: (None, 17)}[heard]
-        told = Progress(
-            version,
-            best=None if best is None else BestVersion(best),
-            evaluating_version=evaluating,
-            announced_version=max(0, heard - 1),
-        )
-        store.save(policy, optimizer, told)
-        assert {evaluating, best, *range(max(1, heard), version)} - {None, 0} <= set(versions_in(tmp_path))
-    assert versions_in(tmp_path) == [17, 27, 28, 29, 30]
-
-
-@pytest.mark.parametrize(("limit", "value"), [("_FURTHER_KEPT", 0), ("_FURTHER_KEPT_BYTES", 1)])
-def test_a_coordinator_that_is_not_heard_of_does_not_fill_the_disk_with_versions(
-    model_dir: Path, tmp_path: Path, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, limit, value)
-    store, (policy, optimizer) = CheckpointStore(tmp_path), learner(model_dir)
-    for version in range(1, 11):
-        store.save(policy, optimizer, Progress(version, evaluating_version=0, announced_version=1))
-    assert versions_in(tmp_path) == [7, 8, 9, 10]
-
-
-def test_a_checkpoint_that_was_only_begun_is_passed_over(model_dir: Path, tmp_path: Path) -> None:
+def test_a_second_checkpoint_of_a_version_replaces_only_its_progress(model_dir: Path, tmp_path: Path) -> None:
     policy, optimizer = learner(model_dir)
-    CheckpointStore(tmp_path).save(policy, optimizer, Progress(version=1))
-    (tmp_path / "staged-000000000002").mkdir()
-    (tmp_path / "staged-000000000002" / "model.safetensors").write_bytes(b"half")
-    store = CheckpointStore(tmp_path)
-    assert store.restore(policy, optimizer).version == 1
-    store.save(policy, optimizer, Progress(version=2))
-    assert store.restore(policy, optimizer).version == 2
+    store = open_checkpoints(tmp_path, policy)
+    save(store, policy, optimizer, Progress(3))
+    again = Progress(3, recent_rewards=(0.5, math.inf))
+    save(store, policy, optimizer, again, JournalPlace(2))
+    assert store.restore(policy, optimizer) == (again, JournalPlace(2))
 
 
-@pytest.mark.parametrize("file_name", ["model.safetensors", "optimizer.safetensors", "progress.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_not_taken_instead(
-    model_dir: Path, tmp_path: Path, file_name: str, damage: str
+def test_a_checkpoint_that_was_only_begun_is_removed(model_dir: Path, tmp_path: Path) -> None:
+    policy, optimizer = learner(model_dir)
+    save(open_checkpoints(tmp_path, policy), policy, optimizer, Progress(1))
+    (tmp_path / "staged-000000000002" / "masters").mkdir(parents=True)
+    (tmp_path / "staged-000000000002" / "masters" / "x.safetensors").write_bytes(b"half")
+    store = open_checkpoints(tmp_path, policy)
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
+    save(store, policy, optimizer, Progress(2))
+    assert store.restore(policy, optimizer)[0].version == 2
+
+
+@pytest.mark.parametrize("part", ["masters", "optimizer", "index.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "add"])
+def test_a_damaged_checkpoint_is_refused_by_file_and_the_one_before_it_is_the_way_out(
+    model_dir: Path, tmp_path: Path, part: str, damage: str
 ) -> None:
     policy, optimizer = learner(model_dir)
-    store = CheckpointStore(tmp_path)
+    store = open_checkpoints(tmp_path, policy)
     for version in (1, 2):
         step(policy, optimizer, version)
-        store.save(policy, optimizer, Progress(version=version))
-    path = tmp_path / "000000000002" / file_name
+        save(store, policy, optimizer, Progress(version))
+    path = tmp_path / "000000000002" / part
+    if path.is_dir():
+        [path] = path.iterdir()
     content = bytearray(path.read_bytes())
     content[0] ^= 1
     match damage:
@@ -180,18 +143,37 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_not_taken_inst
             path.write_bytes(content)
         case "cut":
             path.write_bytes(path.read_bytes()[:-1])
-        case _:
+        case "remove":
             path.unlink()
-    with pytest.raises(StartupError, match="damaged"):
+        case _ if part != "index.json":
+            path = path.with_name("more.safetensors")
+            path.write_bytes(content)
+        case _:
+            return
+    with pytest.raises(StartupError, match=f"is damaged: .*{path.name}") as caught:
         store.restore(policy, optimizer)
+    assert "goes on from the checkpoint before it" in str(caught.value.fix)
+    shutil.rmtree(tmp_path / "000000000002")
+    assert open_checkpoints(tmp_path, policy).restore(policy, optimizer)[0].version == 1
 
 
-def test_a_checkpoint_of_another_model_is_refused(model_dir: Path, tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "checkpoints")
-    store.save(*learner(model_dir), Progress(version=1))
-    other = make_tiny_model(tmp_path / "other", hidden=32, layers=2)
-    with pytest.raises(StartupError, match="another model"):
-        store.restore(*learner(other))
+def test_a_checkpoint_of_another_model_or_run_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    policy, optimizer = learner(model_dir)
+    save(open_checkpoints(tmp_path / "checkpoints", policy), policy, optimizer, Progress(1))
+    other, of_other = learner(make_tiny_model(tmp_path / "other", hidden=32, layers=2))
+    with pytest.raises(StartupError, match="layout_digest is"):
+        open_checkpoints(tmp_path / "checkpoints", other).restore(other, of_other)
+    elsewhere = CheckpointStore(tmp_path / "checkpoints", origin=replace(origin_of(policy), run_id="another"))
+    with pytest.raises(StartupError, match="run_id is run, here it is another"):
+        elsewhere.restore(policy, optimizer)
+
+
+def test_checkpoints_from_before_the_journal_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    policy, optimizer = learner(model_dir)
+    (tmp_path / "000000000007").mkdir()
+    (tmp_path / "000000000007" / "progress.json").write_text("{}")
+    with pytest.raises(StartupError, match="was written at every step"):
+        open_checkpoints(tmp_path, policy).restore(policy, optimizer)
 
 
 def test_the_epoch_is_higher_at_every_start(tmp_path: Path) -> None:
@@ -206,35 +188,40 @@ def test_every_step_has_one_line_whenever_the_learner_was_killed(tmp_path: Path)
     log.catch_up(None)
     log.append(step_line(1))
     log.catch_up(step_line(1))  # killed after the line
-    log.catch_up(step_line(2))  # killed between checkpoint and line
+    log.catch_up(step_line(2))  # killed between journal and line
     with (tmp_path / "steps.jsonl").open("a") as file:
         file.write(step_line(3).to_json()[:20])  # killed within the line
     log.catch_up(step_line(3))
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
     assert lines == [replace(step_line(version), at_s=1.5).to_json() for version in (1, 2, 3)]
+    with pytest.raises(StartupError, match=r"has step 3, .*is of step 2"):
+        log.catch_up(step_line(2))
 
 
-@pytest.mark.parametrize("error", sorted(durable.DISK_ERRORS), ids=errno.errorcode.__getitem__)
 def test_a_disk_that_fails_at_any_call_leaves_nothing_behind_and_takes_the_checkpoint_later(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, optimizer = learner(model_dir)
-    store = CheckpointStore(tmp_path)
+    store = open_checkpoints(tmp_path, policy)
     step(policy, optimizer, 0)
-    store.save(policy, optimizer, Progress(1))
+    save(store, policy, optimizer, Progress(1))
     step(policy, optimizer, 1)
     before = parameters_of(policy)
     for number in range(1, 100):
-        with monkeypatch.context() as patched, failing_at(number, error, patched) as failed:
-            with contextlib.suppress(OSError):
-                store.save(policy, optimizer, Progress(2))
+        with (
+            monkeypatch.context() as patched,
+            failing_at(number, errno.ENOSPC, patched) as failed,
+            contextlib.suppress(OSError),
+        ):
+            save(store, policy, optimizer, Progress(2))
             if not failed:
                 break
+            shutil.rmtree(tmp_path / "000000000002")  # a directory that was there already
         assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
-    assert number > 5
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000001", "000000000002"]
+    assert number > 10
+    assert versions_in(tmp_path) == [1, 2]
     policy, optimizer = learner(model_dir)
-    assert CheckpointStore(tmp_path).restore(policy, optimizer).version == 2
+    assert open_checkpoints(tmp_path, policy).restore(policy, optimizer)[0].version == 2
     assert torch.equal(parameters_of(policy), before)
 
 
@@ -255,14 +242,6 @@ def failing_at(number: int, error: int, patched: pytest.MonkeyPatch) -> Iterator
 
     for name in ("mkdir", "replace", "fsync"):
         patched.setattr(os, name, fail(name, getattr(os, name)))
-    patched.setattr("learner.training.checkpoint.save_file", fail("save_file", save_file))
+    patched.setattr(Path, "open", fail("open", Path.open))
     patched.setattr(checkpoint, "_blake3", fail("blake3", checkpoint._blake3))
     yield failed
-
-
-@pytest.mark.parametrize("text", ["I/O error: No space left on device (os error 28)", "header too large"])
-def test_a_safetensors_error_about_the_disk_becomes_an_os_error(text: str) -> None:
-    expected: type[Exception] = OSError if "os error" in text else SafetensorError
-    with pytest.raises(expected) as caught, checkpoint._as_os_error():
-        raise SafetensorError(f"Error while serializing: {text}")
-    assert getattr(caught.value, "errno", errno.ENOSPC) == errno.ENOSPC

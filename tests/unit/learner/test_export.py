@@ -10,20 +10,27 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from learner import export as export_module
+from bench.whole_versions import encode_version
 from learner.export import export_version
+from learner.journal.progress import BestVersion, Progress
+from learner.publishing.kept_versions import KeptVersions, published_versions
 from learner.training import checkpoint
-from learner.training.checkpoint import BestVersion, CheckpointStore, Progress, versions_in
+from learner.training.checkpoint import versions_in
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
 from node.commands.cli import main
 from node.errors import StartupError
+from node.identity.signatures import SigningKey
 from node.rollout import RolloutGroup
 from node.weights.assembly.held import HeldPolicy
+from node.weights.format.manifest import sign
+from node.weights.store.artifact_store import ArtifactStore
 from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
+from support.checkpoints import open_checkpoints, save
 from support.groups import make_completion, make_group
 from support.step_settings import make_step_settings
+from support.weights import put_version
 
 SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
 
@@ -44,12 +51,14 @@ def train(
     """Take steps, each with a checkpoint, and return the policy after the last."""
     policy = load_policy(model_dir, device="cpu")
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
-    checkpoints = CheckpointStore(state_dir / "learner/checkpoints", keep_every_versions=keep_every_versions)
+    checkpoints = open_checkpoints(
+        state_dir / "learner/checkpoints", policy, keep_every_versions=keep_every_versions
+    )
     for version in range(versions):
         completions = (make_completion(3, reward=1.0), make_completion(4))
         groups: Sequence[RolloutGroup] = [make_group(completions=completions)]
         assert train_step(policy, optimizer, groups, version=version, settings=SETTINGS).is_applied
-        checkpoints.save(policy, optimizer, Progress(version=version + 1, best=best))
+        save(checkpoints, policy, optimizer, Progress(version=version + 1, best=best))
     return policy
 
 
@@ -69,9 +78,7 @@ def test_an_export_has_the_names_dtypes_and_files_of_the_base_model_and_the_word
     policy = train(model_dir, state_dir, versions=3)
     signed = root_of(policy, 3)
     out = tmp_path / "deep" / "out"
-    export = export_version(
-        out, checkpoints=state_dir / "learner/checkpoints", model_dir=model_dir, version=None
-    )
+    export = export_version(out, state=state_dir / "learner", model_dir=model_dir, version=None)
     assert (export.version, export.root) == (3, signed.hex())
     base, written = load_file(model_dir / "model.safetensors"), load_file(out / "model.safetensors")
     assert {name: tensor.dtype for name, tensor in written.items()} == {
@@ -95,7 +102,7 @@ def test_transformers_generates_from_the_export_what_it_generates_from_the_train
         for tensor in policy.tensors.values():
             tensor.copy_(tensor.to(torch.bfloat16))
     out = tmp_path / "out"
-    export_version(out, checkpoints=state_dir / "learner/checkpoints", model_dir=model_dir, version=3)
+    export_version(out, state=state_dir / "learner", model_dir=model_dir, version=3)
     tokenizer = AutoTokenizer.from_pretrained(out)
     exported = AutoModelForCausalLM.from_pretrained(out)
     assert exported.dtype is torch.bfloat16
@@ -115,8 +122,8 @@ def test_every_nth_version_is_kept_without_its_optimizer_and_can_be_exported(
     checkpoints = state_dir / "learner/checkpoints"
     assert versions_in(checkpoints) == [2, 4, 6, 7]
     assert sorted(path.name for path in (checkpoints / "000000000002").iterdir()) == [
-        "model.safetensors",
-        "progress.json",
+        "index.json",
+        "masters",
     ]
     flags = ("--state-dir", state_dir, "--model-dir", model_dir)
     argv = ["export", tmp_path / "two", *flags, "--version", 2, "--json"]
@@ -129,7 +136,7 @@ def test_every_nth_version_is_kept_without_its_optimizer_and_can_be_exported(
     assert "version 3 is not there; there are 2, 4, 6, 7" in capsys.readouterr().err
 
 
-def test_an_export_reads_on_from_a_checkpoint_that_a_fast_learner_removes_meanwhile(
+def test_an_export_takes_the_next_version_where_the_newest_was_removed_while_it_was_read(
     model_dir: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(model_dir, state_dir, versions=2)
@@ -141,25 +148,65 @@ def test_an_export_reads_on_from_a_checkpoint_that_a_fast_learner_removes_meanwh
         return digest(path)
 
     monkeypatch.setattr(checkpoint, "_blake3", removed_first)
-    export = export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
-    assert export.version == 2
+    with pytest.raises(StartupError, match="version 2 is not there"):
+        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=2)
+    export = export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=None)
+    assert export.version == 1
 
 
-def test_an_export_takes_the_next_version_where_the_newest_was_removed_before_it_was_opened(
-    model_dir: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(model_dir, state_dir, versions=3)
-    checkpoints = state_dir / "learner/checkpoints"
-    monkeypatch.setattr(export_module, "versions_in", lambda directory: [*versions_in(directory), 2][-1:])
-    shutil.rmtree(checkpoints / "000000000002")
-    with pytest.raises(StartupError, match="version 2 was removed while it was being read"):
-        export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
-    listed = iter([[2], [2]])
-    monkeypatch.setattr(
-        export_module, "versions_in", lambda directory: next(listed, None) or versions_in(directory)
+def publish(
+    model_dir: Path, state_dir: Path, *, versions: int, keyframes: tuple[int, ...]
+) -> dict[int, bytes]:
+    """Publish versions of other words each; return their roots. Versions 2 and 4 are worth keeping."""
+    key = SigningKey.generate()
+    policy = load_policy(model_dir, device="cpu")
+    words = np.empty(policy.layout.words, np.uint16)
+    policy.snapshot(words)
+    words0, base = words.copy(), HeldPolicy.of(0, words.copy(), layout=policy.layout)
+    store = ArtifactStore(
+        state_dir / "learner/published", public_key=key.public_key, run_id="run", retained_keyframes=1
     )
-    export = export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
-    assert export.version == 3
+    kept = KeptVersions(
+        state_dir / "learner/kept", store, layout=policy.layout, words0=words0, wanted=lambda: (2, 4)
+    )
+    roots = {}
+    for version in range(1, versions + 1):
+        words[version] = 0x3F80
+        held = HeldPolicy.of(version, words.copy(), layout=policy.layout)
+        for start in (base, None) if version in keyframes else (base,):
+            if start is None:
+                kept.secure()
+            encoded = encode_version(
+                held.words,
+                version=version,
+                base=start,
+                layout=policy.layout,
+                run_id="run",
+                learner_epoch=1,
+                published_at_s=0.0,
+            )
+            put_version(store, sign(encoded.manifest, key), encoded.payloads)
+        base = held
+        roots[version] = held.version.root
+    return roots
+
+
+def test_published_words_are_exported_and_those_worth_keeping_outlast_the_store(
+    model_dir: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    """Keyframe 3 lets the store forget 1 and 2, keyframe 6 all before it; 2 and 4 were kept in time."""
+    roots = publish(model_dir, state_dir, versions=7, keyframes=(3, 6))
+    state = state_dir / "learner"
+    assert published_versions(state) == [2, 4, 6, 7]
+    for version in (2, 4, 6, 7):
+        out = tmp_path / f"{version}"
+        export = export_version(out, state=state, model_dir=model_dir, version=version)
+        assert export.root == roots[version].hex()
+    assert export_version(tmp_path / "newest", state=state, model_dir=model_dir, version=None).version == 7
+    [kept] = (state / "kept").glob("*2-*")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with pytest.raises(StartupError, match=r"version 2 in .* cannot be read"):
+        export_version(tmp_path / "damaged", state=state, model_dir=model_dir, version=2)
 
 
 def test_a_checkpoint_whose_file_is_missing_while_nothing_newer_came_is_damaged(
@@ -167,9 +214,10 @@ def test_a_checkpoint_whose_file_is_missing_while_nothing_newer_came_is_damaged(
 ) -> None:
     train(model_dir, state_dir, versions=1)
     checkpoints = state_dir / "learner/checkpoints"
-    (checkpoints / "000000000001" / "model.safetensors").unlink()
-    with pytest.raises(StartupError, match=r"is damaged: .*No such file"):
-        export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
+    [path] = (checkpoints / "000000000001" / "masters").iterdir()
+    path.unlink()
+    with pytest.raises(StartupError, match=r"is damaged: .*is missing"):
+        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=None)
 
 
 def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(
@@ -180,15 +228,15 @@ def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(
         return main([str(argument) for argument in ("export", tmp_path / f"{state}-exported", *flags)])
 
     assert export("empty") == 3
-    assert "no checkpoint in" in capsys.readouterr().err
-    train(model_dir, tmp_path / "known", versions=5, best=BestVersion(2, 0.9))
+    assert "no version in" in capsys.readouterr().err
+    train(model_dir, tmp_path / "known", versions=3, best=BestVersion(2, 0.9))
     assert export("known") == 0
     assert capsys.readouterr().out.startswith("version 2, root ")
     train(model_dir, tmp_path / "gone", versions=3, best=BestVersion(9))
     assert export("gone") == 3
     assert (
-        "the masters of the best version, 9, are gone: another was the best before; there are 1, 2, 3"
-        in capsys.readouterr().err
+        "the words of the best version, 9, are gone: it was told of too late, or another was the best "
+        "before; there are 2, 3" in capsys.readouterr().err
     )
     train(model_dir, tmp_path / "base", versions=1, best=BestVersion(0))
     assert export("base") == 3
@@ -204,15 +252,15 @@ def test_a_damaged_or_missing_checkpoint_and_a_directory_that_exists_are_refused
     model_dir: Path, state_dir: Path, tmp_path: Path
 ) -> None:
     checkpoints = state_dir / "learner/checkpoints"
-    with pytest.raises(StartupError, match="no checkpoint in"):
-        export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=None)
+    with pytest.raises(StartupError, match="no version in"):
+        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=None)
     train(model_dir, state_dir, versions=1)
     with pytest.raises(StartupError, match="is there already"):
-        export_version(tmp_path, checkpoints=checkpoints, model_dir=model_dir, version=None)
-    (weights,) = checkpoints.glob("*/model.safetensors")
+        export_version(tmp_path, state=state_dir / "learner", model_dir=model_dir, version=None)
+    (weights,) = checkpoints.glob("*/masters/*")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(StartupError, match="does not have its digest"):
-        export_version(tmp_path / "out", checkpoints=checkpoints, model_dir=model_dir, version=1)
+        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=1)
     assert not (tmp_path / "out").exists()

@@ -90,6 +90,7 @@ async def test_a_keyframe_is_made_beside_the_delta_every_so_many_versions(tmp_pa
         await running.stop()
         keyframes = [key for key in running.keys if key.is_keyframe]
         assert keyframes == [ArtifactKey(4), ArtifactKey(7)]
+        assert running.keyframes == [4, 7]
         assert (fetched(running.store, base=None, version=7).words == words_of(7)).all()
 
 
@@ -151,25 +152,52 @@ async def test_after_a_restart_at_the_newest_published_version_deltas_go_on(tmp_
     assert running.keys == [ArtifactKey(1, 0), ArtifactKey(2, 1)]
 
 
-async def test_after_a_restart_from_an_unpublished_version_that_version_is_a_keyframe(tmp_path: Path) -> None:
+async def test_after_a_restart_from_an_unpublished_version_it_is_a_delta_from_the_published_words(
+    tmp_path: Path,
+) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
         await running.step(1)
         await running.stop()
     async with publishing(tmp_path, start=held(3), hub_head=held(1).version) as running:
         await running.step(4)
         await running.stop()
-        assert running.keys == [ArtifactKey(1, 0), ArtifactKey(3), ArtifactKey(4, 3)]
-        assert (fetched(running.store, base=None, version=4).words == words_of(4)).all()
+        assert running.keys == [ArtifactKey(1, 0), ArtifactKey(3, 1), ArtifactKey(4, 3)]
+        assert (fetched(running.store, base=held(0), version=4).words == words_of(4)).all()
+
+
+async def test_masters_that_are_not_the_published_words_any_more_change_nothing_under_their_number(
+    tmp_path: Path,
+) -> None:
+    """An inexact replay: the published words of 1 stay, and the next version follows on them."""
+    async with publishing(tmp_path, start=held(0)) as running:
+        await running.step(1)
+        await running.stop()
+    other = HeldPolicy.of(1, words_of(7), layout=LAYOUT)
+    async with publishing(tmp_path, start=other, hub_head=held(1).version) as running:
+        assert running.keys == [ArtifactKey(1, 0)]
+        await running.step(2)
+        await running.stored(ArtifactKey(2, 1))
+        assert (fetched(running.store, base=held(1), version=2).words == words_of(2)).all()
+
+
+async def test_a_learner_that_lost_its_store_goes_on_with_a_keyframe_of_a_new_number(tmp_path: Path) -> None:
+    async with publishing(tmp_path, start=held(3), hub_head=PolicyVersion(3, b"x" * 16)) as running:
+        await running.step(4)
+        await running.stop()
+        assert running.keys == [ArtifactKey(4)]
 
 
 @pytest.mark.parametrize("head", [held(4).version, PolicyVersion(3, b"x" * 16)])
 async def test_a_learner_behind_the_run_or_on_another_branch_does_not_start(
     tmp_path: Path, head: PolicyVersion
 ) -> None:
+    async with publishing(tmp_path, start=held(0)) as running:
+        await running.step(3)
+        await running.stop()
     async with publishing(tmp_path, start=held(3), hub_head=head) as running:
         with pytest.raises(StartupError, match=f"ersion {head.number}"):
             await running.task
-        assert running.keys == []
+        assert running.keys == [ArtifactKey(3, 0)]
 
 
 async def test_a_version_that_is_not_finite_ends_the_learner_and_is_not_published(tmp_path: Path) -> None:

@@ -79,18 +79,19 @@ async def test_a_version_the_disk_has_no_room_for_is_published_when_there_is_som
         await running.stored(ArtifactKey(2, 1))
 
 
-async def test_a_start_on_a_full_disk_waits_and_publishes_its_checkpoint_then(tmp_path: Path) -> None:
+async def test_a_start_on_a_full_disk_waits_and_publishes_its_version_then(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
         await running.stop()
     with mock.patch.object(ArtifactStore, "draft", side_effect=RefusedError(Reason.DISK, "no room")) as draft:
         starting = asyncio.create_task(_published_keys(tmp_path, start=held(5)))
         while draft.call_count < 2:  # noqa: ASYNC110 - what is called has no event
             await asyncio.sleep(0.005)
-    assert await asyncio.wait_for(starting, timeout=10) == [ArtifactKey(5)]
+    assert await asyncio.wait_for(starting, timeout=10) == [ArtifactKey(5, 0)]
 
 
 async def _published_keys(directory: Path, *, start: HeldPolicy) -> list[ArtifactKey]:
     async with publishing(directory, start=start) as running:
+        await running.stored(ArtifactKey(5, 0))
         return running.keys
 
 

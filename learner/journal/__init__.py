@@ -1,0 +1,1 @@
+"""The step journal: what a restart needs to know of the steps since the newest checkpoint."""

@@ -1,0 +1,111 @@
+"""The state of training apart from the tensors, and how each entry of the journal moves it on; pure."""
+
+from dataclasses import dataclass, field, replace
+
+from learner.intake.trained_slots import TrainedSlots
+from learner.objective.slow_fast import EntropySwitch
+from learner.step_log import StepLine
+from node.run import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class BestVersion:
+    """The version that ``heterorl-node export --best`` exports."""
+
+    version: int
+    reward_mean: float | None = None
+    """Mean training reward of the window at whose end it was published; None: best in evaluations."""
+
+    def is_beaten_by(self, reward_mean: float) -> bool:
+        """Whether a mean training reward is better; never than what was evaluated."""
+        return self.reward_mean is not None and reward_mean > self.reward_mean
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """What the journal says of a step, beside its blob: the random state and the groups' bytes."""
+
+    line: StepLine
+    acknowledged_version: int
+    """Newest version whose record the coordinator had acknowledged by then."""
+    best: BestVersion | None
+    entropy_switch: EntropySwitch
+    """After the step."""
+    settings: dict[str, object]
+    """Configuration that the step was computed with, by key, and versions of the code."""
+    expected_kl_nats: tuple[dict[int, float], ...]
+    """Divergence expected of the tokens of each group, by the version that drew them."""
+    random_state_bytes: int
+    group_bytes: tuple[tuple[int, int], ...]
+    """Sizes of each group's header and columns, in the order of the line."""
+
+    @property
+    def version(self) -> int:
+        """The version that the step made."""
+        return self.line.report.version
+
+    @property
+    def record(self) -> StepRecord:
+        """The step as the coordinator is told of it."""
+        groups = self.line.groups
+        return StepRecord(
+            self.version,
+            tuple(group.group_id for group in groups),
+            tuple(group.staleness_versions for group in groups),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewsEntry:
+    """What the journal says of anything else that is worth remembering; the version stays."""
+
+    reward_mean: float | None
+    """Of a batch that taught nothing; None: there was none."""
+    best: BestVersion | None
+
+
+Entry = StepEntry | NewsEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of training apart from the tensors."""
+
+    version: int
+    step: StepLine | None = None
+    """The step that made this version."""
+    unacknowledged: tuple[StepRecord, ...] = ()
+    """Step records the coordinator may not have, this version's included."""
+    trained_slots: tuple[tuple[int, int], ...] = ()
+    """All slots ever trained on; see ``learner.intake.trained_slots``."""
+    recent_rewards: tuple[float, ...] = ()
+    """Mean reward of the newest batches, oldest first; at most ``stop_window_versions``."""
+    best: BestVersion | None = None
+    """None: not known yet."""
+    entropy_switch: EntropySwitch = field(default_factory=EntropySwitch)
+    """Whether SFPO's fast steps are still taken."""
+
+    def after(self, entry: Entry, *, window: int) -> "Progress":
+        """Return the progress once ``entry`` is in the journal.
+
+        Args:
+            window: the number of newest rewards to keep.
+        Raises:
+            ValueError: the entry is of a step that does not follow.
+        """
+        if isinstance(entry, NewsEntry):
+            known = self.recent_rewards
+            rewards = known if entry.reward_mean is None else (*known, entry.reward_mean)
+            return replace(self, recent_rewards=rewards[-window:], best=entry.best)
+        if entry.version != self.version + 1:
+            raise ValueError(f"step {entry.version} does not follow version {self.version}")
+        records = (*self.unacknowledged, entry.record)
+        return Progress(
+            version=entry.version,
+            step=entry.line,
+            unacknowledged=tuple(one for one in records if one.version > entry.acknowledged_version),
+            trained_slots=TrainedSlots(self.trained_slots).with_groups(entry.record.group_ids).runs,
+            recent_rewards=(*self.recent_rewards, entry.line.report.reward_mean)[-window:],
+            best=entry.best,
+            entropy_switch=entry.entropy_switch,
+        )

@@ -1,0 +1,83 @@
+"""Tensors by name, saved and loaded by torch.distributed.checkpoint, in safetensors files.
+
+Each rank saves its own shards, and loads what its own layout needs from the files of all ranks; the header of
+a file says which part of a tensor it holds. Nothing is pickled: torch's storage for Hugging Face has no
+metadata file of its own.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)  # two lines a tensor at DEBUG
+# One process needs no process group.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+
+_FILE_BYTES: Final = 1 << 30
+"""Size from which tensors go to another file: torch serialises one file at a time in memory."""
+
+
+def save_tensors(
+    directory: Path, tensors: Mapping[str, Tensor], *, group: ProcessGroup | None = None
+) -> None:
+    """Save tensors on the CPU into a directory that does not exist; files are synced on return.
+
+    Args:
+        group: of the ranks that save their shards together, each calling this; None: one process.
+    Raises:
+        OSError: the disk is full or failing.
+    """
+    file, size_bytes, files = 1, 0, dict[str, int]()
+    for name, tensor in tensors.items():
+        if size_bytes >= _FILE_BYTES:
+            file, size_bytes = file + 1, 0
+        files[name] = file
+        size_bytes += tensor.numel() * tensor.element_size()
+    writer = HuggingFaceStorageWriter(str(directory), fqn_to_index_mapping=files, save_distributed=True)
+    with _cause_raised():
+        save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+
+
+def load_tensors(directory: Path, into: Mapping[str, Tensor], *, group: ProcessGroup | None = None) -> None:
+    """Fill tensors, whatever their layout, from files whose content is verified.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the files are not of these tensors.
+    """
+    with _cause_raised(), torch.no_grad():
+        reader = HuggingFaceStorageReader(str(directory))
+        load(dict(into), storage_reader=reader, process_group=group, no_dist=group is None)
+
+
+def shapes_in(directory: Path) -> dict[str, torch.Size]:
+    """Return the whole shape of every tensor, by name."""
+    found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
+    return {name: one.size for name, one in found.items() if isinstance(one, TensorStorageMetadata)}
+
+
+@contextmanager
+def _cause_raised() -> Iterator[None]:
+    """Raise what a rank's part failed with, as an OSError or a ValueError."""
+    try:
+        yield
+    except CheckpointException as error:
+        causes = {rank: failure[0] for rank, failure in error.failures.items()}
+        for rank, cause in causes.items():
+            if isinstance(cause, OSError) and cause.errno is not None:
+                what = f"{os.strerror(cause.errno)} (rank {rank})" if len(causes) > 1 else None
+                raise OSError(cause.errno, what or os.strerror(cause.errno), cause.filename) from error
+        raise ValueError("; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items())) from error

@@ -1,0 +1,168 @@
+"""A learner that was killed takes the steps since its checkpoint again, from its own journal."""
+
+import asyncio
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.kill_lab.noise import disturb_moments
+from learner.training.checkpoint import versions_in
+from learner.training.model import Policy
+from node.errors import StartupError
+from node.policy import PolicyVersion
+from support.scripted_hub import ScriptedHub, scripted_hub
+from support.training_loop import BATCH, RunningLearner, learner
+from support.waiting import until
+
+
+def parameters(policy: Policy) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in policy.tensors.values()]).clone()
+
+
+def head_of(running: RunningLearner) -> PolicyVersion:
+    return PolicyVersion(running.loop.version, running.policy.master_words.root())
+
+
+async def take_steps(hub: ScriptedHub, running: RunningLearner, *, until_version: int) -> None:
+    for version in range(running.loop.version, until_version):
+        names = (f"{BATCH * version + n}.1" for n in range(BATCH))
+        await hub.give(*(running.delivered(name, version=version) for name in names))
+        await hub.wait_until(lambda: running.loop.version > version)  # noqa: B023 - awaited at once
+        await until(lambda: (version + 1, BATCH) in running.written)  # noqa: B023
+
+
+async def killed_at(
+    hub: ScriptedHub, model_dir: Path, state: Path, copy: Path, *, version: int
+) -> PolicyVersion:
+    """Train to a version with a checkpoint every four; leave what a kill would have left in ``copy``."""
+    async with learner(hub, model_dir, state, checkpoint_every_versions=4) as running:
+        await take_steps(hub, running, until_version=version)
+        if version > 4:
+            await until(lambda: versions_in(state / "checkpoints") == [4])
+        torch.save(parameters(running.policy), state / "parameters")
+        shutil.copytree(state, copy)
+        return head_of(running)
+
+
+async def test_a_killed_learner_goes_on_bit_for_bit_whatever_its_settings_are_by_then(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Two steps beyond a checkpoint, the second of them published; the rate is another one now."""
+    async with scripted_hub() as hub:
+        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=6)
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    changed: dict[str, Any] = {"learning_rate": 5e-3, "gradient_clip_norm": 1e-3, "objective": "grpo"}
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path / "c", head=head, **changed) as again:
+        restart = again.state.restart
+        assert (restart.checkpoint_version, restart.version, restart.outcome) == (4, 6, "exact")
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path / "b", head=head) as again:
+        assert (again.state.restart.outcome, again.state.restart.changed) == ("exact", ())
+        assert again.loop.version == 6
+        assert torch.equal(parameters(again.policy), torch.load(tmp_path / "a" / "parameters"))
+        await take_steps(hub, again, until_version=7)
+        assert hub.hellos[0].version == 6
+        # The records that nobody had acknowledged are said again, and then the next one.
+        assert [record.version for record in hub.records][-1] == 7
+        assert Counter(hub.trained_group_ids).most_common(1)[0][1] == 1
+
+
+async def test_a_replay_that_makes_other_words_goes_on_and_leaves_no_checkpoint_of_the_published_number(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub:
+        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=6)
+    disturb_moments(tmp_path / "b" / "checkpoints" / "000000000004")
+    async with scripted_hub() as hub:
+        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+            assert (again.state.restart.outcome, again.loop.version) == ("inexact", 6)
+            assert not torch.equal(parameters(again.policy), torch.load(tmp_path / "a" / "parameters"))
+        assert versions_in(tmp_path / "b" / "checkpoints") == [4]
+        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+            assert again.state.restart.outcome == "inexact"
+            await take_steps(hub, again, until_version=7)
+            words = parameters(again.policy)
+        assert versions_in(tmp_path / "b" / "checkpoints") == [4, 7]
+        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+            assert (again.state.restart.outcome, again.loop.version) == ("unpublished", 7)
+            assert torch.equal(parameters(again.policy), words)
+
+
+async def test_a_damaged_checkpoint_can_be_removed_and_the_journal_leads_to_the_same_version(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub:
+        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=6)
+    checkpoint = tmp_path / "b" / "checkpoints" / "000000000004"
+    [file] = (checkpoint / "optimizer").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    async with scripted_hub() as hub:
+        with pytest.raises(StartupError, match="cut short or changed"):
+            async with learner(hub, model_dir, tmp_path / "b", head=head):
+                pass
+        shutil.rmtree(checkpoint)
+        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+            assert (again.state.restart.replayed_steps, again.state.restart.outcome) == (6, "exact")
+
+
+async def test_a_journal_that_is_damaged_or_older_than_what_was_told_is_refused_by_file_and_entry(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub:
+        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=3)
+        [segment] = (tmp_path / "b" / "journal").iterdir()
+        whole = segment.read_bytes()
+
+        async def start(head: PolicyVersion | None = None) -> None:
+            async with learner(hub, model_dir, tmp_path / "b", head=head):
+                pass
+
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        segment.write_bytes(flipped)
+        with pytest.raises(StartupError, match=rf"{segment.name} cannot be used: entry 2, at byte"):
+            await start()
+        flipped = bytearray(whole)
+        flipped[-1] ^= 1
+        segment.write_bytes(flipped)
+        with pytest.raises(StartupError, match="version 3 was published, and the newest step in the jour"):
+            await start(head)
+        with pytest.raises(StartupError, match=r"has step 3, the last intact entry .* is of step 2"):
+            await start()
+        segment.write_bytes(whole)
+        await start(head)
+
+
+async def test_the_journal_is_cut_behind_the_older_of_two_checkpoints(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with (
+        scripted_hub() as hub,
+        learner(hub, model_dir, tmp_path, checkpoint_every_versions=2) as running,
+    ):
+        for version in (2, 4, 6):
+            await take_steps(hub, running, until_version=version)
+            await until(lambda: versions_in(tmp_path / "checkpoints")[-1:] == [version])  # noqa: B023
+        await take_steps(hub, running, until_version=7)
+        assert versions_in(tmp_path / "checkpoints") == [4, 6]
+        names = sorted(path.name for path in (tmp_path / "journal").iterdir())
+        assert names == [f"{number:012d}.segment" for number in (3, 4)]
+        size = sum(path.stat().st_size for path in (tmp_path / "journal").iterdir())
+        assert running.shown("journal_bytes") == size
+        assert running.shown("checkpoint_version") == 6
+
+
+async def test_versions_to_keep_have_checkpoints_even_where_steps_are_faster(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with (
+        scripted_hub() as hub,
+        learner(hub, model_dir, tmp_path, keep_every_versions=2) as running,
+    ):
+        await take_steps(hub, running, until_version=7)
+        running.stopping.set()
+        await asyncio.wait_for(asyncio.gather(*running.tasks), timeout=30)
+    assert versions_in(tmp_path / "checkpoints") == [2, 4, 6, 7]
