@@ -115,11 +115,28 @@ class LearnerConfig(BaseModel):
     """Keep only the input of each layer for the backward pass: a third more work, memory for many more
     tokens."""
 
+    dp_replicate: int = Field(default=1, ge=1)
+    """Copies of the model, each in ranks of its own, which share out the rows of a step. More cost memory and
+    save exchanges. The product of this, ``dp_shard`` and ``tp`` is the number of ranks, processes that the
+    learner starts on its host unless torchrun started them."""
+
+    dp_shard: int = Field(default=1, ge=1)
+    """Ranks over which parameters, gradients and moments of each copy are sharded (FSDP2), and its rows
+    shared out. Each holds one part in so many, and gathers a layer at a time."""
+
+    tp: int = Field(default=1, ge=1)
+    """Ranks that slice every layer and the vocabulary, and work on the same rows (tensor parallelism). Needs
+    a fast link between them. Families whose slices are not known get FSDP2 over these ranks too."""
+
+    rank_timeout_s: float = Field(default=600.0, ge=1, le=86_400)
+    """Longest wait of ranks for each other, at the start and in a step. One that is stopped for longer ends
+    all of them; the next start resumes the run."""
+
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Device the model is trained on."""
 
     threads: int = Field(default=0, ge=0)
-    """CPU threads for tensor work; 0 leaves the choice to torch."""
+    """CPU threads of each rank for tensor work; 0 leaves the choice to torch, or shares the cores out."""
 
     publish_threads: int = Field(default=0, ge=0)
     """CPU threads that code a version; 0: one per core. Fewer leave more for training, and a version is ready

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from grpc.aio import Channel
@@ -41,6 +41,7 @@ from learner.training.master_words import keep_public_base
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
+from learner.training.work_shares import ONE_RANK, Ranks
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
@@ -59,6 +60,9 @@ from node.weights.format.digests import Words
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ArtifactUploader
 from node.weights.transfer.sources import watch_versions
+
+if TYPE_CHECKING:
+    from learner.ranks.launching import Fleet
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +126,11 @@ async def build(context: RoleContext) -> list[Service]:
     uploading = StopsAfter(uploader, other=publishing)
     writing = [StopsAfter(thread, other=training) for thread in writers]
     leaving = StopsAfter(coordinator.membership, other=draining)
-    return [leaving, uploading, draining, publishing, *writing, training]
+    services: list[Service] = [leaving, uploading, draining, publishing, *writing, training]
+    if restored.fleet is not None:
+        restored.fleet.leads(restored.policy)
+        services.insert(0, StopsAfter(restored.fleet, other=publishing))
+    return services
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,8 @@ class _Restored:
     step_log: StepLog
     words0: Words
     base: BaseModel
+    fleet: "Fleet | None"
+    """The other ranks; None: there are none."""
 
     @property
     def policy(self) -> Policy:
@@ -144,8 +154,10 @@ class _Restored:
 async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
     directory = context.state_dir
     signer = Signer.load(directory, context.run)
-    policy = await asyncio.to_thread(_load_base_model, config)
-    reference = await asyncio.to_thread(_load_reference, config)
+    fleet = await asyncio.to_thread(_start_ranks, config)
+    ranks: Ranks = ONE_RANK if fleet is None else fleet.group
+    policy = await asyncio.to_thread(_load_base_model, config, ranks)
+    reference = await asyncio.to_thread(_load_reference, config, ranks)
     words0, base = await asyncio.to_thread(keep_public_base, directory / "base.words", policy.master_words)
     store = await asyncio.to_thread(
         ArtifactStore,
@@ -167,7 +179,7 @@ async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
     )
     step_log = StepLog(directory / "steps.jsonl")
     await asyncio.to_thread(step_log.catch_up, state.progress.step)
-    return _Restored(signer, store, state, step_log, words0, base)
+    return _Restored(signer, store, state, step_log, words0, base, fleet)
 
 
 def _show_restart(state: TrainingState, metrics: LearnerMetrics) -> None:
@@ -359,7 +371,15 @@ def _disk_errors_explained(state_dir: Path) -> Iterator[None]:
         ) from error
 
 
-def _load_base_model(config: LearnerConfig) -> Policy:
+def _start_ranks(config: LearnerConfig) -> "Fleet | None":
+    if config.dp_replicate * config.dp_shard * config.tp == 1 and "WORLD_SIZE" not in os.environ:
+        return None
+    from learner.ranks.launching import Fleet
+
+    return Fleet(config)
+
+
+def _load_base_model(config: LearnerConfig, ranks: Ranks) -> Policy:
     if config.threads:
         torch.set_num_threads(config.threads)
     return load_policy(
@@ -367,13 +387,16 @@ def _load_base_model(config: LearnerConfig) -> Policy:
         device=config.device,
         compute_dtype=_compute_dtype(config),
         checkpoints_activations=config.checkpoints_activations,
+        ranks=ranks,
     )
 
 
-def _load_reference(config: LearnerConfig) -> ScoringModel | None:
+def _load_reference(config: LearnerConfig, ranks: Ranks) -> ScoringModel | None:
     if config.reference_kl_coefficient == 0:
         return None
-    return load_reference(config.model_dir, device=config.device, compute_dtype=_compute_dtype(config))
+    return load_reference(
+        config.model_dir, device=config.device, compute_dtype=_compute_dtype(config), ranks=ranks
+    )
 
 
 def _compute_dtype(config: LearnerConfig) -> torch.dtype | None:

@@ -25,6 +25,7 @@ from learner.journal.records import Origin
 from learner.journal.restart import KEPT_CHECKPOINTS, JournalPlace
 from learner.training.model import Policy
 from learner.training.tensor_files import load_tensors, save_tensors, shapes_in
+from learner.training.work_shares import Ranks
 from node import durable
 from node.errors import StartupError
 
@@ -48,14 +49,17 @@ class CheckpointCopy:
     progress: Progress
     place: JournalPlace
     masters: Mapping[str, Tensor]
-    moments: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    ranks: Ranks
+    """That have the other shards."""
 
     @classmethod
     def of(
         cls, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress, place: JournalPlace
     ) -> Self:
         """Copy everything that the next step changes."""
-        return cls(progress, place, _copies(policy.tensors), _copies(_moments(policy, optimizer)))
+        policy.ranks.tell("copy")
+        return cls(progress, place, **parts_of(policy, optimizer), ranks=policy.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +144,17 @@ class CheckpointStore:
             )
         _verify(path, index, (_MASTERS, _OPTIMIZER))
         try:
-            load_tensors(path / _MASTERS, {name: one.detach() for name, one in policy.tensors.items()})
-            moments = _empty_moments(policy, shapes_in(path / _OPTIMIZER))
-            load_tensors(path / _OPTIMIZER, moments)
+            policy.ranks.tell("restore", path=str(path.absolute()))
+            load_into(policy, optimizer, path)
         except (OSError, ValueError) as error:
             raise _damaged(path, str(error)) from error
-        optimizer.state.clear()
-        for key_and_name, value in moments.items():
-            key, _, name = key_and_name.partition("/")
-            optimizer.state[policy.tensors[name]][key] = value
         return index.progress, index.place
 
     def _stage(self, staged: Path, copy: CheckpointCopy) -> None:
         staged.mkdir()
-        for name, tensors in ((_MASTERS, copy.masters), (_OPTIMIZER, copy.moments)):
+        for name, tensors in ((_MASTERS, copy.masters), (_OPTIMIZER, copy.optimizer)):
             (staged / name).mkdir()
-            save_tensors(staged / name, tensors)
+            save_tensors(staged / name, tensors, group=copy.ranks.saving(staged / name, name))
         files = {str(file.relative_to(staged)): _blake3(file) for file in staged.glob("*/*")}
         index = CheckpointIndex(self._origin, files, copy.progress, copy.place)
         (staged / _INDEX).write_bytes(_as_json(index))
@@ -168,6 +167,27 @@ class CheckpointStore:
                 shutil.rmtree(self._directory / old / _OPTIMIZER, ignore_errors=True)
             else:
                 shutil.rmtree(self._directory / old, ignore_errors=True)
+
+
+def parts_of(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Mapping[str, Tensor]]:
+    """Copy what this rank saves of a checkpoint's tensors, to the CPU, by the names of their directories."""
+    return {_MASTERS: _copies(policy.tensors), _OPTIMIZER: _copies(_moments(policy, optimizer))}
+
+
+def load_into(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -> None:
+    """Load masters and moments, whatever layout they were saved in, from files that were verified.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: they are not of this model.
+    """
+    load_tensors(path / _MASTERS, {name: one.detach() for name, one in policy.tensors.items()})
+    moments = _empty_moments(policy, shapes_in(path / _OPTIMIZER))
+    load_tensors(path / _OPTIMIZER, moments)
+    optimizer.state.clear()
+    for key_and_name, value in moments.items():
+        key, _, name = key_and_name.partition("/")
+        optimizer.state[policy.tensors[name]][key] = value
 
 
 def versions_in(directory: Path) -> list[int]:

@@ -35,6 +35,7 @@ class MasterWords:
             if not tensor.is_contiguous():
                 raise ValueError(f"tensor {name!r} is not contiguous")
         self._flat = {name: tensor.detach().view(-1) for name, tensor in tensors.items()}
+        self._spans = {span.name: span for span in layout.tensors}
         self.layout = layout
 
     def snapshot(self, words: Words) -> None:
@@ -52,7 +53,7 @@ class MasterWords:
             if source.numel() * width < 2 * piece.words:
                 part[-1] = 0  # Its upper half belongs to no element.
             to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
-            _copy(to[: source.numel()], source)
+            round_into(to[: source.numel()], source)
 
     def frame(self, number: int) -> Words:
         """Return the words of one frame."""
@@ -87,7 +88,8 @@ def keep_public_base(path: Path, masters: MasterWords) -> tuple[Words, BaseModel
     return mapped, layout.base_model(digests)
 
 
-def _copy(to: Tensor, source: Tensor) -> None:
+def round_into(to: Tensor, source: Tensor) -> None:
+    """Write ``source`` rounded to the dtype of ``to``, which is on the CPU."""
     if source.device.type == "cpu":
         torch._foreach_copy_(torch.split(to, _SERIAL_ELEMENTS), torch.split(source, _SERIAL_ELEMENTS))
     else:

@@ -125,8 +125,31 @@ def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]
     return cut
 
 
+def share_out(rows: Sequence[Row], *, shares: int, budget_tokens: int) -> list[list[list[Row]]]:
+    """Return as many micro-batches for each of ``shares`` ranks; some may be empty.
+
+    Rows are dealt by length, there and back, so that every share has about as many tokens: in whole
+    micro-batches, all ranks wait for the slowest.
+    """
+    by_length = sorted(rows, key=lambda row: row.length, reverse=True)
+    turn = [*range(shares), *reversed(range(shares))]
+    dealt: list[list[Row]] = [[] for _ in range(shares)]
+    for place, row in enumerate(by_length):
+        dealt[turn[place % len(turn)]].append(row)
+    cut = [micro_batches(own, budget_tokens=budget_tokens) for own in dealt]
+    most = max(len(of_rank) for of_rank in cut)
+    return [of_rank + [[] for _ in range(most - len(of_rank))] for of_rank in cut]
+
+
 def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torch.device) -> MicroBatch:
-    """Pad ``rows``, at least one, to one length; ``width`` is t of the objective's [n, t]."""
+    """Pad ``rows`` to one length; ``width`` is t of the objective's [n, t].
+
+    Without rows, one token that nothing is asked of: a rank that waits for the others runs the model too.
+    """
+    if not rows:
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        idle = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        return MicroBatch(nothing, idle, nothing, nothing, nothing.to(dtype))
     lengths = np.array([row.length for row in rows])
     generated = np.array([len(row.completion.token_ids) for row in rows])
     is_drawn = np.concatenate([row.completion.drawn for row in rows])

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -18,13 +18,16 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
-from learner.training.master_words import MasterWords
-from learner.training.token_logprob import token_logprob
+from learner.training.token_logprob import VocabularySlice, token_logprob
+from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
+
+if TYPE_CHECKING:
+    from learner.training.sliced_loading import EmptyModel
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
@@ -32,29 +35,29 @@ _UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
 
 
-class ScoringModel:
-    """A causal language model that is asked for logprobs of tokens.
+class TokenScorer(torch.nn.Module):
+    """A causal language model whose one forward pass goes from token ids to logprobs of tokens.
 
-    ``model`` stays in evaluation mode: with dropout, learner logprobs would be another policy's.
+    Base model and head are used inside this forward alone, so that hooks on it see every parameter.
     """
 
-    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None = None) -> None:
-        """Wrap ``model``, which nobody else may use from now on.
+    def __init__(
+        self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None, tried: PreTrainedModel | None
+    ) -> None:
+        """Wrap ``model``, which stays in evaluation mode: dropout would make it another policy.
 
-        ``compute_dtype`` is of matrix products (autocast); None: that of the parameters.
+        Args:
+            tried: of the same family, where ``model`` has no values yet; None: it has.
         """
-        model.train(False)
+        super().__init__()
         self.model = model
-        """In evaluation mode."""
-        self._compute_dtype = compute_dtype
-        self._has_plain_head = has_plain_head(model)
+        self.train(False)
+        self.compute_dtype = compute_dtype
+        self.has_plain_head = has_plain_head(model if tried is None else tried)
+        self.vocabulary: VocabularySlice | None = None
+        """The part of the head that is here; None: all of it."""
 
-    @property
-    def device(self) -> torch.device:
-        """The model's device."""
-        return next(self.model.parameters()).device
-
-    def token_logprobs(
+    def forward(
         self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
     ) -> Tensor:
         """Return log p(target | everything before it) under softmax(logits / temperature).
@@ -68,9 +71,9 @@ class ScoringModel:
         Returns:
             [targets], nats; carries the gradient.
         """
-        is_narrow = self._compute_dtype is not None
-        with torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=is_narrow):
-            if not self._has_plain_head:
+        is_narrow = self.compute_dtype is not None
+        with torch.autocast(input_ids.device.type, dtype=self.compute_dtype, enabled=is_narrow):
+            if not self.has_plain_head:
                 logits = self.model(input_ids=input_ids, use_cache=False).logits
                 logits = logits.flatten(0, 1).index_select(0, positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
@@ -78,14 +81,54 @@ class ScoringModel:
                 return chosen - torch.logsumexp(logits, dim=-1)
             hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        weight, bias = head.weight, head.bias
+        if self.vocabulary is not None:
+            weight, bias = weight.to_local(), None if bias is None else bias.to_local()
         return token_logprob(
             hidden.flatten(0, 1).index_select(0, positions),
-            head.weight,
-            head.bias,
+            weight,
+            bias,
             target_ids=target_ids,
             temperature=temperature,
-            compute_dtype=self._compute_dtype,
+            compute_dtype=self.compute_dtype,
+            vocabulary=self.vocabulary,
         )
+
+
+class ScoringModel:
+    """A causal language model that is asked for logprobs of tokens, whole or as one rank's part of it."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        compute_dtype: torch.dtype | None = None,
+        ranks: Ranks = ONE_RANK,
+        tried: PreTrainedModel | None = None,
+    ) -> None:
+        """Wrap ``model``, which nobody else may use from now on.
+
+        Args:
+            compute_dtype: of matrix products (autocast); None: that of the parameters.
+            ranks: that share the model; each keeps its part.
+            tried: see ``TokenScorer``.
+        """
+        self.model = model
+        """In evaluation mode."""
+        self.scorer = TokenScorer(model, compute_dtype=compute_dtype, tried=tried)
+        self.ranks = ranks
+
+    @property
+    def device(self) -> torch.device:
+        """The model's device."""
+        return next(self.model.parameters()).device
+
+    def token_logprobs(
+        self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
+    ) -> Tensor:
+        """Return what ``TokenScorer.forward`` returns."""
+        logprobs: Tensor = self.scorer(input_ids, positions, target_ids, temperature)
+        return logprobs
 
 
 class Policy(ScoringModel):
@@ -98,6 +141,8 @@ class Policy(ScoringModel):
         stored: StoredDtypes = _ALL_BFLOAT16,
         compute_dtype: torch.dtype | None = None,
         checkpoints_activations: bool = False,
+        ranks: Ranks = ONE_RANK,
+        tried: PreTrainedModel | None = None,
     ) -> None:
         """Wrap ``model``, as ``ScoringModel`` does.
 
@@ -105,26 +150,35 @@ class Policy(ScoringModel):
             stored: dtypes that floats are published in.
             checkpoints_activations: keep only the input of each layer, and run layers twice.
         """
-        super().__init__(model, compute_dtype=compute_dtype)
+        super().__init__(model, compute_dtype=compute_dtype, ranks=ranks, tried=tried)
         # The publisher reads them as they lie.
         state = model.state_dict(keep_vars=True)
         for tensor in state.values():
             if not tensor.is_contiguous():
                 tensor.data = tensor.data.contiguous()
-        self.tensors: dict[str, Tensor] = canonical_tensors(state)
-        """Name -> parameter or buffer, sorted by the bytes of the name."""
+        names = canonical_tensors(state)
         self.layout = Layout.of(tensor_specs(state, stored))
-        self.master_words = MasterWords(self.tensors, self.layout)
+        if checkpoints_activations:
+            _checkpoint_layers(model)
+        if ranks.is_shared:
+            ranks.shard(self.scorer)
+            state = model.state_dict(keep_vars=True)
+        self.tensors: dict[str, Tensor] = {name: state[name] for name in names}
+        """Name -> parameter or buffer, sorted by the bytes of the name."""
+        self.master_words = ranks.words(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
         self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
-        if checkpoints_activations:
-            _checkpoint_layers(model)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The trainable ones of ``tensors``."""
         return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+
+    @torch.no_grad()
+    def local_parameters(self) -> list[Tensor]:
+        """Return this rank's part of each of them; writing to it changes the parameter."""
+        return [self.ranks.local(parameter) for parameter in self.parameters.values()]
 
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
@@ -132,9 +186,11 @@ class Policy(ScoringModel):
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
-        with torch.no_grad():
+        self.ranks.tell("check")
+        with torch.no_grad(), self.ranks.failures_named():
+            parts = [self.ranks.local(tensor) for tensor in self.tensors.values()]
             # One copy to the host for all tensors.
-            return bool(torch.stack([tensor.isfinite().all() for tensor in self.tensors.values()]).all())
+            return self.ranks.all_true(bool(torch.stack([part.isfinite().all() for part in parts]).all()))
 
 
 def load_policy(
@@ -143,6 +199,7 @@ def load_policy(
     device: str,
     compute_dtype: torch.dtype | None = None,
     checkpoints_activations: bool = False,
+    ranks: Ranks = ONE_RANK,
 ) -> Policy:
     """Load a model directory as float32 masters; the other arguments are those of ``Policy``.
 
@@ -150,18 +207,27 @@ def load_policy(
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
     """
     with _model_errors_explained(model_dir, device=device):
-        model = _load(model_dir)
-        torch.nn.Module.to(model, torch.device(device))
+        empty = _empty_model(model_dir) if ranks.is_shared else None
+        model = _load(model_dir) if empty is None else empty.model
+        if empty is None:
+            torch.nn.Module.to(model, torch.device(device))
         parts = names_in_files(model.state_dict(), functools.partial(revert_weight_conversion, model))
-        return Policy(
+        policy = Policy(
             model,
             stored=StoredDtypes.of(model_dir).of_parts(parts),
             compute_dtype=compute_dtype,
             checkpoints_activations=checkpoints_activations,
+            ranks=ranks,
+            tried=None if empty is None else empty.small,
         )
+        if empty is not None:
+            empty.fill(policy.tensors, model_dir)
+        return policy
 
 
-def load_reference(model_dir: Path, *, device: str, compute_dtype: torch.dtype | None) -> ScoringModel:
+def load_reference(
+    model_dir: Path, *, device: str, compute_dtype: torch.dtype | None, ranks: Ranks = ONE_RANK
+) -> ScoringModel:
     """Load a model directory to be compared with; nothing of it is trained.
 
     What a policy of the same directory casts for every product is stored cast: logprobs are bit for bit the
@@ -171,16 +237,30 @@ def load_reference(model_dir: Path, *, device: str, compute_dtype: torch.dtype |
         StartupError: as ``load_policy``.
     """
     with _model_errors_explained(model_dir, device=device):
-        model = _load(model_dir)
+        empty = _empty_model(model_dir) if ranks.is_shared else None
+        model = _load(model_dir) if empty is None else empty.model
         model.requires_grad_(False)
-        scoring = ScoringModel(model, compute_dtype=compute_dtype)
+        tried = None if empty is None else empty.small
+        scoring = ScoringModel(model, compute_dtype=compute_dtype, ranks=ranks, tried=tried)
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         for layer in model.modules():
             # The head may share its weight with the embedding, which no product casts.
             if isinstance(layer, torch.nn.Linear) and layer is not head and compute_dtype is not None:
                 layer.to(compute_dtype)
-        torch.nn.Module.to(model, torch.device(device))
+        if empty is None:
+            torch.nn.Module.to(model, torch.device(device))
+        if ranks.is_shared:
+            ranks.shard(scoring.scorer)
+        if empty is not None:
+            state = model.state_dict(keep_vars=True)
+            empty.fill({name: state[name] for name in empty.names}, model_dir)
         return scoring
+
+
+def _empty_model(model_dir: Path) -> "EmptyModel | None":
+    from learner.training.sliced_loading import EmptyModel  # and with it much of torch.distributed
+
+    return EmptyModel.of(model_dir)
 
 
 def _load(model_dir: Path) -> PreTrainedModel:

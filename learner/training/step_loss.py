@@ -5,9 +5,9 @@
           forward, micro-batch by micro-batch               backward, micro-batch by micro-batch
 
 The gradient at the logprobs is that of the whole batch, also for objectives that rank, whiten or
-mask over it; how the model's work is cut up cannot change it. Where every row's gradient depends on
-its own logprobs alone, one pass of the model does: the other rows may hold anything meanwhile.
-Otherwise the model runs forward twice (GradCache, arXiv:2101.06983).
+mask over it; how the model's work is cut up, or shared out between ranks, cannot change it. Where every
+row's gradient depends on its own logprobs alone, one pass of the model does: the other rows may hold anything
+meanwhile. Otherwise the model runs forward twice (GradCache, arXiv:2101.06983).
 
 A group teaches something if the rewards' part of the loss has a gradient at any of its logprobs, which is
 exactly 0 where every advantage or weight is. The pull towards the behaviour policy is not counted: it teaches
@@ -32,6 +32,7 @@ from learner.objective.divergence import (
 from learner.objective.registry import Objective
 from learner.training.micro_batches import MicroBatch
 from learner.training.model import Policy, ScoringModel
+from learner.training.work_shares import Ranks
 
 
 class LossOutcome(NamedTuple):
@@ -96,18 +97,25 @@ def add_gradient(
 ) -> LossOutcome:
     """Add the gradient of the loss to the policy's; return the loss and which groups teach something.
 
-    ``parts`` are all rows of ``batch``, each once. The batch's ``learner_logprob``, a leaf that asks for a
-    gradient, is overwritten with the learner's.
+    ``parts`` are all rows of ``batch``, each once, or this rank's share of them. The batch's
+    ``learner_logprob``, a leaf that asks for a gradient, is overwritten with the learner's.
     """
+    ranks = policy.ranks
     if loss.is_separable or len(parts) == 1:
         for part in parts:
             logprob = _forward(policy, part, batch)
+            if not loss.is_separable:
+                _complete(ranks, batch.learner_logprob, parts)
             gradient, outcome = _differentiate(batch, loss)
             _backward(logprob, part, gradient)
+        if ranks.is_shared and loss.is_separable:
+            _complete(ranks, batch.learner_logprob, parts)
+            outcome = loss(batch)
         return _with_teaching(batch, outcome)  # the last part's: by then all logprobs are in the batch
     with torch.no_grad():
         for part in parts:
             _forward(policy, part, batch)
+    _complete(ranks, batch.learner_logprob, parts)
     gradient, outcome = _differentiate(batch, loss)
     for part in parts:
         _backward(_forward(policy, part, batch), part, gradient)
@@ -121,7 +129,14 @@ def logprobs_of(model: ScoringModel, parts: Sequence[MicroBatch], batch: Objecti
     for part in parts:
         of_part = model.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
         logprob.view(-1)[part.places] = of_part.to(logprob.dtype)
+    _complete(model.ranks, logprob, parts)
     return logprob
+
+
+def _complete(ranks: Ranks, logprob: Tensor, parts: Sequence[MicroBatch]) -> None:
+    """Add the logprobs of the rows that other ranks score."""
+    if ranks.is_shared:
+        ranks.complete(logprob.detach(), torch.cat([part.places for part in parts]))
 
 
 def _forward(policy: Policy, part: MicroBatch, batch: ObjectiveBatch) -> Tensor:

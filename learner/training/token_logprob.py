@@ -4,9 +4,13 @@ Logits of a whole batch, [tokens, vocabulary] in float32, are most of a step's m
 and a vocabulary of 151 936. Here one buffer of bounded size holds a chunk of them at a time, and all work is
 done in place. The backward pass computes the chunks again, except the last one, which is still in the buffer;
 where one chunk is enough, nothing is computed twice.
+
+Ranks that each hold a slice of the vocabulary exchange three numbers a token: the largest logit, the sum of
+exponentials, and the target's logit. No rank sees another's logits.
 """
 
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +21,33 @@ matrix products at full speed. Chunks of 4 MiB, which fit a core's cache, gain a
 are short (8192 tokens, width 64), and lose half where they are not (32 768 tokens, width 512)."""
 
 
+class Reduction(Protocol):
+    """Exchanges with the ranks that hold the rest of the vocabulary; in place."""
+
+    def add_up(self, values: Tensor) -> None:
+        """Replace values by their sum over the ranks."""
+        ...
+
+    def take_largest(self, values: Tensor) -> None:
+        """Replace values by the largest of the ranks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VocabularySlice:
+    """The tokens whose rows of the head a rank holds: as many on every rank."""
+
+    first: int
+    tokens: int
+    ranks: Reduction
+
+    def place(self, target_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where targets lie in the slice, and whether they do; a place is valid either way."""
+        place = target_ids - self.first
+        is_here = (place >= 0) & (place < self.tokens)
+        return torch.where(is_here, place, 0), is_here
+
+
 def token_logprob(
     hidden: Tensor,
     weight: Tensor,
@@ -25,6 +56,7 @@ def token_logprob(
     target_ids: Tensor,
     temperature: Tensor,
     compute_dtype: torch.dtype | None = None,
+    vocabulary: VocabularySlice | None = None,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> Tensor:
     """Return log softmax((hidden @ weight.T + bias) / temperature) at the target of each row.
@@ -32,6 +64,7 @@ def token_logprob(
     Args:
         hidden: [tokens, width]; weight: [vocabulary, width]; bias: [vocabulary]; the others [tokens].
         compute_dtype: of matrix products; None: that of ``weight``. Softmax and sums are float32 at least.
+        vocabulary: the slice that ``weight`` and ``bias`` have the rows of; None: all of it.
         chunk_logits: logits in memory at once, at most; one row's always are.
 
     Returns:
@@ -39,7 +72,9 @@ def token_logprob(
     """
     rows = max(1, chunk_logits // weight.shape[0])
     dtype = compute_dtype or weight.dtype
-    logprob: Tensor = _TokenLogprob.apply(hidden, weight, bias, target_ids, temperature, dtype, rows)  # type: ignore[no-untyped-call]
+    logprob: Tensor = _TokenLogprob.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, target_ids, temperature, dtype, vocabulary, rows
+    )
     return logprob
 
 
@@ -53,6 +88,7 @@ class _TokenLogprob(torch.autograd.Function):
         target_ids: Tensor,
         temperature: Tensor,
         dtype: torch.dtype,
+        vocabulary: VocabularySlice | None,
         rows: int,
     ) -> Tensor:
         temperature = temperature.to(_wide(hidden.dtype))
@@ -61,9 +97,12 @@ class _TokenLogprob(torch.autograd.Function):
         chosen = []
         for part in parts:
             logits = _write_logits(buffer, scaled[part], head, bias, temperature[part])
-            torch.log_softmax(logits, dim=-1, out=logits)
-            chosen.append(logits.gather(-1, target_ids[part, None]).squeeze(-1))
-        ctx.dtype, ctx.rows, ctx.hidden_dtype = dtype, rows, hidden.dtype
+            if vocabulary is None:
+                torch.log_softmax(logits, dim=-1, out=logits)
+                chosen.append(logits.gather(-1, target_ids[part, None]).squeeze(-1))
+            else:
+                chosen.append(_softmax_of_slice(logits, target_ids[part], vocabulary))
+        ctx.dtype, ctx.rows, ctx.hidden_dtype, ctx.vocabulary = dtype, rows, hidden.dtype, vocabulary
         ctx.buffer = buffer
         ctx.save_for_backward(scaled, weight, bias, target_ids, temperature)
         return torch.cat(chosen)
@@ -71,6 +110,7 @@ class _TokenLogprob(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         scaled, weight, bias, target_ids, temperature = ctx.saved_tensors
+        vocabulary: VocabularySlice | None = ctx.vocabulary
         head = weight.to(ctx.dtype)
         # Rows of the logits' gradient are (one hot - softmax) * gradient / temperature. The factors are
         # applied to the products' narrow sides instead: one pass less over the logits.
@@ -85,12 +125,21 @@ class _TokenLogprob(torch.autograd.Function):
             buffer = _buffer(scaled, head, ctx.rows)
         for part in reversed(_parts(len(scaled), ctx.rows)):
             if is_kept:
-                softmax = buffer[: len(scaled[part])].exp_()
+                softmax = buffer[: len(scaled[part])]
+                if vocabulary is None:
+                    softmax.exp_()
                 is_kept = False
             else:
                 softmax = _write_logits(buffer, scaled[part], head, bias, temperature[part])
-                torch.softmax(softmax, dim=-1, out=softmax)
-            softmax.scatter_add_(-1, target_ids[part, None], softmax.new_full((len(softmax), 1), -1.0))
+                if vocabulary is None:
+                    torch.softmax(softmax, dim=-1, out=softmax)
+                else:
+                    _softmax_of_slice(softmax, target_ids[part], vocabulary)
+            if vocabulary is None:
+                softmax.scatter_add_(-1, target_ids[part, None], softmax.new_full((len(softmax), 1), -1.0))
+            else:
+                place, is_here = vocabulary.place(target_ids[part])
+                softmax.scatter_add_(-1, place[:, None], -is_here[:, None].to(softmax.dtype))
             narrow = softmax.to(ctx.dtype)
             to_hidden[part] = narrow @ head
             if ctx.dtype == weight.dtype:
@@ -100,7 +149,22 @@ class _TokenLogprob(torch.autograd.Function):
             if to_bias is not None:
                 to_bias -= to_logits[part] @ softmax
         to_hidden.mul_(-to_logits[:, None])
-        return to_hidden.to(ctx.hidden_dtype), to_weight, to_bias, None, None, None, None
+        if vocabulary is not None:
+            vocabulary.ranks.add_up(to_hidden)
+        return to_hidden.to(ctx.hidden_dtype), to_weight, to_bias, None, None, None, None, None
+
+
+def _softmax_of_slice(logits: Tensor, target_ids: Tensor, vocabulary: VocabularySlice) -> Tensor:
+    """Turn a slice's logits into its part of the softmax, in place; return the targets' logprobs."""
+    largest = logits.amax(dim=-1)
+    vocabulary.ranks.take_largest(largest)
+    logits -= largest[:, None]
+    place, is_here = vocabulary.place(target_ids)
+    chosen = torch.where(is_here, logits.gather(-1, place[:, None]).squeeze(-1), 0.0)
+    sums = torch.stack([chosen, logits.exp_().sum(dim=-1)])
+    vocabulary.ranks.add_up(sums)
+    logits /= sums[1, :, None]
+    return sums[0] - sums[1].log()
 
 
 def _parts(tokens: int, rows: int) -> list[slice]:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from learner.config import LearnerConfig
 from learner.objective.batch import ObjectiveBatch
@@ -26,10 +25,11 @@ from learner.objective.staleness import (
     sequence_learning_rate_factor,
     version_discount,
 )
-from learner.training.micro_batches import MicroBatch, collate, micro_batches, objective_batch, rows_of
+from learner.training.micro_batches import MicroBatch, collate, objective_batch, rows_of
 from learner.training.model import Policy, ScoringModel
 from learner.training.rate_schedule import RateSchedule
 from learner.training.step_loss import LossOutcome, StepLoss, add_gradient, logprobs_of
+from learner.training.work_shares import Ranks
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 
@@ -155,24 +155,34 @@ def train_step(
         expected_kl_nats: see ``objective_batch``.
         reference: the base model, for the penalty towards it; None: no such penalty.
     """
-    dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
-    batch = objective_batch(
-        groups,
-        version=version,
-        discount=settings.discount,
-        dtype=dtype,
-        device=device,
-        expected_kl_nats=expected_kl_nats,
-    )
-    parts = [
-        collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
-        for part in micro_batches(rows_of(groups), budget_tokens=settings.micro_batch_tokens)
-    ]
-    if reference is not None:
-        batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
-    if settings.fast_steps == 0:
-        return _take_step(policy, optimizer, parts, batch, settings, version=version)
-    return _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
+    with policy.ranks.failures_named():
+        policy.ranks.tell(
+            "step",
+            groups=groups,
+            version=version,
+            settings=settings,
+            expected_kl_nats=expected_kl_nats,
+            has_reference=reference is not None,
+            optimizer=optimizer,
+        )
+        dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
+        batch = objective_batch(
+            groups,
+            version=version,
+            discount=settings.discount,
+            dtype=dtype,
+            device=device,
+            expected_kl_nats=expected_kl_nats,
+        )
+        parts = [
+            collate(part, width=batch.mask.shape[1], dtype=dtype, device=device)
+            for part in policy.ranks.share_out(rows_of(groups), budget_tokens=settings.micro_batch_tokens)
+        ]
+        if reference is not None:
+            batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
+        if settings.fast_steps == 0:
+            return _take_step(policy, optimizer, parts, batch, settings, version=version)
+        return _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
 
 
 def _take_slow_fast_step(
@@ -184,7 +194,7 @@ def _take_slow_fast_step(
     *,
     version: int,
 ) -> StepOutcome:
-    parameters = list(policy.parameters.values())
+    parameters = policy.local_parameters()
     parameters_before = [parameter.detach().clone() for parameter in parameters]
     optimizer_before = copy.deepcopy(optimizer.state_dict())
     outcomes: list[StepOutcome] = []
@@ -222,12 +232,11 @@ def _take_step(
     """Make one optimizer step, if the batch teaches something; leave the logprobs it saw in the batch."""
     measured = add_gradient(policy, parts, batch, settings.loss)
     parameters = list(policy.parameters.values())
-    gradient_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    tokens = sum(len(part.target_ids) for part in parts)
-    outcome = _outcome(batch, measured, gradient_norm=gradient_norm, tokens=tokens)
+    gradient_norm = policy.ranks.gradient_norm(parameters)
+    outcome = _outcome(batch, measured, gradient_norm=gradient_norm, ranks=policy.ranks)
     if outcome.is_applied:
         if outcome.gradient_norm > settings.gradient_clip_norm:
-            clip_grads_with_norm_(parameters, settings.gradient_clip_norm, gradient_norm)
+            _clip(policy, to=settings.gradient_clip_norm, norm=gradient_norm)
         factor = settings.schedule.share(version)
         if settings.scales_rate_by_sample_size:
             factor *= sequence_learning_rate_factor(batch.log_ratio.sum(dim=1))
@@ -236,6 +245,13 @@ def _take_step(
         outcome = replace(outcome, learning_rate=learning_rate)
     optimizer.zero_grad(set_to_none=True)
     return outcome
+
+
+@torch.no_grad()
+def _clip(policy: Policy, *, to: float, norm: Tensor) -> None:
+    """Scale the gradient down, in place: ``clip_grads_with_norm_``, on this rank's part."""
+    parts = [policy.ranks.local(p.grad) for p in policy.parameters.values() if p.grad is not None]
+    torch._foreach_mul_(parts, torch.clamp(to / (norm + 1e-6), max=1.0).to(policy.device))
 
 
 @contextmanager
@@ -253,7 +269,7 @@ def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator
 
 @torch.no_grad()
 def _outcome(
-    batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: Tensor, tokens: int
+    batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: Tensor, ranks: Ranks
 ) -> StepOutcome:
     groups, objective, kl = batch.groups, measured.objective, measured.kl_nats
     teaching = measured.loss.new_zeros(()) if measured.teaches is None else measured.teaches.sum()
@@ -265,10 +281,12 @@ def _outcome(
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
     # One copy for all numbers: each copy waits for the device.
-    numbers = torch.cat([sums.double(), kl_of_groups.double(), weight.double()]).cpu()
-    loss, norm, kl_nats, surprise, clipped, clamped, truncated, trust, reference_kl, taught, *of_groups = (
-        numbers[: -len(weight)].tolist()
-    )
+    exact = [sums.double(), batch.mask.sum()[None].double(), kl_of_groups.double(), weight.double()]
+    numbers = ranks.agreed(torch.cat(exact)).cpu()
+    loss, norm, kl_nats, surprise, clipped, clamped, truncated, trust, reference_kl, taught = numbers[
+        : len(sums)
+    ].tolist()
+    tokens, *of_groups = numbers[len(sums) : -len(weight)].tolist()
     weight = numbers[-len(weight) :]
     return StepOutcome(
         is_finite=math.isfinite(loss) and math.isfinite(norm),
@@ -284,7 +302,7 @@ def _outcome(
         truncated_fraction=None if objective.is_truncated is None else truncated / tokens,
         trust_mean=None if objective.trust is None else trust / len(weight),
         surprisal_nats=surprise / tokens,
-        tokens=tokens,
+        tokens=int(tokens),
         learning_rate=0.0,  # until the step is taken
     )
 

@@ -136,6 +136,8 @@ class TrainingState:
         self._config = config
         self._recorded_settings = settings_of(config)
         self._steps = GradientSteps(config, policy, reference)
+        self._steps.optimizer.register_step_pre_hook(self._before_writing)
+        policy.ranks.follow_writes(self._steps.optimizer)
         self._checkpoints = CheckpointStore(
             directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
         )
@@ -150,6 +152,9 @@ class TrainingState:
         self.progress, place = self._checkpoints.restore(policy, self._steps.optimizer)
         """As the journal has it."""
         self._copied_version, self._copied_at_s = self.version, clock.monotonic()
+        self._masters_wait_s = 0.0
+        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
+        """Closed to readers from the optimizer's step until ``hold`` names the version."""
         plan = read_journal(directory / JOURNAL, self.progress, place, origin=origin, published=published())
         self.restart = self._replay(plan)
         self._journal = StepJournal(
@@ -162,11 +167,8 @@ class TrainingState:
         self._best = self.progress.best
         """As known now; the next entry has it."""
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
-        """Closed to readers from the optimizer's step until ``hold`` names the version."""
-        self._masters_wait_s = 0.0
         self._is_saved = True
         """Whether the parameters are those of ``version``."""
-        self._steps.optimizer.register_step_pre_hook(self._before_writing)
 
     @property
     def version(self) -> int:

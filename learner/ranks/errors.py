@@ -1,0 +1,7 @@
+"""What is raised where ranks cannot go on together."""
+
+from node.errors import HeteroRLError
+
+
+class RankLostError(HeteroRLError):
+    """A rank ended, or did not answer in time; all others end with it, and the next start resumes the run."""

@@ -1,0 +1,139 @@
+"""A rank other than the first: it does what the first one tells it, until that one ends.
+
+training    steps, checks, copies for a checkpoint: this thread, in the first rank's order
+publishing  its words of the frames that the first rank asks for
+saving      its shards of the newest copy
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.config import LearnerConfig
+from learner.ranks.launching import config_of, join_ranks, mesh_sizes, neighbours
+from learner.ranks.orders import Order, OrderStream, StepOrder
+from learner.ranks.rank_group import RankGroup
+from learner.training.checkpoint import load_into, parts_of
+from learner.training.model import Policy, load_policy, load_reference
+from learner.training.tensor_files import save_tensors
+from learner.training.train_step import train_step
+from node.errors import HeteroRLError
+
+logger = logging.getLogger(__name__)
+
+
+class Follower:
+    """A rank's model, optimizer and newest copy."""
+
+    def __init__(self, config: LearnerConfig, group: RankGroup) -> None:
+        """Load this rank's part of the model.
+
+        Raises:
+            StartupError: as ``load_policy``.
+        """
+        self._config = config
+        self._group = group
+        compute_dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else None
+        device = rank_device(config.device)
+        self.policy: Policy = load_policy(
+            config.model_dir,
+            device=device,
+            compute_dtype=compute_dtype,
+            checkpoints_activations=config.checkpoints_activations,
+            ranks=group,
+        )
+        self._reference = None
+        if config.reference_kl_coefficient:
+            self._reference = load_reference(
+                config.model_dir, device=device, compute_dtype=compute_dtype, ranks=group
+            )
+        self._optimizer = torch.optim.AdamW(
+            self.policy.parameters.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        group.follow_writes(self._optimizer)
+        self._copy: Mapping[str, Mapping[str, Tensor]] = {}
+
+    def obey(self, order: Order) -> None:
+        """Do what the first rank does now."""
+        if order.name == "step":
+            self._step(StepOrder.of(order, self._config))
+        elif order.name == "check":
+            self.policy.is_finite()
+        elif order.name == "copy":
+            self._copy = parts_of(self.policy, self._optimizer)
+        elif order.name == "restore":
+            load_into(self.policy, self._optimizer, Path(order.values["path"]))
+        else:
+            raise ValueError(f"the first rank of another version of this program orders {order.name!r}")
+
+    def save(self) -> None:
+        """Save shards of the newest copy, whenever the first rank does."""
+        while (order := self._group.saves.receive()).name == "save":
+            try:
+                save_tensors(
+                    Path(order.values["directory"]),
+                    self._copy[order.values["part"]],
+                    group=self._group.saves.group,
+                )
+            except (OSError, ValueError) as error:
+                # The first rank hears of it too, and tries again once there is room.
+                logger.warning("shards not saved", extra={"error": str(error)})
+
+    def _step(self, step: StepOrder) -> None:
+        for group in self._optimizer.param_groups:
+            group.update(step.optimizer)
+        train_step(
+            self.policy,
+            self._optimizer,
+            step.groups,
+            version=step.version,
+            settings=step.settings,
+            expected_kl_nats=step.expected_kl_nats,
+            reference=self._reference if step.has_reference else None,
+        )
+
+
+def rank_device(device: str) -> str:
+    """Return this rank's own device: with CUDA, the one of its number on its host."""
+    if not device.startswith("cuda"):
+        return device
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(number)
+    return f"cuda:{number}"
+
+
+def main() -> int:
+    """Meet the other ranks, follow the first one, and return the exit code."""
+    rank = int(os.environ["RANK"])
+    logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(levelname)s %(name)s: %(message)s")
+    try:
+        _follow()
+    except (HeteroRLError, RuntimeError, dist.DistError) as error:
+        logger.error("rank %d ends: %s", rank, error, exc_info=not isinstance(error, HeteroRLError))
+        return 1
+    return 0
+
+
+def _follow() -> None:
+    join_ranks()
+    orders = OrderStream()
+    neighbours(orders)
+    config = config_of(orders.receive())
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    group = RankGroup(mesh_sizes(config), device_type=config.device.partition(":")[0], orders=orders)
+    follower = Follower(config, group)
+    for work in (follower.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]
+        threading.Thread(target=work, daemon=True).start()
+    while (order := orders.receive()).name != "end":
+        follower.obey(order)

@@ -1,0 +1,149 @@
+"""Orders: what the first rank has the others do, as JSON and arrays; nothing is pickled.
+
+The others wait for the next order for as long as the first has nothing to do. If it ends, its connections
+are closed, and that ends the wait.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.distributed import ProcessGroup
+
+from learner.config import LearnerConfig
+from learner.objective.menu import MENU
+from learner.objective.registry import load_objective
+from learner.training.rate_schedule import RateSchedule
+from learner.training.train_step import StepSettings
+from node.errors import StartupError
+from node.rollout import EncodedGroup, RolloutGroup
+from node.wire.rollouts import group_from_wire, group_to_wire
+
+ANY_TIME: Final = timedelta(days=365)
+"""Limit of the groups that orders travel in."""
+
+_OF_OPTIMIZER: Final = ("lr", "betas", "weight_decay")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """Something to do, and what it takes."""
+
+    name: str
+    values: Mapping[str, Any]
+    blobs: Sequence[bytes] = ()
+
+    def to_bytes(self) -> bytes:
+        """Return it encoded."""
+        told = {"name": self.name, "values": self.values, "blobs": [len(blob) for blob in self.blobs]}
+        header = json.dumps(told).encode()
+        return b"".join([len(header).to_bytes(8, "little"), header, *self.blobs])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return what ``to_bytes`` encoded."""
+        start = 8 + int.from_bytes(data[:8], "little")
+        told = json.loads(data[8:start])
+        ends = itertools.accumulate(told["blobs"], initial=start)
+        return cls(told["name"], told["values"], [data[a:b] for a, b in itertools.pairwise(ends)])
+
+
+class OrderStream:
+    """Orders in sequence, from the first rank to all others, for one thread of each."""
+
+    def __init__(self) -> None:
+        """Make a process group for it: every rank does, in the same sequence."""
+        self.group: ProcessGroup = dist.new_group(backend="gloo", timeout=ANY_TIME)
+
+    def send(self, order: Order) -> None:
+        """Tell all others. First rank."""
+        data = torch.frombuffer(bytearray(order.to_bytes()), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([len(data)]), src=0, group=self.group)
+        dist.broadcast(data, src=0, group=self.group)
+
+    def receive(self) -> Order:
+        """Wait for the next order. Others."""
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(length, src=0, group=self.group)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self.group)
+        return Order.from_bytes(data.numpy().tobytes())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOrder:
+    """The arguments of a ``train_step``."""
+
+    groups: Sequence[RolloutGroup]
+    version: int
+    settings: StepSettings
+    expected_kl_nats: Sequence[NDArray[np.float64]] | None
+    has_reference: bool
+    optimizer: Mapping[str, Any]
+    """Learning rate and the like, which a step from the journal may have others of."""
+
+    @property
+    def order(self) -> Order:
+        """The order that says it."""
+        encoded = [group_to_wire(group) for group in self.groups]
+        expected = self.expected_kl_nats
+        settings = {
+            field.name: getattr(self.settings, field.name)
+            for field in fields(StepSettings)
+            if field.name not in ("objective", "schedule")
+        }
+        objective = self.settings.objective
+        values = {
+            "version": self.version,
+            "settings": settings,
+            "schedule": asdict(self.settings.schedule),
+            "objective": {"name": objective.name, "options": objective.options.model_dump()},
+            "groups": len(encoded),
+            "has_expected": expected is not None,
+            "has_reference": self.has_reference,
+            "optimizer": {key: self.optimizer[key] for key in _OF_OPTIMIZER if key in self.optimizer},
+        }
+        blobs = [part for group in encoded for part in group]
+        blobs += [np.asarray(nats, "<f8").tobytes() for nats in expected or ()]
+        return Order("step", values, blobs)
+
+    @classmethod
+    def of(cls, order: Order, config: LearnerConfig) -> Self:
+        """Read an order; objectives of one's own are those of the configuration.
+
+        Raises:
+            StartupError: the objective is neither built in nor configured.
+        """
+        told = order.values
+        name = told["objective"]["name"]
+        if name not in MENU and name != config.objective:
+            raise StartupError(
+                f"the first rank's objective is {name!r}, this one's {config.objective!r}",
+                fix="Start all ranks with one configuration.",
+            )
+        count = told["groups"]
+        parts = iter(order.blobs[: 2 * count])
+        settings = StepSettings(
+            load_objective(name, told["objective"]["options"]),
+            RateSchedule(**told["schedule"]),
+            **told["settings"],
+        )
+        expected = [np.frombuffer(blob, "<f8") for blob in order.blobs[2 * count :]]
+        return cls(
+            [
+                group_from_wire(EncodedGroup(header, columns))
+                for header, columns in zip(parts, parts, strict=True)
+            ],
+            version=told["version"],
+            settings=settings,
+            expected_kl_nats=expected if told["has_expected"] else None,
+            has_reference=told["has_reference"],
+            optimizer=told["optimizer"],
+        )

@@ -1,0 +1,190 @@
+"""One of several ranks: the mesh it is in, and what it does together with the others in a step.
+
+Every sum over ranks is of exact zeros and one rank's values, or of parts of a gradient, so that the layout
+changes results by the rounding of sums alone.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from learner.ranks.errors import RankLostError
+from learner.ranks.mesh_sizes import DIMENSIONS, MeshSizes
+from learner.ranks.orders import ANY_TIME, Order, OrderStream, StepOrder
+from learner.ranks.shard_words import ShardWords
+from learner.ranks.sharding import layer_plan, shard_fully, shrink, slice_layers
+from learner.training.micro_batches import Row, share_out
+from learner.training.model import TokenScorer
+from node.weights.format.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+_EXCHANGE: Final = re.compile("gloo|nccl|connection|socket|timed out", re.IGNORECASE)
+"""What torch's own errors of a failed exchange say; most are plain RuntimeErrors."""
+
+Diagnose = Callable[[], str]
+"""Returns which other ranks are known to have ended or stopped, and how; empty where none is."""
+
+
+class RankGroup:
+    """The ranks of a learner, seen from one of them; the process group is there already."""
+
+    is_shared: Final = True
+
+    def __init__(
+        self,
+        sizes: MeshSizes,
+        *,
+        device_type: str,
+        orders: OrderStream | None = None,
+        diagnose: Diagnose = lambda: "",
+    ) -> None:
+        """Lay a mesh over all ranks; every rank does.
+
+        Args:
+            orders: by which the first rank tells the others what to do; None: they do the same anyway.
+        """
+        self.rank: int = dist.get_rank()
+        self.sizes = sizes
+        self._device_type = device_type
+        self._orders = orders if self.rank == 0 else None
+        self._diagnose = diagnose
+        self._words_group = dist.new_group(backend="gloo", timeout=ANY_TIME)
+        self.saves = OrderStream()
+        """What to save."""
+        self._mesh = self._meshed(sizes)
+
+    def _meshed(self, sizes: MeshSizes) -> DeviceMesh:
+        mesh = init_device_mesh(self._device_type, sizes.shape, mesh_dim_names=DIMENSIONS)
+        self._rows: DeviceMesh = mesh["dp_replicate", "dp_shard"]._flatten("dp")
+        return mesh
+
+    def shard(self, scorer: TokenScorer) -> None:
+        """Keep this rank's part of a model, in place.
+
+        Raises:
+            StartupError: tensor parallelism cannot divide it.
+        """
+        if self.sizes.tp > 1 and layer_plan(scorer.model) is None:
+            wanted, self.sizes = self.sizes, shrink(self.sizes)
+            self._mesh = self._meshed(self.sizes)
+            logger.warning(
+                "no plan for tensor parallelism of this model: FSDP2 alone",
+                extra={"model": type(scorer.model).__name__, "asked": str(wanted), "mesh": str(self.sizes)},
+            )
+        if self.sizes.tp > 1:
+            slice_layers(scorer, self._mesh["tp"])
+        is_trained = any(parameter.requires_grad for parameter in scorer.parameters())
+        has_replicas = self.sizes.dp_replicate > 1
+        rows = self._mesh["dp_replicate", "dp_shard"] if has_replicas else self._mesh["dp_shard"]
+        # Over a mesh of one too: the optimizer takes no mixture of what is sharded and what is not.
+        shard_fully(scorer, rows, is_trained=is_trained)
+
+    def tell(self, order: str, **values: Any) -> None:
+        """Have the other ranks do what the first one does next."""
+        if self._orders is None:
+            return
+        if order == "step":
+            [of_all] = values.pop("optimizer").param_groups
+            told = StepOrder(**values, optimizer=of_all).order
+        else:
+            told = Order(order, values)
+        with self.failures_named():
+            self._orders.send(told)
+
+    @contextmanager
+    def failures_named(self) -> Iterator[None]:
+        """Raise a failed exchange as an error that says which rank is gone.
+
+        Raises:
+            RankLostError: in place of what torch raises.
+        """
+        try:
+            yield
+        except (dist.DistError, RuntimeError) as error:
+            if not isinstance(error, dist.DistError) and not _EXCHANGE.search(str(error)):
+                raise
+            who = self._diagnose() or f"another rank does not answer rank {self.rank}: {error}"
+            raise RankLostError(
+                f"{who}. All ranks end; start the learner again, and it goes on with the step that was lost"
+            ) from error
+
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> ShardWords:
+        """Return what reads a version's words off the masters of all ranks, on the first."""
+        return ShardWords(tensors, layout, sizes=self.sizes, group=self._words_group)
+
+    def follow_writes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have no rank write before the first; call it there after adding the hook that waits for readers."""
+
+        def wait_for_all(*_: object) -> None:
+            dist.barrier()
+
+        optimizer.register_step_pre_hook(wait_for_all)
+
+    def saving(self, directory: Path, part: str) -> ProcessGroup:
+        """Have the other ranks save their shards of one part of a checkpoint; return all ranks."""
+        self.saves.send(Order("save", {"directory": str(directory), "part": part}))
+        return self.saves.group
+
+    def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
+        """Return this rank's micro-batches; every rank has as many, so some may be empty."""
+        shares = share_out(rows, shares=self.sizes.shares, budget_tokens=budget_tokens)
+        return shares[self.rank // self.sizes.tp]
+
+    def complete(self, logprob: Tensor, places: Tensor) -> None:
+        """Add the other ranks' logprobs to a batch's, [n, t]; ``places`` are this rank's own, flattened."""
+        known, flat = torch.zeros_like(logprob).view(-1), logprob.view(-1)
+        known[places] = flat[places]
+        dist.all_reduce(known, group=self._rows.get_group())
+        flat.copy_(known)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the part of a parameter or gradient that this rank holds; shares its memory."""
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    @torch.no_grad()
+    def gradient_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the norm of the whole gradient: the root of the sum over ranks of each part's squares.
+
+        A part that several ranks hold counts once: the sum goes over the dimensions that divide it.
+        """
+        squares: dict[tuple[str, ...], Tensor] = {}
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            divided: tuple[str, ...] = ()
+            if isinstance(gradient, DTensor):
+                names = gradient.device_mesh.mesh_dim_names or ()
+                divided = tuple(
+                    name
+                    for name, placed in zip(names, gradient.placements, strict=True)
+                    if not placed.is_replicate()
+                )
+            square = torch.linalg.vector_norm(self.local(gradient)).square()
+            squares[divided] = squares[divided] + square if divided in squares else square
+        for divided, square in squares.items():
+            for name in divided:
+                dist.all_reduce(square, group=self._mesh.get_group(name))
+        return torch.stack(list(squares.values())).sum().sqrt()
+
+    def agreed(self, numbers: Tensor) -> Tensor:
+        """Return what the first rank has: decisions must not hang on the last bit of a rank's own sums."""
+        dist.broadcast(numbers, src=0)
+        return numbers
+
+    def all_true(self, is_true: bool) -> bool:
+        """Return whether it holds on every rank."""
+        number = torch.tensor(float(is_true), device=self._device_type)
+        dist.all_reduce(number, op=dist.ReduceOp.MIN)
+        return bool(number)

@@ -1,0 +1,134 @@
+"""What the ranks of a learner do together in a step, as its code asks for it.
+
+Every rank runs the same step on the same groups. It scores its own rows, holds its own part of parameters,
+gradients and moments, and evaluates the loss over the whole batch: a few floats a token travel. One
+rank has everything, and nothing to exchange; ``learner.ranks`` has the other implementation.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from learner.training.master_words import MasterWords
+from learner.training.micro_batches import Row, micro_batches
+from node.weights.format.layout import Layout
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from learner.training.model import TokenScorer
+
+
+class Ranks(Protocol):
+    """The ranks that share a model, seen from one of them."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several."""
+        ...
+
+    def shard(self, scorer: "TokenScorer") -> None:
+        """Keep this rank's part of a model, in place."""
+        ...
+
+    def tell(self, order: str, **values: Any) -> None:
+        """Have the other ranks do what this one, the first, does next; the others tell nobody."""
+        ...
+
+    def failures_named(self) -> AbstractContextManager[None]:
+        """Raise what other ranks' failures lead to here as one error that names them."""
+        ...
+
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> MasterWords:
+        """Return what reads a version's words off the masters, on the first rank."""
+        ...
+
+    def follow_writes(self, optimizer: Optimizer) -> None:
+        """Have no rank write its masters before the first one does, whose readers may still be at work."""
+        ...
+
+    def saving(self, directory: Path, part: str) -> "ProcessGroup | None":
+        """Have the other ranks save their shards of one part of a checkpoint; return the ranks that do."""
+        ...
+
+    def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
+        """Return this rank's micro-batches; every rank has as many, so some may be empty."""
+        ...
+
+    def complete(self, logprob: Tensor, places: Tensor) -> None:
+        """Add the other ranks' logprobs to a batch's, [n, t]; ``places`` are this rank's own, flattened."""
+        ...
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the part of a parameter or gradient that this rank holds; shares its memory."""
+        ...
+
+    def gradient_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the norm of the whole gradient."""
+        ...
+
+    def agreed(self, numbers: Tensor) -> Tensor:
+        """Return what the first rank has: decisions must not hang on the last bit of a rank's own sums."""
+        ...
+
+    def all_true(self, is_true: bool) -> bool:
+        """Return whether it holds on every rank."""
+        ...
+
+
+class OneRank:
+    """A learner that is one process."""
+
+    is_shared: Final = False
+
+    def shard(self, scorer: "TokenScorer") -> None:
+        """Keep all of it."""
+
+    def tell(self, order: str, **values: Any) -> None:
+        """Tell nobody."""
+
+    def failures_named(self) -> AbstractContextManager[None]:
+        """Do nothing: there are no others."""
+        return nullcontext()
+
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> MasterWords:
+        """Return what reads a version's words off the masters."""
+        return MasterWords(tensors, layout)
+
+    def follow_writes(self, optimizer: Optimizer) -> None:
+        """Follow nobody."""
+
+    def saving(self, directory: Path, part: str) -> "ProcessGroup | None":
+        """Return None: one process saves all of it."""
+        return None
+
+    def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
+        """Return all micro-batches."""
+        return micro_batches(rows, budget_tokens=budget_tokens)
+
+    def complete(self, logprob: Tensor, places: Tensor) -> None:
+        """Add nothing."""
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the tensor."""
+        return tensor
+
+    def gradient_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the norm of the gradient."""
+        return get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+    def agreed(self, numbers: Tensor) -> Tensor:
+        """Return the numbers."""
+        return numbers
+
+    def all_true(self, is_true: bool) -> bool:
+        """Return it."""
+        return is_true
+
+
+ONE_RANK: Final = OneRank()

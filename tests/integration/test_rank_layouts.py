@@ -1,0 +1,86 @@
+"""A step is the same step however a learner's ranks share it, to the last bits of float64."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+import torch
+
+from learner.objective.registry import load_objective
+from learner.ranks.mesh_sizes import MeshSizes
+from learner.training.checkpoint import load_into
+from learner.training.model import Policy
+from learner.training.train_step import train_step
+from support.made_up_groups import VERSION, made_up_groups
+from support.rank_processes import Case, Compared, compare_all, run_on_ranks, save_and_publish, tiny_model
+from support.step_settings import make_step_settings
+
+RANKS: Final = 4
+CASES: Final = {
+    "dp_shard": Case(
+        MeshSizes(1, 4, 1),
+        has_reference=True,
+        settings={"reference_kl_coefficient": 0.1},
+        checkpoints_activations=True,
+    ),
+    "dp_replicate": Case(MeshSizes(4, 1, 1), settings={"scales_rate_by_sample_size": True}),
+    "dp_replicate and dp_shard, the whole batch at once": Case(MeshSizes(2, 2, 1), objective="eqp"),
+    "tp, one micro-batch, the whole batch at once": Case(
+        MeshSizes(1, 1, 4), objective="version_aware", settings={"micro_batch_tokens": 1 << 20}
+    ),
+    "tp and dp_shard, a head of its own, normalised queries": Case(
+        MeshSizes(1, 2, 2), model="qwen3", settings={"staleness_discount": "sample_size"}
+    ),
+    "tp and dp_replicate, fast steps": Case(
+        MeshSizes(2, 1, 2), settings={"fast_steps": 1, "reposition_share": 0.5}
+    ),
+    "no plan": Case(MeshSizes(1, 2, 2), model="gpt2"),
+}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
+    path = tmp_path_factory.mktemp("ranks") / "figures.json"
+    run_on_ranks(compare_all, CASES, path, ranks=RANKS)
+    return {name: Compared(**figures) for name, figures in json.loads(path.read_text()).items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_take_the_steps_of_one_process(name: str, compared: dict[str, Compared]) -> None:
+    of_case = compared[name]
+    assert of_case.moved > 5e-3
+    assert of_case.difference < 1e-9
+    assert of_case.figures_differ_by < 1e-9
+
+
+@pytest.mark.parametrize("name", ["dp_shard", "no plan"])
+def test_a_rank_of_four_holds_a_quarter_of_parameters_gradients_and_moments(
+    name: str, compared: dict[str, Compared]
+) -> None:
+    assert compared[name].held_share <= 1.1 / RANKS
+
+
+def test_a_family_without_a_plan_for_tensor_parallelism_is_sharded_over_all_ranks(
+    compared: dict[str, Compared],
+) -> None:
+    assert compared["no plan"].sizes == "dp_replicate 1, dp_shard 4, tp 1"
+
+
+def test_a_checkpoint_goes_on_in_any_layout_and_the_words_are_those_of_one_process(tmp_path: Path) -> None:
+    run_on_ranks(save_and_publish, tmp_path, ranks=RANKS)
+    settings = make_step_settings(objective=load_objective("drift_aware"))
+    policy = Policy(tiny_model("qwen3"))
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+    for number in range(2):
+        load_into(policy, optimizer, tmp_path / f"checkpoint-{number}")
+        words = np.empty(policy.layout.words, np.uint16)
+        policy.snapshot(words)
+        assert (words == np.load(tmp_path / f"words-{number}.npy")).all()
+    # Slices resumed from the first checkpoint's shards; one process does too, and takes the same step.
+    resumed = {name: tensor.detach().clone() for name, tensor in policy.tensors.items()}
+    load_into(policy, optimizer, tmp_path / "checkpoint-0")
+    train_step(policy, optimizer, made_up_groups(1), version=VERSION, settings=settings)
+    for name, tensor in policy.tensors.items():
+        assert torch.allclose(tensor, resumed[name], rtol=0, atol=1e-9), name

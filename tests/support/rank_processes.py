@@ -1,0 +1,268 @@
+"""Learners of several processes on gloo, each beside a learner of one process that takes the same steps."""
+
+import copy
+import json
+import multiprocessing
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from learner.config import LearnerConfig
+from learner.objective.registry import load_objective
+from learner.ranks.errors import RankLostError
+from learner.ranks.launching import Fleet
+from learner.ranks.mesh_sizes import MeshSizes
+from learner.ranks.rank_group import RankGroup
+from learner.ranks.shard_words import ShardWords
+from learner.training.checkpoint import load_into, parts_of
+from learner.training.model import Policy, ScoringModel, load_policy
+from learner.training.tensor_files import save_tensors
+from learner.training.train_step import StepSettings, train_step
+from support.made_up_groups import VERSION, made_up_groups
+from support.step_settings import make_step_settings
+
+STEPS: Final = 3
+LIMIT: Final = timedelta(seconds=120)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout, a model, and settings of the steps that differ from ``make_step_settings``."""
+
+    sizes: MeshSizes
+    model: str = "llama"
+    objective: str = "drift_aware"
+    settings: Mapping[str, Any] | None = None
+    has_reference: bool = False
+    checkpoints_activations: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Figures of a case, from the first rank."""
+
+    difference: float
+    """Largest of any parameter, from one process."""
+    moved: float
+    """Largest change of any parameter."""
+    held_share: float
+    """Elements of parameters, gradients and moments on the fullest rank, over those of one process."""
+    figures_differ_by: float
+    """Largest relative difference of loss, norm, KL and ESS of any step."""
+    sizes: str
+    """After sharding: a family without a plan has no slices."""
+
+
+def tiny_model(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": 44,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 64,
+        "pad_token_id": 2,
+    }
+    model: PreTrainedModel
+    if kind == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+    elif kind == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=False))
+    else:
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=44, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    return model.double()
+
+
+def compare(case: Case) -> Compared | None:
+    """Take the same steps on all ranks, and in one process on the first, which returns the figures."""
+    model, reference = tiny_model(case.model), tiny_model(case.model)
+    with torch.no_grad():  # the base model is another one, or the penalty has no gradient at first
+        for parameter in reference.parameters():
+            parameter.mul_(1.01)
+    reference.requires_grad_(False)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    group = RankGroup(case.sizes, device_type="cpu")
+    shared, one = Taker.of(case, copy.deepcopy(model), copy.deepcopy(reference), ranks=group), None
+    if dist.get_rank() == 0:
+        one = Taker.of(case, model, reference)
+    differ = 0.0
+    for number in range(STEPS):
+        figures = shared.step(number)
+        if one is not None:
+            expected = one.step(number)
+            differ = max(differ, float(((figures - expected).abs() / expected.abs()).max()))
+    assert shared.policy.is_finite()
+    held = torch.tensor(float(shared.elements()))
+    dist.all_reduce(held, op=dist.ReduceOp.MAX)
+    whole = {name: _whole(tensor.detach()) for name, tensor in shared.policy.tensors.items()}
+    if one is None:
+        return None
+    tensors = {name: tensor.detach() for name, tensor in one.policy.tensors.items()}
+    return Compared(
+        difference=max(float((whole[name] - tensor).abs().max()) for name, tensor in tensors.items()),
+        moved=max(float((start[name] - tensor).abs().max()) for name, tensor in tensors.items()),
+        held_share=float(held) / one.elements(),
+        figures_differ_by=differ,
+        sizes=str(group.sizes),
+    )
+
+
+@dataclass(frozen=True)
+class Taker:
+    """A model, or a rank's part of it, and what its steps take."""
+
+    policy: Policy
+    reference: ScoringModel | None
+    optimizer: torch.optim.Optimizer
+    settings: StepSettings
+
+    @classmethod
+    def of(cls, case: Case, model: PreTrainedModel, reference: PreTrainedModel, **ranks: Any) -> "Taker":
+        policy = Policy(model, checkpoints_activations=case.checkpoints_activations, **ranks)
+        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, weight_decay=0.1, fused=True)
+        plain = {"micro_batch_tokens": 24, "gradient_clip_norm": 0.05, "kl_coefficient": 0.005}
+        settings = make_step_settings(
+            objective=load_objective(case.objective), **plain | dict(case.settings or {})
+        )
+        base = ScoringModel(reference, **ranks) if case.has_reference else None
+        return cls(policy, base, optimizer, settings)
+
+    def step(self, seed: int) -> Tensor:
+        """Take a step; return its figures."""
+        outcome = train_step(
+            self.policy,
+            self.optimizer,
+            made_up_groups(seed),
+            version=VERSION,
+            settings=self.settings,
+            reference=self.reference,
+        )
+        assert outcome.is_applied
+        figures = [outcome.loss, outcome.gradient_norm, outcome.kl_nats, outcome.ess_ratio, outcome.tokens]
+        return torch.tensor([*figures, outcome.surprisal_nats], dtype=torch.float64)
+
+    def elements(self) -> int:
+        """Count what this process holds of parameters, gradients, which are as many, and moments."""
+        local = self.policy.ranks.local
+        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        parameters = self.policy.local_parameters()
+        return 2 * sum(map(Tensor.numel, parameters)) + sum(local(value).numel() for value in moments)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def run_on_ranks(work: Callable[..., None], *arguments: Any, ranks: int) -> None:
+    """Call ``work(*arguments)`` in as many processes that know each other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Forked from a process that has imported torch: four imports take longer than the work.
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call, attr-defined]
+        _run, args=(ranks, port, work, arguments), nprocs=ranks, start_method="forkserver"
+    )
+
+
+def _run(rank: int, ranks: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=LIMIT
+    )
+    work(*arguments)
+    dist.destroy_process_group()
+
+
+def compare_all(cases: Mapping[str, Case], path: Path) -> None:
+    """Compare each case; the first rank writes the figures."""
+    compared = {name: compare(case) for name, case in cases.items()}
+    if dist.get_rank() == 0:
+        path.write_text(json.dumps({name: asdict(one) for name, one in compared.items() if one}))
+
+
+def save_and_publish(directory: Path) -> None:
+    """Take steps on four ranks; leave their checkpoint, its words, and the masters one step later.
+
+    The first half is taken as two copies of two shards, and goes on as two slices of two shards: a checkpoint
+    is loaded into another layout here too.
+    """
+    settings = make_step_settings(objective=load_objective("drift_aware"))
+    first, second = MeshSizes(2, 2, 1), MeshSizes(1, 2, 2)
+    saved: Path | None = None
+    for number, sizes in enumerate((first, second)):
+        group = RankGroup(sizes, device_type="cpu")
+        policy = Policy(tiny_model("qwen3"), ranks=group)
+        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+        if saved is not None:
+            load_into(policy, optimizer, saved)
+        train_step(policy, optimizer, made_up_groups(number), version=VERSION, settings=settings)
+        saved = directory / f"checkpoint-{number}"
+        for name, tensors in parts_of(policy, optimizer).items():
+            if dist.get_rank() == 0:
+                (saved / name).mkdir(parents=True)
+            dist.barrier()
+            save_tensors(saved / name, tensors, group=group.saves.group)
+        words = policy.master_words
+        assert isinstance(words, ShardWords)
+        if dist.get_rank() == 0:
+            made = np.empty(policy.layout.words, np.uint16)
+            words.snapshot(made)
+            words.end()
+            np.save(directory / f"words-{number}.npy", made)
+        else:
+            words.follow()
+        dist.barrier()
+
+
+def lead(_: int, model_dir: Path, path: Path) -> None:
+    """Be the first of two ranks and start the other; take steps, lose it, and write down what came of it."""
+    config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, dp_shard=2, rank_timeout_s=LIMIT.seconds)
+    settings = StepSettings.of(config)
+    fleet = Fleet(config)
+    shared, one = (
+        load_policy(model_dir, device="cpu", ranks=fleet.group),
+        load_policy(model_dir, device="cpu"),
+    )
+    fleet.leads(shared)
+    optimizers = [torch.optim.AdamW(p.parameters.values(), lr=1e-2, fused=True) for p in (shared, one)]
+    fleet.group.follow_writes(optimizers[0])
+    words = []
+    for number in range(2):
+        for policy, optimizer in zip((shared, one), optimizers, strict=True):
+            groups = made_up_groups(number)
+            train_step(policy, optimizer, groups, version=VERSION, settings=settings)
+            assert policy.is_finite()
+    for policy in (shared, one):
+        words.append(np.empty(policy.layout.words, np.uint16))
+        policy.snapshot(words[-1])
+    [child] = fleet.children
+    child.process.kill()
+    child.process.wait()
+    try:
+        train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
+    except RankLostError as error:
+        said = str(error)
+    differing = float((words[0] != words[1]).mean())
+    path.write_text(json.dumps({"said": said, "pid": child.process.pid, "differing_words": differing}))

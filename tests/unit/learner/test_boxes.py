@@ -1,0 +1,61 @@
+"""Where the elements of a shard lie, against torch.chunk."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.ranks.boxes import Sharding, coordinates
+from learner.ranks.mesh_sizes import Coordinate, MeshSizes
+
+SIZES = st.builds(MeshSizes, st.integers(1, 2), st.integers(1, 4), st.integers(1, 3))
+SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
+
+
+@st.composite
+def shardings(draw: st.DrawFn) -> Sharding:
+    shape = draw(SHAPES)
+    axes = st.sampled_from([None, *range(min(2, len(shape)))])
+    return Sharding(shape, draw(st.sampled_from([None, 0]) if shape else st.none()), draw(axes))
+
+
+def chunked(sharding: Sharding, at: Coordinate, sizes: MeshSizes) -> list[int]:
+    """The flat indices of a part, in its own order."""
+    part = torch.arange(int(np.prod(sharding.shape))).reshape(sharding.shape)
+    for axis, number, parts in (
+        (sharding.slice_axis, at.slice, sizes.tp),
+        (sharding.shard_axis, at.shard, sizes.dp_shard),
+    ):
+        if axis is not None:
+            runs = torch.chunk(part, parts, dim=axis)
+            part = runs[number] if number < len(runs) else part.narrow(axis, 0, 0)
+    return part.flatten().tolist()
+
+
+@settings(deadline=None)
+@given(shardings(), SIZES, st.data())
+def test_a_box_has_the_elements_that_torch_deals_to_the_rank(
+    sharding: Sharding, sizes: MeshSizes, data: st.DataObject
+) -> None:
+    elements = int(np.prod(sharding.shape))
+    first = data.draw(st.integers(0, elements - 1))
+    count = data.draw(st.integers(1, elements - first))
+    sent: list[int] = []
+    for at in coordinates(sizes):
+        whole = chunked(sharding, at, sizes)
+        source, to, here = sharding.box(at, sizes).within(first, count)
+        of_run = np.arange(first, first + count)[to].tolist()
+        assert np.array(whole, np.int64)[source].tolist() == of_run
+        assert len(of_run) == here
+        assert of_run == [index for index in whole if first <= index < first + count]
+        sent += of_run if sharding.is_sent_by(at) else []
+    assert sorted(sent) == list(range(first, first + count))
+
+
+def test_ranks_are_numbered_by_replica_then_shard_then_slice() -> None:
+    sizes = MeshSizes(2, 3, 2)
+    assert sizes.ranks == 12
+    assert sizes.coordinate(0) == (0, 0, 0)
+    assert sizes.coordinate(1) == (0, 0, 1)
+    assert sizes.coordinate(2) == (0, 1, 0)
+    assert sizes.coordinate(7) == (1, 0, 1)

@@ -1,0 +1,100 @@
+"""Orders, shares and diagnoses of ranks, without any."""
+
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.config import LearnerConfig
+from learner.ranks.launching import Child, Neighbour, check_world_size
+from learner.ranks.mesh_sizes import MeshSizes
+from learner.ranks.orders import Order, StepOrder
+from learner.training.micro_batches import rows_of, share_out
+from learner.training.train_step import StepSettings
+from node.errors import StartupError
+from support.made_up_groups import groups_with_replies
+
+CONFIG = LearnerConfig(
+    model_dir=Path("model"), learning_rate=1e-3, objective="grpo", objective_options={"clip_high": math.inf}
+)
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield Child(2, process)
+    process.kill()
+    process.wait()
+
+
+def test_the_fate_of_a_rank_is_told_with_its_number(child: Child) -> None:
+    assert child.fate == ""
+    child.process.send_signal(signal.SIGSTOP)
+    while "is stopped" not in child.fate:
+        pass
+    assert child.fate.startswith(f"rank 2 (process {child.process.pid})")
+    assert Neighbour(2, child.process.pid).fate == child.fate
+    child.process.kill()
+    child.process.wait()
+    assert "was killed" in child.fate
+    assert f"process {child.process.pid}) ended" in Neighbour(2, child.process.pid).fate
+
+
+def test_another_number_of_processes_than_the_mesh_has_is_refused() -> None:
+    with pytest.raises(
+        StartupError, match=r"started 3 processes, the mesh \(dp_replicate 1, dp_shard 2, tp 2\) has 4 ranks"
+    ):
+        check_world_size(3, MeshSizes(1, 2, 2))
+
+
+def test_an_order_of_a_step_says_all_of_it() -> None:
+    groups = groups_with_replies(0)
+    expected = [np.arange(group.drawn_tokens, dtype=np.float64) / 7 for group in groups]
+    step = StepOrder(
+        groups,
+        version=5,
+        settings=StepSettings.of(CONFIG),
+        expected_kl_nats=expected,
+        has_reference=True,
+        optimizer={"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1, "params": [object()]},
+    )
+    heard = StepOrder.of(Order.from_bytes(step.order.to_bytes()), CONFIG)
+    assert (heard.version, heard.settings, heard.has_reference) == (5, step.settings, True)
+    assert heard.optimizer == {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
+    assert heard.expected_kl_nats is not None
+    for one, other in zip(expected, heard.expected_kl_nats, strict=True):
+        assert (one == other).all()
+    for group, other_group in zip(groups, heard.groups, strict=True):
+        assert group.header == other_group.header
+        for completion, heard_one in zip(group.completions, other_group.completions, strict=True):
+            assert (completion.token_ids == heard_one.token_ids).all()
+            assert (completion.drawn == heard_one.drawn).all()
+            of_drawn = completion.of_drawn(completion.behaviour_logprob)
+            assert (of_drawn == heard_one.of_drawn(heard_one.behaviour_logprob)).all()
+
+
+def test_an_objective_of_ones_own_that_is_not_configured_is_not_imported() -> None:
+    order = Order("step", {"objective": {"name": "os:system", "options": {}}})
+    with pytest.raises(StartupError, match="first rank's objective is 'os:system', this one's 'grpo'"):
+        StepOrder.of(order, CONFIG)
+
+
+def test_rows_are_shared_out_by_length_in_as_many_micro_batches_each() -> None:
+    rows = rows_of(groups_with_replies(0))
+    shares = share_out(rows, shares=3, budget_tokens=20)
+    assert len({len(share) for share in shares}) == 1
+    dealt = [row.number for share in shares for part in share for row in part]
+    assert sorted(dealt) == [row.number for row in rows]
+    tokens = [sum(row.length for part in share for row in part) for share in shares]
+    assert max(tokens) - min(tokens) <= max(row.length for row in rows)
+
+
+def test_more_ranks_than_rows_leave_some_idle() -> None:
+    rows = rows_of(groups_with_replies(0))
+    shares = share_out(rows, shares=len(rows) + 2, budget_tokens=20)
+    assert [share == [[]] for share in shares].count(True) == 2
