@@ -22,7 +22,7 @@ def _sampled_accuracy(directory: Path, *, completions: int, seed: int) -> float:
     task = AdditionTask()
     prompts = torch.tensor([tokenizer(task.prompt(index, None)).input_ids for index in range(task.prompts)])
     torch.manual_seed(seed)
-    ids = model.generate(  # type: ignore[misc]  # transformers types self as a protocol
+    ids = model.generate(
         prompts.repeat_interleave(completions, dim=0), do_sample=True, top_k=0, max_new_tokens=4
     )
     texts = tokenizer.batch_decode(ids[:, prompts.shape[1] :], skip_special_tokens=True)
