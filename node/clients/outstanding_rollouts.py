@@ -32,7 +32,7 @@ class OutstandingRollouts:
     """The learner's side of the account."""
 
     def __init__(self, *, version: int, capacity_groups: int, unacknowledged: Iterable[StepRecord]) -> None:
-        """Begin with the checkpoint of ``version`` and the records in it."""
+        """Begin at ``version``, with the step records that were not acknowledged."""
         if capacity_groups < 1:
             raise ValueError(f"capacity_groups is {capacity_groups}; a learner without room gets no group")
         self._version = version
@@ -55,7 +55,7 @@ class OutstandingRollouts:
     def version(self) -> int:
         """Version of the newest step known here: those up to it are acknowledged or will be sent.
 
-        The checkpoint on disk may be one step ahead, whose record is about to come.
+        The learner's journal may be one step ahead, whose record is about to come.
         """
         return self._version
 
@@ -66,7 +66,7 @@ class OutstandingRollouts:
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
-        """Records the coordinator may not have; part of every checkpoint."""
+        """Records the coordinator may not have."""
         return tuple(self._unacknowledged)
 
     def connected(self) -> None:
@@ -99,7 +99,7 @@ class OutstandingRollouts:
             del self._held[verdict.group_id]
 
     def stepped(self, step: StepRecord) -> None:
-        """Note a step that is durable in the learner's checkpoint."""
+        """Note a step that is in the learner's journal."""
         for group_id in step.group_ids:
             del self._held[group_id]
             self._owed_verdicts.pop(group_id, None)

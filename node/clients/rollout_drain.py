@@ -54,7 +54,7 @@ class RolloutDrain:
         count_lost_stream: Callable[[], None],
         waiting: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        """Go on from the checkpoint of ``version``; ``waiting`` shows what the body waits for."""
+        """Go on from ``version``; ``waiting`` shows what the body waits for."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._learner_epoch = learner_epoch
         self._outstanding = OutstandingRollouts(
@@ -69,7 +69,7 @@ class RolloutDrain:
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
-        """Step records the coordinator may not have: part of every checkpoint."""
+        """Step records the coordinator may not have."""
         return self._outstanding.unacknowledged
 
     def judge(self, verdict: GroupVerdict) -> None:
@@ -102,7 +102,7 @@ class RolloutDrain:
         """Receive groups until ``stopping``, then wait until the coordinator has acknowledged every record.
 
         The second part ends after ``LAST_RECORDS_LIMIT_S`` all the same: a record that is not acknowledged is
-        in the checkpoint, and is sent again at the next start.
+        in the journal, and is sent again at the next start.
 
         A coordinator whose ledger is behind this learner is asked again until it has the newest one, or an
         operator has accepted the loss; the log, the coordinator's status and an alert say so meanwhile.

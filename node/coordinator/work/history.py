@@ -210,8 +210,8 @@ def _check_not_behind(accounts: Accounts, version: int) -> None:
     if version < accounts.last_step:
         raise RefusedError(
             Reason.ROLLBACK,
-            f"the checkpoint is of version {version}, steps up to {accounts.last_step} are recorded",
-            fix="this is an older copy of the run's learner: stop it, or restore the newest checkpoint",
+            f"the learner's newest step is {version}, steps up to {accounts.last_step} are recorded",
+            fix="this is an older copy of the run's learner: stop it, or restore its newest state directory",
         )
 
 
@@ -234,7 +234,7 @@ def _check_same_history(accounts: Accounts, records: Sequence[StepRecord]) -> No
             Reason.ROLLBACK,
             f"step {ours.version} consumed {', '.join(ours.group_ids[:3])}... by the ledger and "
             f"{', '.join(theirs.group_ids[:3])}... by the learner: this learner has another history",
-            fix="stop it and start the run's own, from its newest checkpoint",
+            fix="stop it and start the run's own, from its newest state directory",
         )
 
 

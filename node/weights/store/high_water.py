@@ -66,7 +66,7 @@ class HighWater(BaseModel):
                 Reason.ROLLBACK,
                 f"version {version.number} has root {version.root.hex()}, "
                 f"but was seen before with root {self.head.root}",
-                fix="restore the learner from its newest checkpoint",
+                fix="restore the newest copy of the learner's state directory",
             )
 
     def after(self, manifest: Manifest) -> "HighWater":

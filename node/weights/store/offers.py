@@ -52,7 +52,7 @@ def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWate
         raise RefusedError(
             Reason.ROLLBACK,
             f"version {offer.version} was published with another root than {offer.root.hex()}",
-            fix="restore the learner from its newest checkpoint",
+            fix="restore the newest copy of the learner's state directory",
         )
     return frozenset(epochs_of_others)
 
