@@ -2,10 +2,10 @@
 
 Each attack meets a run of its own: a coordinator, a learner and two honest samplers, real processes over
 mutual TLS. The attackers have real certificates of the run, or none. Steps per second and the coordinator's
-memory are measured before the attack, during it and after it; /healthz is asked all the while. The attackers
-have one core, the run has the others: what is lost is what the attack costs the run, not what it costs those
-who make it. Prints a line for each attack and a JSON summary. Exits with 1 if a run kept less than
-``PROMISED`` of its speed, its coordinator grew by more than ``GROWTH``, or an honest process ended.
+memory are measured before the attack, during it and after it; a process of its own asks /healthz all the
+while. The attackers have one core, the run has the others: what is lost is what the attack costs the run, not
+what it costs those who make it. Prints a line for each attack and a JSON summary. Exits with 1 if a run kept
+less than ``PROMISED`` of its speed, its coordinator grew by more than ``GROWTH``, or an honest process ended.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import resource
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ import psutil
 
 from bench.attack_lab.attacks import ATTACKS
 from bench.attack_lab.enemy import Enemy
+from bench.attack_lab.prober import Answer, probing
 from bench.attack_lab.stage import Stage
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
@@ -123,19 +123,21 @@ async def _attacked(attack: str, stage: Stage, *, seconds: float) -> Measured:
             )
         await asyncio.sleep(_LOOK_S)
     resource.prlimit(stage.pid(COORDINATOR), resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    before = await _phase(stage, steps, seconds=seconds)
-    enemy = Enemy(stage)
-    attacking = asyncio.create_task(_only_refused(ATTACKS[attack](enemy)))
-    try:
-        during = await _phase(stage, steps, seconds=seconds)
-        status = await _excerpt(stage)
-        if attacking.done():
-            attacking.result()
-    finally:
-        attacking.cancel()
-        await asyncio.gather(attacking, return_exceptions=True)
-        await enemy.close()
-    after = await _phase(stage, steps, seconds=seconds)
+    health = probing(stage.ports.telemetry[COORDINATOR], "/healthz", timeout_s=HEALTH_TIMEOUT_S)
+    async with health as answers:
+        before = await _phase(stage, steps, answers, seconds=seconds)
+        enemy = Enemy(stage)
+        attacking = asyncio.create_task(_only_refused(ATTACKS[attack](enemy)))
+        try:
+            during = await _phase(stage, steps, answers, seconds=seconds)
+            status = await _excerpt(stage)
+            if attacking.done():
+                attacking.result()
+        finally:
+            attacking.cancel()
+            await asyncio.gather(attacking, return_exceptions=True)
+            await enemy.close()
+        after = await _phase(stage, steps, answers, seconds=seconds)
     return Measured(attack, before, during, after, dict(enemy.did), status)
 
 
@@ -145,17 +147,15 @@ async def _only_refused(attack: Any) -> None:
         await attack
 
 
-async def _phase(stage: Stage, steps: StepTail, *, seconds: float) -> Phase:
+async def _phase(stage: Stage, steps: StepTail, answers: list[Answer], *, seconds: float) -> Phase:
     coordinator = psutil.Process(stage.pid(COORDINATOR))
-    began_s, memory_bytes, unhealthy, asked_s = time.time(), 0, 0, 0.0
+    began_s, memory_bytes, asked = time.time(), 0, len(answers)
     before = len(steps.read())
     while time.time() < began_s + seconds:
         memory_bytes = max(memory_bytes, coordinator.memory_info().rss)
-        if time.time() > asked_s + 1:
-            asked_s = time.time()
-            unhealthy += not await asyncio.to_thread(_is_healthy, stage.ports.telemetry[COORDINATOR])
         await asyncio.sleep(_LOOK_S)
-    return Phase((len(steps.read()) - before) / (time.time() - began_s), memory_bytes, unhealthy)
+    steps_per_s = (len(steps.read()) - before) / (time.time() - began_s)
+    return Phase(steps_per_s, memory_bytes, sum(not answer.is_good for answer in answers[asked:]))
 
 
 async def _excerpt(stage: Stage) -> dict[str, Any]:
@@ -175,14 +175,6 @@ async def _excerpt(stage: Stage) -> dict[str, Any]:
             peer.node_id: {"state": peer.state, "verdicts": peer.verdicts} for peer in status.peers[:6]
         },
     }
-
-
-def _is_healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=HEALTH_TIMEOUT_S) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def main() -> int:

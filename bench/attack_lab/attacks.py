@@ -346,7 +346,7 @@ async def _submit_raw(
 
 
 def _anyone() -> ssl.SSLContext:
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the host's CAs, which take 40 ms to load
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

@@ -19,14 +19,14 @@ from bench.attack_lab.attacks import (
     unknown_fields,
 )
 from bench.attack_lab.enemy import Enemy
+from bench.attack_lab.prober import Answer, probing
 from bench.attack_lab.stage import SAMPLERS, Stage
 from deploy.demo.warm_start import make_base_model
-from deploy.runs.observation import is_ready
 from deploy.runs.processes import children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR
 from node.commands.status_command import fetch_status
-from support.waiting import eventually, until
+from support.waiting import until
 
 ATTACKS = (
     crawling_clients,
@@ -47,6 +47,9 @@ STEPS = 3
 
 ATTACK_TIMEOUT_S = 30.0
 
+READY_TIMEOUT_S = 2.0
+"""The coordinator says that it is ready within this time, whenever it is asked during an attack."""
+
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("warm_processes")
@@ -58,18 +61,19 @@ async def test_every_attack_leaves_the_run_stepping_on_groups_of_honest_samplers
         stage = Stage(root, children=children)
         await stage.begin(model)
         steps = StepTail(stage.directory.step_log)
-        for attack in ATTACKS:
-            enemy = Enemy(stage)
-            attacking = asyncio.create_task(attack(enemy))
-            try:
-                wanted = len(steps.read()) + STEPS
-                await children.guard(has_made(stage, steps, wanted, attack.__name__))
-                # Asked by the attacker's own process, whose loop a bomb may hold up.
-                await eventually(lambda: is_ready(stage.ports.telemetry[COORDINATOR]))
-            finally:
-                attacking.cancel()
-                await asyncio.gather(attacking, return_exceptions=True)
-                await enemy.close()
+        readiness = probing(stage.ports.telemetry[COORDINATOR], "/readyz", timeout_s=READY_TIMEOUT_S)
+        async with readiness as answers:
+            for attack in ATTACKS:
+                enemy = Enemy(stage)
+                attacking = asyncio.create_task(attack(enemy))
+                try:
+                    wanted, asked = len(steps.read()) + STEPS, len(answers)
+                    await children.guard(has_made(stage, steps, wanted, attack.__name__))
+                    assert await was_ready(answers, asked), attack.__name__
+                finally:
+                    attacking.cancel()
+                    await asyncio.gather(attacking, return_exceptions=True)
+                    await enemy.close()
         status = await fetch_status(f"127.0.0.1:{stage.ports.members}", stage.operator())
         made = len(steps.read())
         assert status.step is not None
@@ -92,3 +96,9 @@ async def has_made(stage: Stage, steps: StepTail, wanted: int, attack: str) -> N
             return
         status = await fetch_status(f"127.0.0.1:{stage.ports.members}", stage.operator())
         pytest.fail(f"{len(steps.steps)} of {wanted} steps under {attack}: {status}")
+
+
+async def was_ready(answers: list[Answer], asked: int) -> bool:
+    """Return whether all answers but the first ``asked`` are good; there is at least one."""
+    await until(lambda: len(answers) > asked)
+    return all(answer.is_good for answer in answers[asked:])
