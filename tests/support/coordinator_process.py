@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ SETTINGS = {
 class Coordinator:
     """``heterorl-node --role coordinator`` with both its streams in one file, as journald has them."""
 
-    def __init__(self, process: AsyncProcess, log: Path) -> None:
+    def __init__(self, process: AsyncProcess | asyncio.subprocess.Process, log: Path) -> None:
         self.process = process
         self._log = log
 
@@ -63,11 +64,18 @@ def _is_event(line: str) -> bool:
 async def coordinator(
     made: MadeRun, log: Path, *, open_files: int | None = None
 ) -> AsyncIterator[Coordinator]:
-    """Run a coordinator that may have so many ``open_files``, or as many as this process."""
+    """Run a coordinator: forked, with so many ``open_files``; None: started, with as many as this process."""
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     command = ("node", "--role", "coordinator", "--state-dir", str(made.directory), *settings)
+    process: AsyncProcess | asyncio.subprocess.Process
     with log.open("ab") as file:
-        process = await start_warm(command, file, file, env=os.environ, open_files=open_files)
+        if open_files is None:  # grpc is imported after the daemon has said how much it may log
+            environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", *command, stdout=file, stderr=file, env=environ
+            )
+        else:
+            process = await start_warm(command, file, file, env=os.environ, open_files=open_files)
     try:
         yield Coordinator(process, log)
     finally:

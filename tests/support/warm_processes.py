@@ -4,11 +4,12 @@
       '-------- number of the process, then its exit code ----------'
 
 Everything else is as if the process had been started: session, directory, environment, descriptors, signals.
-All workers of a test run share a server.
+All workers of a test run share a server. Processes end with the worker that asked for them.
 """
 
 import asyncio
 import contextlib
+import ctypes
 import fcntl
 import functools
 import gc
@@ -37,18 +38,19 @@ _HIGHEST: Final = 900
 """Descriptors are moved up here before they get their numbers."""
 
 _IMPORTED: Final = (
-    "torch",
-    "transformers",
     "transformers.models.qwen3.modeling_qwen3",
-    "learner.config",
     "learner.export",
-    "node.coordinator.config",
-    "node.coordinator.spool",
+    "learner.learner_role",
+    "node.coordinator.coordinator_role",
+    "node.process.bootstrap",
     "node.process.preflight",
-    "sampler.config",
+    "node.relay.relay_role",
     "sampler.engines.torch_engine",
+    "sampler.sampler_role",
 )
-"""Without grpc: where that was imported before the fork, some of the graders that samplers start abort."""
+"""All that a role imports. None of it starts a thread."""
+
+_PR_SET_PDEATHSIG: Final = 1
 
 ENGINES: Final[list["WarmProcess"]] = []
 """Every engine's process that was started warm."""
@@ -207,6 +209,7 @@ def _server() -> socket.socket:
 def _start_server(path: Path) -> None:
     environ = {
         **os.environ,
+        "GRPC_ENABLE_FORK_SUPPORT": "0",  # as in every daemon; grpc reads it when it is imported
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "TOKENIZERS_PARALLELISM": "false",
@@ -228,12 +231,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class _Server:
-    """Forks what workers ask for, until the last of them has ended, which ends this process."""
+    """Forks what workers ask for; ends what a worker has left, and itself with the last worker."""
 
     def __init__(self, listener: socket.socket, path: Path) -> None:
         self._listener = listener
         self._path = path
-        self._workers: set[socket.socket] = set()
+        self._workers: dict[socket.socket, set[int]] = {}
+        """Connection of each worker -> its processes that run."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -249,7 +253,7 @@ class _Server:
 
     def _accept(self) -> None:
         worker, _ = self._listener.accept()
-        self._workers.add(worker)
+        self._workers[worker] = set()
         self._selector.register(worker, selectors.EVENT_READ, functools.partial(self._answer, worker))
 
     def _answer(self, worker: socket.socket) -> tuple[str, ...] | None:
@@ -268,15 +272,17 @@ class _Server:
         os.write(received[0], str(pid).encode())
         for descriptor in received[1:]:
             os.close(descriptor)
+        self._workers[worker].add(pid)
         ended = os.pidfd_open(pid)
         self._selector.register(
-            ended, selectors.EVENT_READ, functools.partial(self._reap, ended, pid, received[0])
+            ended, selectors.EVENT_READ, functools.partial(self._reap, ended, worker, pid, received[0])
         )
         return None
 
-    def _reap(self, ended: int, pid: int, status: int) -> None:
+    def _reap(self, ended: int, worker: socket.socket, pid: int, status: int) -> None:
         self._selector.unregister(ended)
         os.close(ended)
+        self._workers.get(worker, set()).discard(pid)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             os.write(status, str(code).encode())
@@ -284,7 +290,8 @@ class _Server:
 
     def _forget(self, worker: socket.socket) -> None:
         self._selector.unregister(worker)
-        self._workers.remove(worker)
+        for left in self._workers.pop(worker):
+            os.kill(left, signal.SIGKILL)
         worker.close()
         if self._workers:
             return
@@ -302,7 +309,8 @@ class _Server:
 def _become(
     environ: Mapping[str, str], descriptors: Mapping[int, int], directory: str, open_files: int | None
 ) -> None:
-    """Turn this fork of the server into what a new process would be."""
+    """Turn this fork of the server into what a new process would be, except that it ends with the server."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     moved = {to: fcntl.fcntl(source, fcntl.F_DUPFD, _HIGHEST) for to, source in descriptors.items()}
     os.closerange(3, _HIGHEST)
@@ -320,6 +328,6 @@ def _become(
 if __name__ == "__main__":
     for warm in _IMPORTED:
         importlib.import_module(warm)
-    assert "grpc" not in sys.modules
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would be without the other threads"
     sys.argv = list(_Server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])).serve())
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
