@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,6 +13,17 @@ pytest_plugins = ["support.needed_tools"]
 # runs a worker a core: more threads wait for each other (tests/unit/learner on two
 # cores: 64 s, with one thread each 20 s).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# As in every daemon, before grpc is imported: its fork handlers abort some of the graders that tests start.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+if find_spec("hypothesis"):  # not where `make test-vllm` runs
+    from hypothesis import settings
+
+    # Examples of a property that does not say how many. A deadline would fail on a machine that is busy.
+    settings.register_profile("test", max_examples=60, deadline=None)
+    settings.register_profile("deep", max_examples=2000, deadline=None)
+    settings.load_profile("test")
 
 # Under nohup it is ignored, by all that tests start too: a daemon would not drain when its terminal closes.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

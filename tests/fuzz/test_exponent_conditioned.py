@@ -28,13 +28,13 @@ def check_agreement(payload: bytes, base: Words) -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(payload=st.binary(max_size=60), size=st.sampled_from([1, 9, 700]))
 def test_any_bytes_are_answered_alike(payload: bytes, size: int) -> None:
     check_agreement(payload, BASE[:size])
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     good=st.sampled_from(GOOD),
     flips=st.lists(st.integers(0, 1 << 16), min_size=1, max_size=4),

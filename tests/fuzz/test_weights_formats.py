@@ -43,13 +43,13 @@ def decode(codec: Codec, payload: bytes, dtype: str = "bfloat16") -> None:
     np.testing.assert_array_equal(base, BASE)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(codec=CODECS, payload=st.binary(max_size=2 * WORDS + 10), dtype=st.sampled_from(WIDTHS))
 def test_any_bytes_decode_or_are_refused(codec: Codec, payload: bytes, dtype: str) -> None:
     decode(codec, payload, dtype)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     codec=st.sampled_from([Codec.PLANES, Codec.STEP_PLANES]),
     plain=st.one_of(st.binary(max_size=60), st.binary(min_size=8, max_size=8).map(lambda b: WORDS // 4 * b)),
@@ -61,13 +61,13 @@ def test_any_planes_in_a_good_zstd_frame_decode_or_are_refused(
     decode(codec, zstandard.compress(plain), dtype)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(plain=st.binary(max_size=200))
 def test_any_exponents_in_a_good_zstd_frame_decode_or_are_refused(plain: bytes) -> None:
     decode(Codec.KEYFRAME, bytes(WORDS) + zstandard.compress(plain))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     good=st.sampled_from(GOOD),
     changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4),
@@ -90,7 +90,7 @@ def test_every_cut_of_a_signed_manifest_is_found() -> None:
             verify_signed(SIGNED[:size], public_key=LEARNER.key.public_key, run_id=RUN_ID)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_no_manifest_or_a_canonical_one(message: bytes) -> None:
     try:
@@ -100,7 +100,7 @@ def test_any_bytes_are_no_manifest_or_a_canonical_one(message: bytes) -> None:
     assert manifest.to_bytes() == message
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     good=st.sampled_from([DELTA.manifest.to_bytes(), KEYFRAME.manifest.to_bytes()]),
     changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4),

@@ -32,7 +32,7 @@ def base_and_new(draw: st.DrawFn) -> tuple[Words, Words]:
     return np.concatenate([np.zeros(start, np.uint16), base])[start:], words
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(base_and_new())
 def test_all_implementations_agree_and_the_words_come_back(pair: tuple[Words, Words]) -> None:
     base, words = pair

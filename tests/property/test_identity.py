@@ -4,7 +4,7 @@ import json
 
 import pytest
 from cryptography.x509 import load_der_x509_csr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from node.enrolment.authority import Authority, read_signing_request, signing_request
@@ -29,14 +29,12 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(names, st.sampled_from(Role), names)
 def test_every_peer_is_read_back_from_its_name(run_id: str, role: Role, node_id: str) -> None:
     peer = Peer(run_id, role, node_id)
     assert Peer.from_spiffe_id(peer.spiffe_id) == peer
 
 
-@settings(deadline=None)
 @given(st.text() | st.text(alphabet="spife:/runmlc-\n", max_size=40).map(lambda text: f"spiffe://{text}"))
 def test_a_text_names_a_peer_exactly_or_nobody(text: str) -> None:
     try:
@@ -48,14 +46,12 @@ def test_a_text_names_a_peer_exactly_or_nobody(text: str) -> None:
     assert is_name(peer.node_id)
 
 
-@settings(deadline=None)
 @given(st.text() | st.from_regex(r"(e30)(\.[A-Za-z0-9_-]{0,40}){2}", fullmatch=True))
 def test_a_text_that_is_no_token_is_refused(text: str) -> None:
     with pytest.raises(RefusedError):
         Token.parse(text)
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from([*sorted(CLAIMS), "other"]), json_values),
     st.booleans(),
@@ -72,7 +68,6 @@ def test_what_any_json_under_the_run_domain_says_is_refused(values: dict[str, ob
     assert is_name(token.run_id)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_token_with_any_character_changed_is_refused(data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(TOKEN) - 1))
@@ -84,7 +79,6 @@ def test_a_token_with_any_character_changed_is_refused(data: st.DataObject) -> N
         Token.parse(changed)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, len(REQUEST) - 1), st.integers(1, 255))
 def test_a_damaged_signing_request_is_refused(noise: bytes, position: int, flip: int) -> None:
     with pytest.raises(RefusedError):
@@ -105,7 +99,6 @@ def test_a_signing_request_can_be_written_in_one_way_only() -> None:
         read_signing_request(request[:unused_bits] + b"\1" + signature)
 
 
-@settings(deadline=None)
 @given(st.binary(), st.binary(), st.binary(max_size=70))
 def test_no_signature_passes_for_another_message(message: bytes, other: bytes, noise: bytes) -> None:
     domain = b"test-v1\0"

@@ -4,7 +4,7 @@ import math
 from random import Random
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,7 +22,6 @@ from support.objective_batches import group_expectation_weight
 
 logprobs = st.floats(min_value=-50, max_value=0, allow_subnormal=False)
 rewards = st.floats(min_value=-10, max_value=10)
-unhurried = settings(deadline=None)
 
 
 def column(values: list[float]) -> Tensor:
@@ -50,7 +49,6 @@ def gepo_loss(learner_logprob: Tensor, behaviour_logprob: Tensor, reward: Tensor
     return clipped_surrogate(weight, centred_advantage(reward), clip_low=0.2, clip_high=0.2).loss.mean()
 
 
-@unhurried
 @given(groups(), st.randoms(use_true_random=False))
 def test_the_weight_follows_its_completion_through_any_permutation(
     group: tuple[Tensor, Tensor], random: Random
@@ -62,7 +60,6 @@ def test_the_weight_follows_its_completion_through_any_permutation(
     torch.testing.assert_close(permuted, group_expectation_weight(p, q)[order], rtol=1e-12, atol=0)
 
 
-@unhurried
 @given(groups(), st.floats(min_value=-1e4, max_value=1e4))
 def test_a_constant_added_to_both_policies_changes_nothing(group: tuple[Tensor, Tensor], c: float) -> None:
     p, q = group
@@ -71,7 +68,6 @@ def test_a_constant_added_to_both_policies_changes_nothing(group: tuple[Tensor, 
     )
 
 
-@unhurried
 @given(groups())
 def test_the_group_expectation_lies_between_mean_and_maximum(group: tuple[Tensor, Tensor]) -> None:
     _, q = group
@@ -80,7 +76,6 @@ def test_the_group_expectation_lies_between_mean_and_maximum(group: tuple[Tensor
     assert log_e <= float(q.max()) + 1e-9
 
 
-@unhurried
 @given(groups())
 def test_the_mean_weight_under_the_behaviour_shares_is_the_mean_ratio(group: tuple[Tensor, Tensor]) -> None:
     p, q = group
@@ -90,7 +85,6 @@ def test_the_mean_weight_under_the_behaviour_shares_is_the_mean_ratio(group: tup
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-@unhurried
 @given(groups(), st.floats(min_value=0, max_value=1e4))
 def test_the_weights_stay_finite_as_one_behaviour_probability_vanishes(
     group: tuple[Tensor, Tensor], drop: float
@@ -100,7 +94,6 @@ def test_the_weights_stay_finite_as_one_behaviour_probability_vanishes(
     assert group_expectation_weight(p, q).isfinite().all()
 
 
-@unhurried
 @given(distributions())
 def test_the_variance_gain_is_at_least_the_exponential_of_the_divergence(
     pair: tuple[Tensor, Tensor],
@@ -115,7 +108,6 @@ def test_the_variance_gain_is_at_least_the_exponential_of_the_divergence(
     assert gain >= float((p * (p / q).log()).sum().exp()) - (len(p) ** 2 + 1) - 1e-9
 
 
-@unhurried
 @given(groups(), st.floats(min_value=-10, max_value=10))
 def test_equal_rewards_leave_no_gradient(group: tuple[Tensor, Tensor], reward: float) -> None:
     p, q = group[0].clone().requires_grad_(), group[1]
@@ -124,7 +116,6 @@ def test_equal_rewards_leave_no_gradient(group: tuple[Tensor, Tensor], reward: f
     assert (p.grad == 0).all()
 
 
-@unhurried
 @given(st.data())
 def test_the_gradient_is_minus_the_weighted_advantage_over_the_group_unless_clipped(
     data: st.DataObject,
@@ -146,20 +137,17 @@ def test_the_gradient_is_minus_the_weighted_advantage_over_the_group_unless_clip
         assert torch.autograd.gradcheck(lambda lp: gepo_loss(lp, q, reward), (p,), eps=1e-7, atol=1e-4)
 
 
-@unhurried
 @given(groups())
 def test_the_divergence_estimate_is_never_negative(group: tuple[Tensor, Tensor]) -> None:
     assert (kl_behaviour_learner(*group) >= 0).all()
 
 
-@unhurried
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e6), min_size=1, max_size=32))
 def test_the_effective_share_lies_between_one_completion_and_all(weights: list[float]) -> None:
     ratio = effective_sample_size_ratio(column(weights))
     assert 1 / len(weights) - 1e-12 <= ratio <= 1 + 1e-12
 
 
-@unhurried
 @given(groups(), st.floats(0.5, 4))
 def test_the_version_aware_denominator_lies_between_a_completion_and_its_group(
     group: tuple[Tensor, Tensor], power: float
@@ -174,7 +162,6 @@ def test_the_version_aware_denominator_lies_between_a_completion_and_its_group(
     assert ((trust >= 0) & (trust < 1)).all()
 
 
-@unhurried
 @given(groups(), st.floats(-5, 5))
 def test_a_learner_in_step_with_the_sampler_makes_version_aware_weights_plain(
     group: tuple[Tensor, Tensor], offset: float

@@ -102,7 +102,7 @@ def extreme_batch(
 
 @pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     pairs=st.lists(st.sampled_from(CORNERS), min_size=1, max_size=4),
     tokens=st.integers(1, 40),

@@ -91,7 +91,7 @@ def test_none_of_ten_thousand_outliers_holds_a_twentieth_of_the_squared_gradient
         assert float(share.max()) <= LARGEST_SHARE
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     rows=st.integers(1, 12),
     tokens=st.integers(1, 40),

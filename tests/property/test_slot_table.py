@@ -273,5 +273,5 @@ def up_again(
     return found
 
 
-SlotsOfARun.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+SlotsOfARun.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestSlotsOfARun = SlotsOfARun.TestCase

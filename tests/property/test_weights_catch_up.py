@@ -108,7 +108,7 @@ def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolic
     keyframe_every=st.integers(3, 12),
     held_index=st.integers(0, 24),
 )
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_whatever_was_published_every_holder_arrives_bit_exact(
     tmp_path_factory: pytest.TempPathFactory, gaps: list[int], keyframe_every: int, held_index: int
 ) -> None:

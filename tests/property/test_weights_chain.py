@@ -48,7 +48,7 @@ def cost(way: tuple[Artifact, ...]) -> tuple[int, int]:
     return sum(artifact.size_bytes for artifact in way), len(way)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(held=st.integers(NO_BASE, 6), head=VERSIONS, artifacts=artifact_sets())
 def test_no_way_is_cheaper_than_the_plan(held: int, head: int, artifacts: tuple[Artifact, ...]) -> None:
     found = plan_catch_up(held, head, artifacts)
@@ -62,7 +62,6 @@ def test_no_way_is_cheaper_than_the_plan(held: int, head: int, artifacts: tuple[
         assert cost(found) == min(map(cost, ways))
 
 
-@settings(deadline=None)
 @given(head=VERSIONS, artifacts=artifact_sets(), order=st.randoms(use_true_random=False))
 def test_the_plan_does_not_depend_on_the_order_given(
     head: int, artifacts: tuple[Artifact, ...], order: Random
@@ -72,7 +71,6 @@ def test_the_plan_does_not_depend_on_the_order_given(
     assert plan_fresh(head, shuffled) == plan_fresh(head, artifacts)
 
 
-@settings(deadline=None)
 @given(artifacts=artifact_sets())
 def test_the_newest_reachable_version_is_the_newest_with_a_plan(artifacts: tuple[Artifact, ...]) -> None:
     made = {artifact.key.version for artifact in artifacts}
@@ -83,7 +81,6 @@ def test_the_newest_reachable_version_is_the_newest_with_a_plan(artifacts: tuple
     assert newest_reachable(artifacts) == max(planned, default=None)
 
 
-@settings(deadline=None)
 @given(local=artifact_sets(), remote=artifact_sets(), head=VERSIONS)
 def test_a_hub_that_got_all_that_was_planned_reaches_whatever_could_be_reached(
     local: tuple[Artifact, ...], remote: tuple[Artifact, ...], head: int

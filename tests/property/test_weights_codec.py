@@ -28,7 +28,7 @@ def base_and_new(draw: st.DrawFn) -> tuple[Words, Words]:
     return shifted, new
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(pair=base_and_new(), dtype=st.sampled_from(sorted(DTYPES)))
 def test_a_frame_of_any_dtype_comes_back_bit_for_bit(pair: tuple[Words, Words], dtype: str) -> None:
     whole = pair[0].size // 4 * 4

@@ -1,6 +1,6 @@
 """Frames tile the words, whatever the tensors."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from node.weights.format.dtypes import DTYPES
@@ -14,7 +14,6 @@ DTYPES_DRAWN = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(drawn=DTYPES_DRAWN, frame_words=st.integers(4, 100))
 def test_frames_of_many_dtypes_tile_the_words_by_whole_elements_of_one_dtype(
     drawn: list[tuple[str, int]], frame_words: int

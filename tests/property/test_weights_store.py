@@ -99,5 +99,5 @@ class StoreMachine(RuleBasedStateMachine):
                     assert artifact not in announcement.artifacts
 
 
-StoreMachine.TestCase.settings = settings(deadline=None, max_examples=15, stateful_step_count=20)
+StoreMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20)
 test_a_hubs_disk_keeps_its_promises = StoreMachine.TestCase

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -44,7 +44,6 @@ def test_a_rival_gives_the_words_back(rival: Format, step: float) -> None:
     np.testing.assert_array_equal(out, made.words)
 
 
-@settings(deadline=None)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 40), max_size=3).map(tuple), min_size=1, max_size=6),
     share=st.sampled_from([0.0, 0.001, 0.1, 1.0]),

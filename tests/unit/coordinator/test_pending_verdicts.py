@@ -1,6 +1,6 @@
 """A verdict is told until it was heard."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from node.coordinator.fleet.pending_verdicts import PendingVerdicts
@@ -46,7 +46,6 @@ def test_what_was_never_told_is_not_taken_for_heard_when_an_older_one_is_dropped
     assert numbers(pending.take(2, has_heard=True)) == [1, 2]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["lost", "cut", "heard"])), max_size=30))
 def test_a_sampler_that_passes_over_what_the_last_answer_told_hears_everything_once(
     turns: list[tuple[int, str]],

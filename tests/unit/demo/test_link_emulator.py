@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.demo import link_emulator
@@ -38,7 +38,6 @@ def test_a_long_idle_line_has_saved_no_more_than_one_bucket() -> None:
     assert [link.arrival(CHUNK_BYTES, now=1000.0, jitter=0.0) for _ in range(2)] == [1000.0, 1001.0]
 
 
-@settings(deadline=None)
 @given(
     chunks=st.lists(st.tuples(st.integers(0, CHUNK_BYTES), st.floats(0, 0.5), st.floats(0, 1)), max_size=50),
     rate=st.none() | st.floats(1e3, 1e6),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.ranks.boxes import Sharding, coordinates
@@ -32,7 +32,6 @@ def chunked(sharding: Sharding, at: Coordinate, sizes: MeshSizes) -> list[int]:
     return part.flatten().tolist()
 
 
-@settings(deadline=None)
 @given(shardings(), SIZES, st.data())
 def test_a_box_has_the_elements_that_torch_deals_to_the_rank(
     sharding: Sharding, sizes: MeshSizes, data: st.DataObject

@@ -122,7 +122,7 @@ def test_an_entry_is_read_as_it_was_written() -> None:
     assert (second.entry, segment.torn_bytes, segment.version) == (NEWS, 0, 1)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_segment_that_was_cut_anywhere_has_every_whole_entry_and_no_other(data: st.DataObject) -> None:
     """With nothing, zeros or other bytes where the write stopped."""
@@ -138,7 +138,7 @@ def test_a_segment_that_was_cut_anywhere_has_every_whole_entry_and_no_other(data
     assert segment.torn_bytes == cut + len(rest) - max([starts[0], *(end for end in ends if end <= cut)])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_bit_that_flips_before_the_last_entry_is_found_and_in_the_last_entry_drops_it(
     data: st.DataObject,
@@ -178,7 +178,6 @@ def test_a_group_cannot_pretend_to_be_a_record() -> None:
     assert read_segment(memoryview(torn)).torn_bytes == 20 + len(forged)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=5),
     st.lists(st.booleans(), min_size=5, max_size=5),

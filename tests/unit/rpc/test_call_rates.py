@@ -1,7 +1,7 @@
 """Token buckets, by hand: how often a peer may call, and what refused calls cost it."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from node.rpc.call_rates import CallRates, Rate
@@ -52,7 +52,6 @@ def test_so_many_buckets_are_kept_and_the_one_used_longest_ago_is_forgotten() ->
     assert taken(rates, 10, now=0, key="s2") == 4
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 3), max_size=60), st.booleans())
 def test_no_more_pass_than_burst_and_rate_allow(pauses: list[float], is_refused: bool) -> None:
     rates, now, passed = CallRates(), 0.0, 0

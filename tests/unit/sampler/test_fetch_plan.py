@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
@@ -140,7 +140,6 @@ def test_a_delta_without_bytes_is_not_useless() -> None:
     assert not holding(0, announcement(1, (1, 0, 0))).is_useless(ArtifactKey(1, 0))
 
 
-@settings(deadline=None)
 @given(
     head=st.integers(1, 12),
     edges=st.lists(st.tuples(st.integers(1, 12), st.integers(-1, 11), st.integers(0, 50)), max_size=30),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sampler.engines.model_words import ArrayWords, frame_digests
@@ -20,7 +20,6 @@ def scrub_of(live: ArrayWords, *, turn_words: int = 1) -> MemoryScrub:
     return scrub
 
 
-@settings(deadline=None)
 @given(word=st.integers(0, LAYOUT.words - 1), bit=st.integers(0, 15), turns_before=st.integers(0, FRAMES))
 def test_any_flipped_bit_is_found_within_as_many_turns_as_there_are_frames(
     word: int, bit: int, turns_before: int

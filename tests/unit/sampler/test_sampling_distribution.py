@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -79,7 +79,6 @@ def test_rows_are_truncated_each_by_their_own_parameters() -> None:
     assert logprob[2].exp().tolist() == pytest.approx([0.625, 0.375, 0])
 
 
-@settings(deadline=None)
 @given(
     logits=st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40),
     temperature=st.floats(0.1, 5),

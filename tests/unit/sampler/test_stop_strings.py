@@ -1,7 +1,7 @@
 """Tokens here are the bytes of UTF-8: a stop string always spans several, and a character may too."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sampler.engines.stop_strings import StopSearch, text_before_stop
@@ -57,7 +57,6 @@ def test_a_completion_stops_at_the_token_that_completes_a_stop_string(
     assert stopped_after(text.encode(), *stop) == after
 
 
-@settings(deadline=None)
 @given(
     st.text("ab日é\n", max_size=40),
     st.lists(st.text("ab日é\n", min_size=1, max_size=4), min_size=1, max_size=4),

@@ -53,7 +53,6 @@ def assert_same_group(left: RolloutGroup, right: RolloutGroup) -> None:
         assert (a.reward, a.finish) == (b.reward, b.finish)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
     st.integers(0, 2**31 - 1),
@@ -198,7 +197,7 @@ def test_a_metric_that_is_there_twice_is_refused() -> None:
     metrics=st.integers(0, 16),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_no_group_is_larger_than_the_largest_and_the_largest_is_close(
     size: int, tokens: int, prompt: int, metrics: int, seed: int
 ) -> None:
