@@ -3,11 +3,16 @@
 import gc
 import os
 import signal
+import sys
 from importlib.util import find_spec
 
 import pytest
 
 pytest_plugins = ["support.needed_tools"]
+
+# Byte code is kept, whatever the environment says: hundreds of processes would each compile all of ours.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Before torch is imported, and inherited by the processes that tests start. The models are tiny and pytest
 # runs a worker a core: more threads wait for each other (tests/unit/learner on two
