@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -57,6 +56,8 @@ def test_parquet_is_read_row_by_row_and_leaves_no_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("splits", [(), ("train", "test")])
 def test_a_saved_data_set_is_read_with_its_split(tmp_path: Path, splits: Sequence[str]) -> None:
+    import datasets  # here, as it takes a second: a run of other tests need not wait for it
+
     saved = datasets.Dataset.from_list(ROWS)
     (datasets.DatasetDict(dict.fromkeys(splits, saved)) if splits else saved).save_to_disk(tmp_path / "d")
     assert read(tmp_path / "d", split="train") == ROWS

@@ -24,9 +24,6 @@ def options_used() -> Iterator[tuple[str, str]]:
                 yield value, str(path.relative_to(ROOT))
 
 
-USED = sorted(set(options_used()))
-
-
 @pytest.fixture(scope="module")
 def core() -> bytes:
     """The compiled core, which holds the name of every option it reads."""
@@ -36,9 +33,11 @@ def core() -> bytes:
     return Path(spec.origin).read_bytes()
 
 
-@pytest.mark.parametrize(("option", "file"), USED)
-def test_an_option_is_one_that_grpc_reads(option: str, file: str, core: bytes) -> None:
-    assert f"{option}\0".encode() in core, f"{file}: gRPC knows no option {option}"
+def test_every_option_is_one_that_grpc_reads(core: bytes) -> None:
+    used = set(options_used())
+    assert len(used) > 10
+    unknown = sorted((option, file) for option, file in used if f"{option}\0".encode() not in core)
+    assert unknown == []
 
 
 def test_keepalive_is_told_to_grpc_in_milliseconds() -> None:
@@ -56,4 +55,3 @@ def test_a_client_pings_for_as_long_as_it_sends_nothing_else() -> None:
 
 def test_a_misspelt_option_would_be_found(core: bytes) -> None:
     assert b"grpc.http2.min_recv_ping_interval_without_data_ms\0" not in core
-    assert len(USED) > 10
