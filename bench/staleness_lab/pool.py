@@ -57,8 +57,10 @@ def run_cells(cells: list[Cell], *, workers: int, data: Path) -> Iterator[Outcom
 
     Ending the iteration early drops what has not begun. What a cell raises is raised here.
     """
-    spawn = multiprocessing.get_context("spawn")  # a forked torch may wait for threads that are not there
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_settle) as pool:
+    # Forked from a process that has imported torch and called nothing of it: no thread of torch's is missing.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_settle) as pool:
         futures = [pool.submit(partial(run_cell, data=data), cell) for cell in cells]
         try:
             for future in as_completed(futures):
