@@ -20,8 +20,8 @@ from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import StartupError
 from support.waiting import until
 
-VERSIONS = 45
-EVERY_VERSIONS = 10
+VERSIONS = 28
+EVERY_VERSIONS = 6
 PROMPTS = 12
 
 
@@ -78,7 +78,7 @@ async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_pro
         await session.begin()
         for name, moment in (
             (COORDINATOR, is_half_evaluated(directory, 0)),
-            (LEARNER, has_stepped(directory, 4)),
+            (LEARNER, has_stepped(directory, 3)),
             (NEAR, is_half_evaluated(directory, EVERY_VERSIONS)),
             (LEARNER, has_stepped(directory, EVERY_VERSIONS + 2)),
             (COORDINATOR, is_half_evaluated(directory, 2 * EVERY_VERSIONS)),
