@@ -34,9 +34,29 @@ if find_spec("hypothesis"):  # not where `make test-vllm` runs
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+LONG = frozenset(
+    {
+        "test_engine_restarts.py",
+        "test_hostile_graders.py",
+        "test_rank_layouts.py",
+        "test_rank_processes.py",
+        "test_staleness_command.py",
+    }
+)
+"""Files that take longest, besides the system tests."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the system tests first: the longest, and most of what they do is waiting for processes."""
-    items.sort(key=lambda item: item.path.parent.name != "system")
+    """Begin with what takes longest: with the system tests on one worker, with the others on the next.
+
+    Each worker gets an equal part of the list; one that has finished takes from the ends of others'.
+    """
+    system = [item for item in items if item.path.parent.name == "system"]
+    long = [item for item in items if item.path.name in LONG]
+    short = [item for item in items if item.path.parent.name != "system" and item.path.name not in LONG]
+    of_one_worker = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    of_first = max(0, of_one_worker - len(system))
+    items[:] = [*system, *short[:of_first], *long, *short[of_first:]]
 
 
 _module: object = None

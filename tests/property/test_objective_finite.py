@@ -1,6 +1,7 @@
 """No objective returns a number that is not finite, whatever admission lets in, in either precision."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,6 +50,14 @@ def variants() -> list[Objective]:
 
 
 VARIANTS = variants()
+
+
+def each_variant(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test on every objective, in either precision."""
+    test = pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])(test)
+    return pytest.mark.parametrize("dtype", [torch.float32, torch.float64])(test)
+
+
 CORNERS = [(0.0, LEAST_LOGPROB), (-1e4, 0.0), (-1e4, LEAST_LOGPROB), (0.0, 0.0), (-8.0, -1.0), (-1.0, -8.0)]
 """Learner and behaviour logprobs of tokens that admission lets in: a learner's may be anything below 0."""
 DIRECT = [(0.0, -1e4), (-1e4, -1e4), (-1.0, -1e4), (-1e4, -1.0)]
@@ -100,8 +109,7 @@ def extreme_batch(
     )
 
 
-@pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_variant
 @settings(max_examples=8)
 @given(
     pairs=st.lists(st.sampled_from(CORNERS), min_size=1, max_size=4),
@@ -121,19 +129,16 @@ def test_every_admitted_input_has_a_finite_loss_and_gradient(
     check_finite(objective, extreme_batch(pairs, tokens=tokens, seed=seed, dtype=dtype, scale=scale))
 
 
-@pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_variant
 def test_the_longest_completions_have_finite_losses_and_gradients(
     objective: Objective, dtype: torch.dtype
 ) -> None:
     """16 384 tokens: their log ratios add up to 491 520 nats one way and 1.6e8 the other."""
-    for seed in range(1):
-        check_finite(objective, extreme_batch(CORNERS, tokens=16_384, seed=seed, dtype=dtype, scale=1.0))
+    check_finite(objective, extreme_batch(CORNERS, tokens=16_384, seed=0, dtype=dtype, scale=1.0))
 
 
-@pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_variant
 def test_inputs_that_admission_refuses_are_finite_too(objective: Objective, dtype: torch.dtype) -> None:
-    for seed in range(10):
-        pairs = [*DIRECT[: 1 + seed % 4], (-1.0, -1.0)]
+    for seed in range(len(DIRECT)):
+        pairs = [*DIRECT[: 1 + seed], (-1.0, -1.0)]
         check_finite(objective, extreme_batch(pairs, tokens=9, seed=seed, dtype=dtype, scale=1.0))
