@@ -5,19 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.attack_lab.attacks import (
-    crawling_clients,
-    drop,
-    fail_all,
-    forge_evaluations,
-    forge_logprobs,
-    gzip_bombs,
-    hoard,
-    idle_connections,
-    relay_in_others_names,
-    step_report,
-    unknown_fields,
-)
+from bench.attack_lab import attacks
 from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.prober import Answer, probing
 from bench.attack_lab.stage import SAMPLERS, Stage
@@ -29,17 +17,17 @@ from node.commands.status_command import fetch_status
 from support.waiting import until
 
 ATTACKS = (
-    crawling_clients,
-    drop,
-    fail_all,
-    forge_evaluations,
-    forge_logprobs,
-    gzip_bombs,
-    hoard,
-    idle_connections,
-    relay_in_others_names,
-    step_report,
-    unknown_fields,
+    attacks.crawling_clients,
+    attacks.drop,
+    attacks.fail_all,
+    attacks.forge_evaluations,
+    attacks.forge_logprobs,
+    attacks.gzip_bombs,
+    attacks.hoard,
+    attacks.idle_connections,
+    attacks.relay_in_others_names,
+    attacks.step_report,
+    attacks.unknown_fields,
 )
 
 STEPS = 3
