@@ -1,4 +1,4 @@
-"""What the coordinator decides about leases: each decision is an answer and a transaction; pure.
+"""The coordinator's decisions about leases: each is an answer and a transaction; pure.
 
 ``node.coordinator.transactions`` puts the transaction on disk, applies it to the accounts, and only then
 returns the answer. A decision that raises has changed nothing. Decisions on groups are in ``verdicts``, on
