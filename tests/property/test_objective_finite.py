@@ -1,7 +1,6 @@
 """No objective returns a number that is not finite, whatever admission lets in, in either precision."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,14 +49,14 @@ def variants() -> list[Objective]:
 
 
 VARIANTS = variants()
-
-
-def each_variant(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test on every objective, in either precision."""
-    test = pytest.mark.parametrize("objective", VARIANTS, ids=lambda o: f"{o.name}-{o.options!r}"[:80])(test)
-    return pytest.mark.parametrize("dtype", [torch.float32, torch.float64])(test)
-
-
+each_variant = pytest.mark.parametrize(
+    ("objective", "dtype"),
+    [
+        pytest.param(objective, dtype, id=f"{dtype}-{objective.name}-{objective.options!r}"[:96])
+        for dtype in (torch.float32, torch.float64)
+        for objective in VARIANTS
+    ],
+)
 CORNERS = [(0.0, LEAST_LOGPROB), (-1e4, 0.0), (-1e4, LEAST_LOGPROB), (0.0, 0.0), (-8.0, -1.0), (-1.0, -8.0)]
 """Learner and behaviour logprobs of tokens that admission lets in: a learner's may be anything below 0."""
 DIRECT = [(0.0, -1e4), (-1e4, -1e4), (-1.0, -1e4), (-1e4, -1.0)]
