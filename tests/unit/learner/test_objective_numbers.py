@@ -319,19 +319,6 @@ def test_a_band_has_both_its_ends() -> None:
     ]
 
 
-@pytest.mark.parametrize(("is_good", "objective_value", "slope"), [(True, 2.4, 0.0), (False, -3.0, -3.0)])
-def test_decoupled_ppo_at_six_four_two_tenths(is_good: bool, objective_value: float, slope: float) -> None:
-    """p, prox, q = .6, .4, .2: prox/q = 2, u = 1.5. The second completion makes the first's advantage."""
-    reward = column(1, 0) if is_good else column(0, 1)
-    batch = single_tokens(log(0.6, 0.4), log(0.2, 0.4), reward, proximal=log(0.4, 0.4))
-    scale = abs(float(standardised_advantage(reward)[0]))
-    outcome = load_objective("decoupled_ppo")(batch)
-    (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
-    other = -1.0 if is_good else 1.0  # u = 1, prox/q = 1
-    assert outcome.loss.item() * 2 / -scale == pytest.approx(objective_value + other)
-    assert float(gradient[0, 0]) * 2 / -scale == pytest.approx(slope)
-
-
 @pytest.mark.parametrize(("advantage", "objective_value", "slope"), [(1, 2.4, 0.0), (-1, -3.0, -3.0)])
 def test_the_decoupled_surrogate_at_six_four_two_tenths(
     advantage: float, objective_value: float, slope: float
