@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.config import LearnerConfig
-from learner.ranks.launching import config_of, join_ranks, mesh_sizes, neighbours
+from learner.ranks.launching import coding_threads, config_of, join_ranks, mesh_sizes, neighbours
 from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.rank_group import RankGroup
 from learner.training.checkpoint import load_into, parts_of
@@ -131,7 +131,12 @@ def _follow() -> None:
     config = config_of(orders.receive())
     if config.threads:
         torch.set_num_threads(config.threads)
-    group = RankGroup(mesh_sizes(config), device_type=config.device.partition(":")[0], orders=orders)
+    group = RankGroup(
+        mesh_sizes(config),
+        device_type=config.device.partition(":")[0],
+        orders=orders,
+        coding_threads=coding_threads(config),
+    )
     follower = Follower(config, group)
     for work in (follower.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]
         threading.Thread(target=work, daemon=True).start()

@@ -29,7 +29,7 @@ from learner.ranks.errors import RankLostError
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, OrderStream
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shard_words import ShardWords
+from learner.ranks.shared_words import SharedWords
 from learner.training.model import Policy
 from node.errors import StartupError
 
@@ -46,6 +46,11 @@ END_LIMIT_S: Final = 10.0
 def mesh_sizes(config: LearnerConfig) -> MeshSizes:
     """Return the mesh that a configuration asks for."""
     return MeshSizes(config.dp_replicate, config.dp_shard, config.tp)
+
+
+def coding_threads(config: LearnerConfig) -> int:
+    """Return how many threads of this rank code a version: as many as compute, if nothing is configured."""
+    return config.publish_threads or torch.get_num_threads()
 
 
 def is_under_torchrun() -> bool:
@@ -133,8 +138,14 @@ class Fleet:
         self._watched: Sequence[Child | Neighbour] = self.children or there
         self._orders.send(Order("begin", {"config": _as_json(config)}))
         device_type = config.device.partition(":")[0]
-        self.group = RankGroup(sizes, device_type=device_type, orders=self._orders, diagnose=self.diagnose)
-        self._words: ShardWords | None = None
+        self.group = RankGroup(
+            sizes,
+            device_type=device_type,
+            orders=self._orders,
+            diagnose=self.diagnose,
+            coding_threads=coding_threads(config),
+        )
+        self._words: SharedWords | None = None
 
     def _start(self, sizes: MeshSizes, config: LearnerConfig) -> Sequence[Child]:
         limit = timedelta(seconds=config.rank_timeout_s)
@@ -162,7 +173,7 @@ class Fleet:
 
     def leads(self, policy: Policy) -> None:
         """Take over ending the exchanges of this policy."""
-        assert isinstance(policy.master_words, ShardWords)
+        assert isinstance(policy.master_words, SharedWords)
         self._words = policy.master_words
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:

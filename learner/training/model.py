@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -182,7 +183,9 @@ class Policy(ScoringModel):
 
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
-        self.master_words.snapshot(words)
+        self.master_words.copy_frames(
+            lambda number, frame: np.copyto(words[self.layout.frames[number].slice], frame)
+        )
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""

@@ -21,7 +21,6 @@ from learner import learner_role
 from learner.config import LearnerConfig
 from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import read_masters, versions_in
-from learner.training.master_words import keep_public_base
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
@@ -111,8 +110,8 @@ async def sampling(
 ) -> AsyncIterator[Counter[Verdict]]:
     """Lease and submit, always with version 0, until the end of the block; counts the hub's verdicts."""
     policy = load_policy(model_dir, device="cpu")
-    layout_digest = policy.layout.digest
-    _, base = keep_public_base(made.directory / "base.words", policy.master_words)
+    layout = policy.layout
+    base = layout.base_model(policy.master_words.digests())
     version0 = PolicyVersion(0, base.root)
     control, rollouts = (
         dial(hub, made.sampler, purpose=purpose, now=CLOCK.now())
@@ -121,7 +120,7 @@ async def sampling(
     verdicts: Counter[Verdict] = Counter()
     membership = MembershipClient(
         control,
-        Member(made.run_id, Role.SAMPLER, layout_digest, tokenizer_digest(model_dir)),
+        Member(made.run_id, Role.SAMPLER, layout.digest, tokenizer_digest(model_dir)),
         reports=PeerReports(held=lambda: version0, waits_for=str, metrics=tuple, base=lambda: base),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
         clock=CLOCK,
@@ -135,7 +134,7 @@ async def sampling(
         while True:
             grant = await client.lease(4, version0)
             for lease in grant.leases:
-                group = answer(lease, made, model_dir, layout_digest, reward_of=reward_of)
+                group = answer(lease, made, model_dir, layout.digest, reward_of=reward_of)
                 verdict, detail = await client.submit(group)
                 assert verdict is Verdict.SPOOLED, detail
             if not grant.leases:

@@ -31,7 +31,7 @@ from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shard_words import ShardWords
+from learner.ranks.shared_words import SharedWords
 from learner.training.checkpoint import load_into, parts_of
 from learner.training.model import Policy, ScoringModel, load_policy
 from learner.training.tensor_files import save_tensors
@@ -225,10 +225,10 @@ def save_and_publish(directory: Path) -> None:
             dist.barrier()
             save_tensors(saved / name, tensors, group=group.saves.group)
         words = policy.master_words
-        assert isinstance(words, ShardWords)
+        assert isinstance(words, SharedWords)
         if dist.get_rank() == 0:
             made = np.empty(policy.layout.words, np.uint16)
-            words.snapshot(made)
+            policy.snapshot(made)
             words.end()
             np.save(directory / f"words-{number}.npy", made)
         else:
