@@ -155,6 +155,8 @@ async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
     directory = context.state_dir
     signer = Signer.load(directory, context.run)
     fleet = await asyncio.to_thread(_start_ranks, config)
+    if fleet is not None:
+        await fleet.met()
     ranks: Ranks = ONE_RANK if fleet is None else fleet.group
     policy = await asyncio.to_thread(_load_base_model, config, ranks)
     reference = await asyncio.to_thread(_load_reference, config, ranks)

@@ -209,7 +209,7 @@ def load_policy(
     Raises:
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
     """
-    with _model_errors_explained(model_dir, device=device):
+    with _model_errors_explained(model_dir, device=device), ranks.failures_named():
         empty = _empty_model(model_dir) if ranks.is_shared else None
         model = _load(model_dir) if empty is None else empty.model
         if empty is None:
@@ -239,7 +239,7 @@ def load_reference(
     Raises:
         StartupError: as ``load_policy``.
     """
-    with _model_errors_explained(model_dir, device=device):
+    with _model_errors_explained(model_dir, device=device), ranks.failures_named():
         empty = _empty_model(model_dir) if ranks.is_shared else None
         model = _load(model_dir) if empty is None else empty.model
         model.requires_grad_(False)
