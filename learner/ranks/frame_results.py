@@ -39,7 +39,7 @@ class FrameResult:
     @classmethod
     def of_refusal(cls, error: RefusedError) -> Self:
         """Return that nothing became of it, and why."""
-        payload = json.dumps([error.reason, error.what, error.fix]).encode()
+        payload = json.dumps([error.reason.name, error.what, error.fix]).encode()
         record = FrameRecord(Codec.RAW, len(payload), 0, _NO_DIGEST)
         return cls(CodedFrame(record, 0), payload, is_refused=True)
 
@@ -56,7 +56,7 @@ class FrameResult:
         """
         if self.is_refused:
             reason, what, fix = json.loads(self.payload)
-            raise RefusedError(Reason(reason), what, fix=fix)
+            raise RefusedError(Reason[reason], what, fix=fix)
 
     def without_payload(self) -> Self:
         """Return what a manifest needs of it."""

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -182,7 +182,8 @@ class Fleet:
             with self._watching() as lost:
                 losing = asyncio.create_task(lost.wait())
                 try:
-                    await asyncio.wait({meeting, losing}, return_when=asyncio.FIRST_COMPLETED)
+                    first: set[asyncio.Future[Any]] = {meeting, losing}
+                    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     losing.cancel()
             if not meeting.done():

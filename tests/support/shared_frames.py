@@ -50,7 +50,7 @@ class Held:
     words: int
     """Kept, as published and as being made."""
     peak: int
-    """Of all that Python and numpy allocated meanwhile."""
+    """Most that Python and numpy had allocated at a time meanwhile."""
     whole: int
     """Both versions, of all frames."""
 
