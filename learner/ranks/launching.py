@@ -255,6 +255,10 @@ class Fleet:
             waits = [asyncio.create_task(event.wait()) for event in (stopping, lost)]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                # A rank is stopped, and a thread here waits for it: only its end ends that.
+                self.kill()
+                raise
             finally:
                 for wait in waits:
                     wait.cancel()

@@ -73,11 +73,6 @@ class SharedWords:
         """Whether there is a version to code against."""
         return self._work.words.has_published
 
-    @property
-    def words_bytes(self) -> int:
-        """Size of the words that this rank keeps."""
-        return self._work.words.size_bytes
-
     def coder(self, *, threads: int, spool: Spool) -> "SharedWords":
         """Return itself: how many threads code was said when it was made, on every rank."""
         self._spool = spool

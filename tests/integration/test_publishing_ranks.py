@@ -8,7 +8,7 @@ import pytest
 
 from learner.ranks.frame_work import ROUND_FRAMES
 from support.rank_processes import run_on_ranks
-from support.shared_frames import FRAME_WORDS, publish_all
+from support.shared_frames import FRAME_WORDS, model_of, publish_all
 
 RANKS: Final = 4
 CASES: Final = {
@@ -24,6 +24,7 @@ UNDER_WAY_FRAMES: Final = 12 * ROUND_FRAMES
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("published")
+    model_of(1).save_pretrained(directory / "model")
     run_on_ranks(publish_all, directory, CASES, ranks=RANKS)
     return directory
 
@@ -53,6 +54,12 @@ def test_a_full_disk_and_a_number_that_is_not_finite_are_told_as_by_one_process_
     assert said[:2] == said[2:]
     assert said[0] == "no room"
     assert said[1].startswith("tensor 'model.norm.weight' has a NaN or an infinity at element 0")
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_rank_reads_a_quarter_of_the_model_files(published: Path, rank: int) -> None:
+    read, whole = json.loads((published / f"read-{rank}.json").read_text())
+    assert 0 < read <= 1.1 / RANKS * whole
 
 
 @pytest.mark.parametrize("rank", range(RANKS))

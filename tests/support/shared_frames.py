@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.publishing.starting_point import take_up
@@ -24,7 +27,7 @@ from learner.ranks.rank_group import RankGroup
 from learner.ranks.shard_words import ShardWords
 from learner.ranks.shared_words import SharedWords
 from learner.training.master_words import MasterWords, PolicyWords
-from learner.training.model import Policy
+from learner.training.model import Policy, load_policy
 from learner.training.version_coder import VersionCoder
 from node import durable
 from node.errors import Reason, RefusedError
@@ -215,7 +218,8 @@ def publish_beside_one_process(directory: Path, mesh: tuple[int, int, int], laye
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        words = SharedWords(FrameWork(shards, threads=2), stream, failures_named=group.failures_named)
+        work = FrameWork(shards, threads=2)
+        words = SharedWords(work, stream, failures_named=group.failures_named)
         if rank == 0:
             said += live(directory / "shared", words, key, step)
             words.end()
@@ -226,8 +230,8 @@ def publish_beside_one_process(directory: Path, mesh: tuple[int, int, int], laye
                 step(number)
             follower.join()
         _, peak = tracemalloc.get_traced_memory()
-        held.append(Held(words.words_bytes, peak - before, 4 * layout.words))
-        del words, shards
+        held.append(Held(work.words.size_bytes, peak - before, 4 * layout.words))
+        del words, work, shards
     (directory / f"held-{rank}.json").write_text(json.dumps([asdict(one) for one in held]))
     if rank == 0:
         alone = Policy(model_of(layers))
@@ -238,8 +242,25 @@ def publish_beside_one_process(directory: Path, mesh: tuple[int, int, int], laye
     dist.barrier()
 
 
+def read_own_slices(directory: Path) -> None:
+    """Load a saved model as one of four shards; leave how many elements this rank read of the files."""
+    elements: list[int] = []
+    commit = DefaultLoadPlanner.commit_tensor
+
+    def count(self: DefaultLoadPlanner, read_item: ReadItem, tensor: Tensor) -> None:
+        elements.append(read_item.lengths.numel())
+        commit(self, read_item, tensor)
+
+    group = RankGroup(MeshSizes(1, 4, 1), device_type="cpu")
+    with mock.patch.object(DefaultLoadPlanner, "commit_tensor", count):
+        policy = load_policy(directory / "model", device="cpu", ranks=group)
+    whole = sum(tensor.numel() for tensor in policy.tensors.values())
+    (directory / f"read-{group.rank}.json").write_text(json.dumps([sum(elements), whole]))
+
+
 def publish_all(directory: Path, cases: Mapping[str, tuple[tuple[int, int, int], int]]) -> None:
-    """Do so for each mesh and number of layers, in a directory of its name."""
+    """Do so for each mesh and number of layers, in a directory of its name; first load a model."""
+    read_own_slices(directory)
     tracemalloc.start()  # and never stopped: a thread that is about to end may still use its tables
     for name, (mesh, layers) in cases.items():
         (directory / name).mkdir(exist_ok=True)
