@@ -4,15 +4,15 @@
         ^                                                                                |
         '------- records, digests, payloads of the round before: by way of a file a rank, to the draft
 
-No rank has more words than its own frames', as published and as being made, and those of two rounds on their
-way. Coded payloads and digests come together at the first rank; words do only where they go to its disk, as
-the public base model does, a frame at a time.
+A rank keeps the words of its own frames twice, as published and as being made; beyond them, two rounds under
+way bound its memory. The first rank collects coded payloads and digests. It sees words only when they go to
+its disk, as the public base model does, one frame at a time.
 
-Old versions are rebuilt by the ranks that need them. The first rank, which alone is sure to see the store,
+Old versions are rebuilt by the ranks that need them. Only the first rank is sure to see the store, so it
 sends the payloads, and the words that the first artifact starts from.
 
-Each round begins with a word of the first rank, so that it can give up between two: its disk may be full, or
-a newer version be waiting.
+The first rank opens each round, so that it can give up between two: its disk may be full, or a newer version
+may be waiting.
 """
 
 import threading
