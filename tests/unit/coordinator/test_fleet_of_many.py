@@ -128,8 +128,8 @@ def test_the_metrics_of_a_peer_without_a_place_need_not_be_read(run: Run) -> Non
     run.join(*map(sampler, range(SAMPLERS + 1)))
     assert run.peers.shows_metrics_of(sampler(0))
     assert not run.peers.shows_metrics_of(sampler(SAMPLERS))
-    beat = HeartbeatReport(None)
-    assert run.peers.heartbeat(sampler(0), beat, now=NOW_S).metrics_every_s == METRICS_EVERY_S
-    assert run.peers.heartbeat(sampler(SAMPLERS), beat, now=NOW_S).metrics_every_s is None
+    report = HeartbeatReport(None)
+    assert run.peers.heartbeat(sampler(0), report, now=NOW_S).metrics_every_s == METRICS_EVERY_S
+    assert run.peers.heartbeat(sampler(SAMPLERS), report, now=NOW_S).metrics_every_s is None
     run.join(LEARNER_PEER)
     assert run.peers.shows_metrics_of(LEARNER_PEER)
