@@ -79,6 +79,7 @@ class Spool:
         self._metrics = metrics
         self._clock = clock
         self._drain: DrainStream | None = None
+        transactions.went_back = self._end_drain
         for verdict, n in self._accounts.verdicts().items():
             metrics.groups.labels(verdict).inc(n)
 
@@ -325,6 +326,12 @@ class Spool:
         self._show(await self._settle(decide))
         drain.acknowledgement = record.version
         drain.wake()
+
+    def _end_drain(self) -> None:
+        """Have the learner say again which groups it holds: the accounts do not know any more."""
+        if self._drain is not None:
+            what = "the ledger could not be written, and the coordinator has gone back to what it holds"
+            self._drain.end(RefusedError(Reason.DISK, what, fix="connect again"))
 
     def _observe_lags(self, sampler_id: str, group: GroupTerms) -> None:
         now = self._clock.now()

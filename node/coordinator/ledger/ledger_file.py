@@ -174,18 +174,19 @@ class Ledger:
             task_digest=next((digest for _, digest in rows("SELECT * FROM task_options")), b""),
         )
 
-    def record(self, transaction: Transaction) -> None:
-        """Put a transaction on disk, whole or not at all.
+    def record(self, *transactions: Transaction) -> None:
+        """Put transactions on disk, all of them or none, with one sync.
 
         Raises:
             RefusedError: DISK, where the disk is full or fails; nothing was changed.
         """
         try:
-            if transaction.generation is not None:
+            if any(transaction.generation is not None for transaction in transactions):
                 _spend_acceptance(self._path)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                self._write(transaction)
+                for transaction in transactions:
+                    self._write(transaction)
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
