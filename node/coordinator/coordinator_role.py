@@ -155,7 +155,6 @@ def _members_server(
         group_bytes=group_bytes,
         revocations=revocations,
         metrics=context.transfer_metrics,
-        clock=context.clock,
     )
     membership = MembershipServicer(
         peers,

@@ -38,6 +38,10 @@ class TransferMetrics:
             "Times a source of policy versions was avoided for a while, by what it did.",
             ["fault"],
         )
+        self._submissions = gauge(
+            "heterorl_node_submission_bytes",
+            "Groups between socket and disk; at the bound, a hub stops reading more.",
+        )
         self._paused = gauge(
             "heterorl_node_unfinished_fetch_bytes",
             "Bytes in memory of paused transfers, which may be resumed.",
@@ -61,6 +65,10 @@ class TransferMetrics:
         """Add a store whose lingering artifacts are counted whenever metrics are collected."""
         self._stores.append(lingering_artifacts)
         self._lingering.set_function(lambda: sum(count() for count in self._stores))
+
+    def watch_submissions(self, in_flight_bytes: Callable[[], int]) -> None:
+        """Show the bytes of groups that came in and are not on disk yet, whenever metrics are collected."""
+        self._submissions.set_function(in_flight_bytes)
 
     def count_received(self, key: ArtifactKey, size_bytes: int) -> None:
         self._bytes.labels(_kind(key), "in").inc(size_bytes)

@@ -114,7 +114,7 @@ async def test_a_relay_takes_nothing_that_its_sampler_has_not_signed_or_that_is_
             ),
             (signed(EncodedGroup(b"", b"x" * (5 << 20)), made.sampler), Reason.OVER_LIMIT),
         ):
-            assert await reason_of(at(relay).rollout.SubmitRollouts(request, timeout=10)) == reason
+            assert (await at(relay).hand_in(request)).reason == reason
         assert relay.registry.value("heterorl_relay_spooled_groups") == 0
 
 
@@ -128,7 +128,7 @@ async def test_only_a_relay_speaks_for_others_and_it_must_say_for_whom(made: Mad
         ):
             async with hub.peer(identity) as peer:
                 request = rollout_pb2.SubmitRolloutsRequest(sampler_id=named)
-                assert await reason_of(peer.rollout.SubmitRollouts(request, timeout=10)) == reason
+                assert (await peer.hand_in(request)).reason == reason
 
 
 async def test_a_relay_that_is_full_keeps_its_samplers_waiting(made: MadeRun, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_a_relay_that_is_full_keeps_its_samplers_waiting(made: MadeRun, tm
     async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1", spool_groups=1) as relay:
         assert (await at(relay).submit(leases[0])).verdict == SPOOLED
         request = signed(answer_to(leases[1], run_id=made.run_id), made.sampler)
-        assert await reason_of(at(relay).rollout.SubmitRollouts(request, timeout=10)) == Reason.BUSY
+        assert (await at(relay).hand_in(request)).reason == Reason.BUSY
 
 
 async def test_a_relay_leases_nothing(made: MadeRun, tmp_path: Path) -> None:
@@ -173,8 +173,7 @@ async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(
                 signature=signed(answer, made.sampler).signature,
             ),
         ):
-            submission = relay.rollout.SubmitRollouts(forged, timeout=10)
-            assert await reason_of(submission) == Reason.BAD_SIGNATURE
+            assert (await relay.hand_in(forged)).reason == Reason.BAD_SIGNATURE
         refusals = {"service": "RolloutService", "reason": "bad_signature"}
         assert hub.metric("heterorl_node_refusals_total", **refusals) == 3
         assert (await sampler.heartbeat()).verdicts == []  # it hears nothing of groups that are not its own
@@ -196,6 +195,6 @@ async def test_a_group_that_a_relay_took_in_before_its_sampler_was_revoked_is_no
         request = signed(answer_to(lease, run_id=made.run_id), made.sampler, sampler_id="sampler-1")
         revoked = made.directory / "coordinator" / "revoked"
         revoked.write_text("sampler-1\n")
-        answer = await relay.rollout.SubmitRollouts(request, timeout=10)
+        answer = await relay.hand_in(request)
         assert (answer.verdict, answer.detail) == (common_pb2.VERDICT_FOREIGN, "sampler-1 was revoked")
         revoked.unlink()
