@@ -69,6 +69,12 @@ class SubmissionStream(Generic[Request]):
         finally:
             self._room.give_back(size_bytes)
 
+    async def close(self) -> None:
+        """End the stream; those that wait are told that it ended."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait({self._reader})
+
     def _open(self) -> Any:
         call = self._call = self._open_stream()
         self._reader = asyncio.create_task(self._read(call))

@@ -68,11 +68,14 @@ async def requests(
     limit_s: float | None = first_s
     what = "the first message"
     while True:
-        async with within(limit_s, what):
-            try:
+        try:
+            if limit_s is None:
                 message = await anext(messages)
-            except StopAsyncIteration:
-                return
+            else:
+                async with within(limit_s, what):
+                    message = await anext(messages)
+        except StopAsyncIteration:
+            return
         yield message if yields_refusals else parsed(message)
         limit_s, what = stall_s, "the next message"
 

@@ -22,6 +22,7 @@ class TransferMetrics:
             "Payload bytes received (in) and sent (out), repeats included; rollouts at hub and relays only.",
             ["kind", "direction"],
         )
+        self._rollouts_in, self._rollouts_out = (self._bytes.labels("rollout", way) for way in ("in", "out"))
         self._frames = counter(
             "heterorl_node_frames_applied", "Frames decoded and verified, by codec.", ["codec"]
         )
@@ -77,8 +78,8 @@ class TransferMetrics:
         self._bytes.labels(_kind(key), "out").inc(size_bytes)
 
     def count_rollouts(self, *, received_bytes: int = 0, sent_bytes: int = 0) -> None:
-        self._bytes.labels("rollout", "in").inc(received_bytes)
-        self._bytes.labels("rollout", "out").inc(sent_bytes)
+        self._rollouts_in.inc(received_bytes)
+        self._rollouts_out.inc(sent_bytes)
 
     def count_damaged_frame(self) -> None:
         self._damaged.inc()

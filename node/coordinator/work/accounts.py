@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from node.coordinator.work.agreement import NOT_AGREED, PromptAgreement, PromptSaid
+from node.coordinator.work.agreement import AgreedGrader, PromptAgreement, PromptSaid
 from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChange
 from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
@@ -111,8 +111,8 @@ class Accounts:
         """Begin with what the ledger holds."""
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
-        self.grader = NOT_AGREED
-        """The code that the run's groups are graded by, as ``Peers`` finds it."""
+        self.work = terms.work
+        """What every lease of the run asks for."""
         self.leased_before_change: frozenset[str] = frozenset()
         """Leases that were out when the task's options changed. In memory only, as after a later restart few
         of their groups still come."""
@@ -166,9 +166,13 @@ class Accounts:
         self._staleness = Counter(dict(balance.staleness))
 
     @property
-    def work(self) -> Work:
-        """What every lease of the run asks for."""
-        return replace(self.terms.work, grader=self.grader)
+    def grader(self) -> AgreedGrader:
+        """The code that the run's groups are graded by, as ``Peers`` finds it."""
+        return self.work.grader
+
+    @grader.setter
+    def grader(self, agreed: AgreedGrader) -> None:
+        self.work = replace(self.work, grader=agreed)
 
     @property
     def first_held_out(self) -> int | None:
