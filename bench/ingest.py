@@ -86,8 +86,8 @@ def main() -> None:
         print(json.dumps(asdict(result) | {"ratio": result.ratio}))
         print(
             f"{result.kib:.0f} KiB: {result.rate:.0f}/s, a bare stream with fsync {result.bare_rate:.0f}/s, "
-            f"ratio {result.ratio:.2f}; {result.cpu_ms:.2f} ms of CPU a group, bare {result.bare_cpu_ms:.2f}; "
-            f"{result.deliver_ms:.2f} ms to deliver it",
+            f"ratio {result.ratio:.2f}; {result.cpu_ms:.2f} ms of CPU a group, "
+            f"bare {result.bare_cpu_ms:.2f}; {result.deliver_ms:.2f} ms to deliver it",
             file=sys.stderr,
         )
 

@@ -42,9 +42,9 @@ class SubmissionStream(Generic[Request]):
         self._waiting: deque[asyncio.Future[Answer]] = deque()
         self._something_waits = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._goes_singly = False
-        """Whether the stream was refused for good while several groups were on their way: one of them may be
-        why, and it is to be found out which."""
+        self._singly = 0
+        """How many groups go one at a time, since a stream was refused for good while several were on their
+        way: one of them may be why, and it is to be found out which."""
         self._room = ByteRoom(IN_FLIGHT_BYTES)
 
     async def submit(self, request: Request, size_bytes: int) -> Answer:
@@ -63,7 +63,7 @@ class SubmissionStream(Generic[Request]):
                 # What has ended the stream is for its reader to say.
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await call.write(request)
-                if self._goes_singly:
+                if self._singly:
                     await asyncio.wait({answer})
             return await answer
         finally:
@@ -85,7 +85,7 @@ class SubmissionStream(Generic[Request]):
         try:
             with classified():
                 while (response := await self._next(call)) is not grpc.aio.EOF:
-                    self._goes_singly = False
+                    self._singly = max(0, self._singly - len(response.answers))
                     for each in response.answers:
                         _settle(self._waiting.popleft(), each)
         except (RefusedError, ConnectionLost) as error:
@@ -101,8 +101,11 @@ class SubmissionStream(Generic[Request]):
             call.cancel()
             self._call = None
             lost, self._waiting = self._waiting, deque()
-            if isinstance(ended, RefusedError) and not ended.reason.is_retryable and len(lost) > 1:
-                self._goes_singly = True
+            is_final = isinstance(ended, RefusedError) and not ended.reason.is_retryable
+            if is_final and len(lost) == 1:
+                self._singly = 0
+            elif is_final:
+                self._singly = 2 * len(lost)
                 ended = ConnectionLost(f"one of {len(lost)} groups, or their sender, was refused: {ended}")
             for answer in lost:
                 if not answer.done():

@@ -70,6 +70,8 @@ nothing that was answered."""
 class _Request:
     decide: Callable[[float], Decision[Any]]
     answer: "asyncio.Future[Any]"
+    is_last: bool
+    """Whether its caller has its answer before the next decision is taken."""
 
     def give(self, outcome: object) -> None:
         """Give the caller an answer, or raise what is an exception; nothing where it has gone."""
@@ -111,13 +113,19 @@ class Transactions:
         metrics.waiting_requests.set_function(lambda: len(self._urgent) + len(self._waiting))
 
     async def settle(
-        self, decide: Callable[[float], Decision[Answer]], *, caller: str | None = None
+        self,
+        decide: Callable[[float], Decision[Answer]],
+        *,
+        caller: str | None = None,
+        is_last: bool = False,
     ) -> Answer:
         """Return the answer of a decision, once its transaction is on disk and applied.
 
         Args:
             caller: The sampler it is for. None: for the run's one learner or our own upkeep, which thousands
                 of samplers must not hold up; it goes first and waits as long as it takes.
+            is_last: Close the batch: what the caller does with the answer, until it waits for something,
+                comes before the next decision.
         Raises:
             RefusedError: BUSY, where too many wait or this one has waited for too long; DRAINING; DISK; what
                 ``decide`` raises. Nothing was changed.
@@ -128,7 +136,7 @@ class Transactions:
         if len(turns) >= WAITING_REQUESTS or (name and turns.of(name) >= WAITING_PER_CALLER):
             raise self._dropped("full")
         loop = asyncio.get_running_loop()
-        request = _Request(decide, loop.create_future())
+        request = _Request(decide, loop.create_future(), is_last)
         turns.add(name, request)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -205,12 +213,13 @@ class Transactions:
                 self._metrics.dropped_decisions.labels("gone").inc()
                 continue
             outcomes.append((request, await self._outcome(batch, request)))
-            if batch.size_bytes >= BATCH_BYTES:
+            if request.is_last or batch.size_bytes >= BATCH_BYTES:
                 break
             await asyncio.sleep(0)  # heartbeats go between two decisions, also where none of them is written
         failure = await self._commit(batch)
         for request, outcome in outcomes:
             request.give(failure or outcome)
+        await asyncio.sleep(0)  # the callers go on before the next decision
 
     async def _outcome(self, batch: Batch, request: _Request) -> object:
         try:

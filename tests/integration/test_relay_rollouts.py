@@ -1,18 +1,26 @@
 """Groups handed in at a relay: on its disk first, then at the coordinator, under their sampler's name."""
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import grpc.aio
 import pytest
+from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2, rollout_pb2
-from node.errors import Reason
+from node.clients.submission_stream import SubmissionStream
+from node.errors import Reason, RefusedError
+from node.relay.forwarder import Forwarder
+from node.relay.metrics import RelayMetrics
+from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.rollouts import group_to_wire
+from support.full_disk import full_disk
 from support.hub import HandPeer, answer_to, joined, running_hub, signed
 from support.identity import MadeRun
 from support.relay import RunningRelay, running_relay
@@ -198,3 +206,32 @@ async def test_a_group_that_a_relay_took_in_before_its_sampler_was_revoked_is_no
         answer = await relay.hand_in(request)
         assert (answer.verdict, answer.detail) == (common_pb2.VERDICT_FOREIGN, "sampler-1 was revoked")
         revoked.unlink()
+
+
+async def test_groups_that_wait_for_a_relays_disk_share_a_commit_and_only_those_that_do_not_fit_are_refused(
+    tmp_path: Path,
+) -> None:
+    commits = 0
+
+    class Counting(RolloutSpool):
+        @contextlib.contextmanager
+        def one_commit(self) -> Iterator[None]:
+            nonlocal commits
+            commits += 1
+            with super().one_commit():
+                yield
+
+    spool = Counting.open(tmp_path / "rollouts.sqlite", capacity_groups=3, capacity_bytes=1 << 20)
+    stream: SubmissionStream[bytes] = SubmissionStream(lambda: None)
+    metrics = RelayMetrics(CollectorRegistry())
+    forwarder = Forwarder(spool, stream, metrics=metrics, random=lambda: 0.0)
+    taking = (forwarder.take("s1", f"{n}.1", b"group") for n in (0, 1, 1, 2, 3))
+    taken = await asyncio.gather(*taking, return_exceptions=True)
+    assert taken[:4] == [True, True, False, True]
+    assert isinstance(taken[4], RefusedError)
+    assert taken[4].reason is Reason.BUSY
+    assert (commits, len(spool)) == (1, 3)
+    with full_disk(1):
+        lost = await asyncio.gather(forwarder.take("s1", "9.1", bytes(99_999)), return_exceptions=True)
+    assert (isinstance(lost[0], RefusedError), len(spool)) == (True, 3)
+    spool.close()

@@ -439,6 +439,36 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         assert (delivered.slot, delivered.attempt) == (0, 2)
 
 
+async def test_a_record_that_waits_behind_a_newer_stream_is_not_taken_with_it(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        old = await spool.open_drain(Hello("learner", epoch=1, version=0))
+        begun = await begin(spool, ledger)
+        opening = asyncio.create_task(spool.open_drain(Hello("learner", epoch=1, version=0)))
+        late = asyncio.create_task(spool.record_step(old, StepRecord(1, (), ())))
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await asyncio.wait({begun, opening, late})
+        assert isinstance(refused := late.exception(), RefusedError)
+        assert refused.reason is Reason.FENCED
+        assert spool.accounts.last_step == 0
+
+
+async def test_nothing_is_leased_with_a_step_that_shows_that_the_ledger_is_behind(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
+        begun = await begin(spool, ledger)
+        step = asyncio.create_task(spool.record_step(drain, StepRecord(1, ("9.1",), (0,))))
+        leasing = asyncio.create_task(spool.lease("s2", 1, PolicyVersion(0)))
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await asyncio.wait({begun, step, leasing})
+        assert isinstance(refused := step.exception(), RefusedError)
+        assert refused.reason is Reason.LEDGER_BEHIND
+        assert (await leasing).leases == ()
+
+
 async def test_a_record_on_its_way_when_a_newer_stream_opens_is_not_taken(path: Path) -> None:
     """Else a learner that was replaced could settle groups that its successor trains on."""
     async with open_spool(path) as (spool, ledger, _):
