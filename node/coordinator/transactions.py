@@ -28,12 +28,12 @@ from typing import Any, Final
 from node.clock import Clock
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.turns import Turns
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.decisions import Answer, Decision
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.slots import Slot, SlotState
+from node.coordinator.work.turns import Turns
 from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
 
