@@ -54,8 +54,8 @@ TIMEOUT_S: Final = 30.0
 COMPLETIONS: Final = 8
 LEASES: Final = 256
 """In one request, before the clock starts."""
-SIZES: Final = ((16, 4000), (1024, 240))
-"""KiB of a group, and how many."""
+SIZES: Final = ((16, 3000), (1024, 240))
+"""KiB of a group, and how many; newcomers are leased no more than some 3000."""
 BARE_GROUPS: Final = 128
 BARE_BYTES: Final = 16 << 20
 """In one fsync of the bare stream, as in one of the coordinator."""
