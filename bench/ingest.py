@@ -1,15 +1,16 @@
-"""``python -m bench.ingest``: CPU seconds the coordinator spends on 1 MiB of a group, taken in and delivered.
+"""``python -m bench.ingest``: groups a second, and CPU for each, that a coordinator takes in and delivers.
 
-    python -m bench.ingest                      groups of 1 MiB
-    python -m bench.ingest --mib 4 --groups 20  larger ones
+    python -m bench.ingest                          groups of 16 KiB, then of 1 MiB
+    python -m bench.ingest --kib 256 --groups 500   of one size
 
-A coordinator runs as a process of its own, with TLS, a ledger and fsync. This process leases, submits and
-drains the groups, as a sampler and as a learner would; its own time is not counted.
+A coordinator runs as a process of its own, with TLS, a ledger and fsync. This process leases, submits from
+several samplers at once, and then drains, as a learner would; its own time is not counted as CPU, but shares
+the cores. In the same run a bare stream takes the same bytes: gRPC, TLS, and an fsync for all that wait.
 
-cpu_s      user and system time of the coordinator's process, for 1 MiB submitted and delivered
-bare_s     the same of a bare hub: gRPC and TLS alone, which hands the bytes on and keeps nothing
-copy_s     the same for a plain copy: write the bytes to a file, fsync, and read them back
-ratio      (cpu_s - bare_s) / copy_s: what taking care of a group costs, in plain copies
+rate      groups a second, all of them on disk;   bare_rate      the bare stream's
+cpu_ms    CPU a group until it was on disk;       bare_cpu_ms    the bare stream's
+deliver_ms  CPU a group to deliver it to a learner
+ratio     rate / bare_rate
 """
 
 import argparse
@@ -20,8 +21,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +33,7 @@ import numpy as np
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollout_client import SamplerRolloutClient
+from node.clients.submission_stream import SubmissionStream
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import init_run, issue_identity
 from node.identity.group_proof import GroupSigner
@@ -38,16 +41,24 @@ from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.policy import PolicyVersion
+from node.process.allocator import keep_freed_memory
 from node.rollout import Completion, Finish, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.wire.mapping import role_to_wire
+from node.wire.rollouts import group_to_wire
+from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT
 
 RUN_ID: Final = "ingest"
 TIMEOUT_S: Final = 30.0
 COMPLETIONS: Final = 8
 LEASES: Final = 256
 """In one request, before the clock starts."""
+SIZES: Final = ((16, 3000), (1024, 240))
+"""KiB of a group, and how many; newcomers are leased no more than some 3000."""
+BARE_GROUPS: Final = 128
+BARE_BYTES: Final = 16 << 20
+"""In one fsync of the bare stream, as in one of the coordinator."""
 TOKEN_BYTES: Final = 12
 """Token id, logprob and version."""
 
@@ -56,106 +67,229 @@ _VOCABULARY: Final = 32_000
 
 
 def main() -> None:
-    """Measure, and print one line."""
+    """Measure each size, and print a line of JSON and one for people."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mib", type=float, default=1.0, help="size of a group")
-    parser.add_argument("--groups", type=int, default=100)
+    parser.add_argument("--kib", type=float, help="size of a group")
+    parser.add_argument("--groups", type=int, default=0)
+    parser.add_argument("--samplers", type=int, default=4, help="streams that submit at once")
     parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.bare is not None:
         asyncio.run(_serve_bare(arguments.bare))
         return
-    with tempfile.TemporaryDirectory(prefix="ingest-") as directory:
-        mib, cpu_s, bare_s = asyncio.run(
-            measured(Path(directory), mib=arguments.mib, groups=arguments.groups)
+    for kib, groups in SIZES if arguments.kib is None else ((arguments.kib, arguments.groups or 500),):
+        with tempfile.TemporaryDirectory(prefix="ingest-") as directory:
+            measuring = measured(
+                Path(directory), kib=kib, groups=arguments.groups or groups, samplers=arguments.samplers
+            )
+            result = asyncio.run(measuring)
+        print(json.dumps(asdict(result) | {"ratio": result.ratio}))
+        print(
+            f"{result.kib:.0f} KiB: {result.rate:.0f}/s, a bare stream with fsync {result.bare_rate:.0f}/s, "
+            f"ratio {result.ratio:.2f}; {result.cpu_ms:.2f} ms of CPU a group, "
+            f"bare {result.bare_cpu_ms:.2f}; {result.deliver_ms:.2f} ms to deliver it",
+            file=sys.stderr,
         )
-        copy_s = statistics.median(
-            _copied_s(Path(directory) / "copy", os.urandom(int(mib * 2**20))) / mib for _ in range(20)
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    kib: float
+    groups: int
+    samplers: int
+    rate: float
+    cpu_ms: float
+    deliver_ms: float
+    bare_rate: float
+    bare_cpu_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """How much of the bare stream's rate the coordinator's is."""
+        return self.rate / self.bare_rate
+
+
+async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
+    """Have ``samplers`` submit ``groups`` of this size, a learner drain them, and a bare stream take them."""
+    run_directory = directory / "run"
+    tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
+    init_run(run_directory, run_id=RUN_ID, hosts=("127.0.0.1",), now=time.time())
+    authority = Authority.load(run_directory / "coordinator" / "authority")
+    learner = load_identity(run_directory / "learner" / "identity")
+    assert learner is not None
+    identities = [
+        issue_identity(
+            authority, Peer(RUN_ID, Role.SAMPLER, f"sampler-{n}"), now=time.time(), lifetime_s=LEAF_LIFETIME_S
         )
-    ratio = (cpu_s - bare_s) / copy_s
-    line = {"groups": arguments.groups, "mib": mib, "cpu_s": cpu_s, "bare_s": bare_s, "copy_s": copy_s}
-    print(json.dumps({**line, "ratio": ratio}))
-    print(
-        f"{1000 * cpu_s:.2f} ms of CPU for 1 MiB taken in and delivered, {1000 * bare_s:.2f} of them gRPC's; "
-        f"the rest is {ratio:.1f} times a plain copy to disk and back, {1000 * copy_s:.2f} ms",
-        file=sys.stderr,
+        for n in range(samplers)
+    ]
+    async with AsyncExitStack() as stack:
+
+        async def dialled(address: str, identity: Identity) -> grpc.aio.Channel:
+            return await stack.enter_async_context(
+                dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time())
+            )
+
+        pid, address = await stack.enter_async_context(
+            _coordinator(run_directory, directory / "log", tokens=tokens)
+        )
+        learning = await dialled(address, learner)
+        await _join(learning, learner, learner_epoch=1, vocabulary_size=_VOCABULARY)
+        stub: Any = rollout_pb2_grpc.RolloutServiceStub(learning)
+        drain = stub.DrainRollouts()
+        await drain.write(rollout_pb2.DrainRolloutsRequest(hello=rollout_pb2.DrainHello(learner_epoch=1)))
+        channels = [await dialled(address, identity) for identity in identities]
+        work = [
+            await _signed(channel, identity, groups=groups // samplers, tokens=tokens)
+            for channel, identity in zip(channels, identities, strict=True)
+        ]
+        for channel, (first, *_) in zip(channels, work, strict=True):  # pays for what is made once
+            await _submitted(channel, [first])
+        cpu_s, took_s = await _cost(
+            pid, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
+        )
+        n = sum(len(own) - 1 for own in work)
+        size_kib = statistics.mean(request.ByteSize() for own in work for request in own) / 1024
+        await drain.write(
+            rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=n + samplers))
+        )
+        deliver_s, _ = await _cost(pid, [_drained(drain, n + samplers)])
+        drain.cancel()
+    data = [[request.SerializeToString() for request in own] for own in work]
+    bare_s, bare_took_s = await _bare(run_directory, directory / "bare.log", identities, data)
+    return Ingest(
+        kib=size_kib,
+        groups=n,
+        samplers=samplers,
+        rate=n / took_s,
+        cpu_ms=1000 * cpu_s / n,
+        deliver_ms=1000 * deliver_s / (n + samplers),
+        bare_rate=n / bare_took_s,
+        bare_cpu_ms=1000 * bare_s / n,
     )
 
 
-async def measured(directory: Path, *, mib: float, groups: int) -> tuple[float, float, float]:
-    """Return the size of a group in MiB, and CPU seconds for 1 MiB: the coordinator's, a bare hub's."""
-    run_directory = directory / "run"
-    tokens = int(mib * 2**20 / TOKEN_BYTES / COMPLETIONS)
-    init_run(run_directory, run_id=RUN_ID, hosts=("127.0.0.1",), now=time.time())
-    async with _coordinator(run_directory, directory / "log", tokens=tokens) as (pid, address):
-        learner = load_identity(run_directory / "learner" / "identity")
-        assert learner is not None
-        now = time.time()
-        sampler = issue_identity(
-            Authority.load(run_directory / "coordinator" / "authority"),
-            Peer(RUN_ID, Role.SAMPLER, "sampler-1"),
-            now=now,
-            lifetime_s=LEAF_LIFETIME_S,
-        )
-        async with (
-            dial(address, learner, purpose=Purpose.ROLLOUTS, now=now) as learning,
-            dial(address, sampler, purpose=Purpose.ROLLOUTS, now=now) as sampling,
-        ):
-            await _join(learning, learner, learner_epoch=1, vocabulary_size=_VOCABULARY)
-            await _join(sampling, sampler)
-            stub: Any = rollout_pb2_grpc.RolloutServiceStub(learning)
-            drain = stub.DrainRollouts()
-            await drain.write(rollout_pb2.DrainRolloutsRequest(hello=rollout_pb2.DrainHello(learner_epoch=1)))
-            credit = rollout_pb2.DrainCredit(groups=groups + 1)
-            await drain.write(rollout_pb2.DrainRolloutsRequest(credit=credit))
-            client = SamplerRolloutClient(sampling, GroupSigner(sampler))
-            leases = [lease for _ in range(groups // LEASES + 1) for lease in await _leased(client)]
-            size_bytes = await _one(client, drain, leases[0], tokens=tokens)  # pays for what is made once
-            started_s = _cpu_s(pid)
-            for lease in leases[1 : groups + 1]:
-                await _one(client, drain, lease, tokens=tokens)
-            cpu_s = _cpu_s(pid) - started_s
-            drain.cancel()
-    size_mib = size_bytes / 2**20
-    bare_s = await _bare(run_directory, directory / "bare.log", learner, size_bytes, groups=groups)
-    return size_mib, cpu_s / groups / size_mib, bare_s / groups / size_mib
+async def _cost(pid: int, work: Sequence[Coroutine[Any, Any, None]]) -> tuple[float, float]:
+    """Return CPU seconds of a process, and seconds, until this work is done."""
+    started_s, cpu_s = time.monotonic(), _cpu_s(pid)
+    await asyncio.gather(*work)
+    return _cpu_s(pid) - cpu_s, time.monotonic() - started_s
 
 
-async def _bare(run_directory: Path, log: Path, learner: Identity, size_bytes: int, *, groups: int) -> float:
-    """Return the CPU seconds of a hub that hands bytes on."""
-    data, arguments = os.urandom(size_bytes), ("-m", "bench.ingest", "--bare", str(run_directory))
-    async with (
-        _process(arguments, log) as (pid, address),
-        dial(address, learner, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
-    ):
-        submit: Any = channel.unary_unary("/bare/submit")
-        deliver: Any = channel.unary_stream("/bare/drain")
-        drain = deliver(b"")
-        started_s = 0.0
-        for n in range(groups + 1):
-            await submit(data)
-            assert len(await drain.read()) == size_bytes
-            started_s = started_s if n else _cpu_s(pid)
-        return _cpu_s(pid) - started_s
+async def _signed(
+    channel: grpc.aio.Channel, identity: Identity, *, groups: int, tokens: int
+) -> list[rollout_pb2.SubmitRolloutsRequest]:
+    """Join, lease, and return a submission for each lease."""
+    await _join(channel, identity)
+    signer = GroupSigner(identity)
+    client = SamplerRolloutClient(channel, signer)
+    requests: list[rollout_pb2.SubmitRolloutsRequest] = []
+    while len(requests) <= groups:
+        grant = await client.lease(min(LEASES, groups + 1 - len(requests)), PolicyVersion(0))
+        assert grant.leases, f"no leases, waits for {grant.waits_for}"
+        for lease in grant.leases:
+            encoded = group_to_wire(_group(lease, tokens=tokens))
+            proof = signer.prove(lease.lease_id, encoded)
+            requests.append(
+                rollout_pb2.SubmitRolloutsRequest(
+                    group_id=lease.lease_id,
+                    header=encoded.header,
+                    columns=encoded.columns,
+                    certificate=proof.certificate,
+                    signature=proof.signature,
+                )
+            )
+    return requests
+
+
+async def _submitted(
+    channel: grpc.aio.Channel, requests: Sequence[rollout_pb2.SubmitRolloutsRequest]
+) -> None:
+    stub: Any = rollout_pb2_grpc.RolloutServiceStub(channel)
+    stream: SubmissionStream[rollout_pb2.SubmitRolloutsRequest] = SubmissionStream(stub.SubmitRollouts)
+    left = iter(requests)
+
+    async def submit() -> None:
+        for request in left:
+            verdict, detail = await stream.submit(request, request.ByteSize())
+            assert verdict is Verdict.SPOOLED, detail
+
+    await asyncio.gather(*(submit() for _ in range(SUBMISSIONS_IN_FLIGHT)))
+    await stream.close()
+
+
+async def _drained(drain: Any, groups: int) -> None:
+    for _ in range(groups):
+        response = await asyncio.wait_for(drain.read(), TIMEOUT_S)
+        assert response.HasField("group"), response
+
+
+async def _bare(
+    run_directory: Path, log: Path, identities: Sequence[Identity], data: Sequence[Sequence[bytes]]
+) -> tuple[float, float]:
+    """Return CPU seconds and seconds in which a bare stream takes the same bytes from the same callers."""
+    async with _process(("-m", "bench.ingest", "--bare", str(run_directory)), log) as (pid, address):
+
+        async def submitted(identity: Identity, messages: Sequence[bytes]) -> None:
+            async with dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+                submit: Any = channel.stream_stream("/bare/submit")
+                call, places = submit(), asyncio.Semaphore(SUBMISSIONS_IN_FLIGHT)
+
+                async def answered() -> None:
+                    for _ in messages:
+                        assert await call.read() == b"1"
+                        places.release()
+
+                answers = asyncio.create_task(answered())
+                for message in messages:
+                    await places.acquire()
+                    await call.write(message)
+                await answers
+                call.cancel()
+
+        await asyncio.gather(*(submitted(identities[n], own[:1]) for n, own in enumerate(data)))
+        return await _cost(pid, [submitted(identities[n], own[1:]) for n, own in enumerate(data)])
 
 
 async def _serve_bare(run_directory: Path) -> None:
+    """Take messages, append all that wait to a file with one fsync, and answer each."""
+    keep_freed_memory()
     identity = load_identity(run_directory / "coordinator" / "identity")
     assert identity is not None
-    waiting: asyncio.Queue[bytes] = asyncio.Queue()
+    file = os.open(run_directory / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    arrived: asyncio.Queue[tuple[bytes, asyncio.Future[None]]] = asyncio.Queue(BARE_GROUPS)
 
-    async def submit(request: bytes, _: object) -> bytes:
-        waiting.put_nowait(request)
-        return b""
+    def written(messages: list[bytes]) -> None:
+        os.writev(file, messages)
+        os.fdatasync(file)
 
-    async def drain(request: bytes, _: object) -> AsyncIterator[bytes]:
+    async def write() -> None:
         while True:
-            yield await waiting.get()
+            batch = [await arrived.get()]
+            while not arrived.empty() and sum(len(message) for message, _ in batch) < BARE_BYTES:
+                batch.append(arrived.get_nowait())
+            await asyncio.to_thread(written, [message for message, _ in batch])
+            for _, is_on_disk in batch:
+                is_on_disk.set_result(None)
 
-    handlers: dict[str, Any] = {
-        "submit": grpc.unary_unary_rpc_method_handler(submit),
-        "drain": grpc.unary_stream_rpc_method_handler(drain),
-    }
+    async def submit(requests: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
+        pending: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
+
+        async def read() -> None:
+            async for request in requests:
+                is_on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                await arrived.put((request, is_on_disk))
+                pending.put_nowait(is_on_disk)
+
+        reader = asyncio.create_task(read())
+        try:
+            while True:
+                await (await pending.get())
+                yield b"1"
+        finally:
+            reader.cancel()
+
+    handlers: dict[str, Any] = {"submit": grpc.stream_stream_rpc_method_handler(submit)}
     options = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
     sizes = [(option, ROLLOUT_MESSAGE_BYTES) for option in options]
     server = grpc.aio.server(options=sizes)
@@ -165,22 +299,7 @@ async def _serve_bare(run_directory: Path) -> None:
     port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
     print(json.dumps({"listen": f"127.0.0.1:{port}", "enrolment_listen": ""}), flush=True)
-    await server.wait_for_termination()
-
-
-async def _leased(client: SamplerRolloutClient) -> tuple[PromptLease, ...]:
-    grant = await client.lease(LEASES, PolicyVersion(0))
-    assert len(grant.leases) == LEASES, f"{len(grant.leases)} leases, waits for {grant.waits_for}"
-    return grant.leases
-
-
-async def _one(client: SamplerRolloutClient, drain: Any, lease: PromptLease, *, tokens: int) -> int:
-    """Submit and receive one group; return its size in bytes as delivered."""
-    verdict, detail = await client.submit(_group(lease, tokens=tokens))
-    assert verdict is Verdict.SPOOLED, detail
-    response = await asyncio.wait_for(drain.read(), TIMEOUT_S)
-    assert response.HasField("group"), response
-    return int(response.group.ByteSize())
+    await write()
 
 
 def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
@@ -236,6 +355,7 @@ async def _coordinator(run_directory: Path, log: Path, *, tokens: int) -> AsyncI
         "concurrency_groups": 65_536,
         "buffer_groups": 65_536,
         "batch_groups": 1024,
+        "buffer_bytes": 4 << 30,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"coordinator.{key}={value}")]
     arguments = ("-m", "node", "--role", "coordinator", "--state-dir", str(run_directory), *words)
@@ -270,16 +390,6 @@ def _cpu_s(pid: int) -> float:
     """Return the user and system time of a process; see proc(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _copied_s(path: Path, data: bytes) -> float:
-    started_s = time.process_time()
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    path.read_bytes()
-    return time.process_time() - started_s
 
 
 if __name__ == "__main__":

@@ -18,11 +18,10 @@ from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
 from node.identity.group_proof import GroupProof, GroupSigner
-from node.rollout import EncodedGroup, LeasePurpose, RolloutGroup, Verdict
+from node.rollout import EncodedGroup, LeasePurpose, RolloutGroup
 from node.rpc.address import join_address
 from node.rpc.channel import ConnectionLost, dial_as_stranger
 from node.run import Role
-from node.wire.mapping import member_from_wire
 from node.wire.rollouts import group_to_wire
 
 PAUSE_S: Final = 0.05
@@ -152,6 +151,7 @@ async def unknown_fields(enemy: Enemy) -> None:
 async def gzip_bombs(enemy: Enemy) -> None:
     """Send zeros that gRPC inflates."""
     foe = await _sampler(enemy)
+    # On the wire a stream of one message is a unary call.
     submit: Any = foe.channel.unary_unary("/heterorl.v1.RolloutService/SubmitRollouts")
     bomb = _varint(999 << 3 | 2) + _varint(BOMB_BYTES) + bytes(BOMB_BYTES)
     while True:
@@ -253,7 +253,7 @@ async def refused_submissions(enemy: Enemy) -> None:
             request = rollout_pb2.SubmitRolloutsRequest(
                 header=header, group_id=f"{n}.1", certificate=proof.certificate, signature=proof.signature
             )
-            await enemy.tried("submissions", foe.rollouts.SubmitRollouts(request, timeout=CALL_TIMEOUT_S))
+            await enemy.tried("submissions", foe.submissions.submit(request, request.ByteSize()))
             await asyncio.sleep(FLOOD_CALLERS / 233)
 
     await asyncio.gather(*(submit() for _ in range(FLOOD_CALLERS)))
@@ -340,9 +340,9 @@ async def _submit_raw(
         certificate=proof.certificate,
         signature=proof.signature,
     )
-    answer = await enemy.tried("submissions", foe.rollouts.SubmitRollouts(request, timeout=CALL_TIMEOUT_S))
+    answer = await enemy.tried("submissions", foe.submissions.submit(request, request.ByteSize()))
     if answer is not None:
-        enemy.did[f"submitted: {member_from_wire(Verdict, answer, 'verdict')}"] += 1
+        enemy.did[f"submitted: {answer[0]}"] += 1
 
 
 def _anyone() -> ssl.SSLContext:

@@ -18,12 +18,14 @@ from tokenizers import Tokenizer
 from bench.attack_lab.stage import GROUP_SIZE, TASK, Stage
 from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+from node.clients.submission_stream import SubmissionStream
 from node.enrolment.authority import LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
+from node.errors import RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
-from node.rpc.channel import Purpose, dial
+from node.rpc.channel import ConnectionLost, Purpose, dial
 from node.run import Role
 from node.wire.mapping import from_wire, role_to_wire
 
@@ -44,6 +46,13 @@ class Foe:
     channel: grpc.aio.Channel
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     grader_digest: bytes = b""
+    _submissions: SubmissionStream[rollout_pb2.SubmitRolloutsRequest] | None = None
+
+    @property
+    def submissions(self) -> SubmissionStream[rollout_pb2.SubmitRolloutsRequest]:
+        """The one stream it submits on."""
+        self._submissions = self._submissions or SubmissionStream(self.rollouts.SubmitRollouts)
+        return self._submissions
 
     @property
     def rollouts(self) -> "rollout_pb2_grpc.RolloutServiceAsyncStub":
@@ -101,6 +110,9 @@ class Enemy:
             answer = await call
         except grpc.aio.AioRpcError as error:
             self.did[f"{name}: {error.code().name.lower()}"] += 1
+            return None
+        except (RefusedError, ConnectionLost) as error:
+            self.did[f"{name}: {getattr(error, 'reason', 'lost')}"] += 1
             return None
         self.did[name] += 1
         return answer

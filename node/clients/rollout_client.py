@@ -6,20 +6,18 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+from node.clients.submission_stream import SubmissionStream
 from node.failure import FailedLease, detail_of
 from node.identity.group_proof import GroupSigner
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup, Verdict
 from node.rpc.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import call
-from node.wire.mapping import from_wire, member_from_wire, to_wire
+from node.wire.mapping import from_wire, to_wire
 from node.wire.rollouts import group_to_wire
 
 CONTROL_TIMEOUT_S: Final = 15.0
 """Deadline of a lease call: two round trips of the worst link we plan for, and a busy coordinator."""
-
-SUBMIT_TIMEOUT_S: Final = 150.0
-"""Deadline of a submission: the largest group (72 MiB) at 5 Mbit/s."""
 
 
 class SamplerRolloutClient:
@@ -29,6 +27,9 @@ class SamplerRolloutClient:
         """Call over ``channel``; groups are signed by ``signer``, which is None where TLS is off."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._signer = signer
+        self._submissions: SubmissionStream[rollout_pb2.SubmitRolloutsRequest] = SubmissionStream(
+            self._stub.SubmitRollouts
+        )
 
     async def lease(self, max_leases: int, held: PolicyVersion, *, stays: bool = False) -> LeaseGrant:
         """Lease up to ``max_leases`` prompts, to be sampled with ``held`` or newer.
@@ -61,22 +62,13 @@ class SamplerRolloutClient:
         if self._signer is not None:
             proof = self._signer.prove(group.group_id, encoded)
             request.certificate, request.signature = proof.certificate, proof.signature
-        response = await call(self._stub.SubmitRollouts, request, timeout_s=SUBMIT_TIMEOUT_S)
-        return member_from_wire(Verdict, response, "verdict"), response.detail
+        return await self._submissions.submit(request, encoded.size_bytes)
 
 
-class RelayRolloutClient:
-    """Submits groups for samplers, as a relay. Raises RefusedError and ConnectionLost."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        # Without a serializer: what a relay has on disk is the request.
-        self._submit: grpc.aio.UnaryUnaryMultiCallable[bytes, rollout_pb2.SubmitRolloutsResponse] = (
-            channel.unary_unary(
-                SUBMIT_ROLLOUTS, response_deserializer=rollout_pb2.SubmitRolloutsResponse.FromString
-            )
+def relay_submissions(channel: grpc.aio.Channel) -> SubmissionStream[bytes]:
+    """Return a relay's stream of submissions for samplers: what it has on disk is the request."""
+    return SubmissionStream(
+        channel.stream_stream(
+            SUBMIT_ROLLOUTS, response_deserializer=rollout_pb2.SubmitRolloutsResponse.FromString
         )
-
-    async def submit(self, data: bytes) -> tuple[Verdict, str]:
-        """Submit an encoded request again; safe to repeat. Return the verdict and its reason."""
-        response = await call(self._submit, data, timeout_s=SUBMIT_TIMEOUT_S)
-        return member_from_wire(Verdict, response, "verdict"), response.detail
+    )

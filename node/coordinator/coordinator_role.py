@@ -72,7 +72,7 @@ async def build(context: RoleContext) -> list[Service]:
             opened.callback(rows.close)
         _note_data(ledger, slots, rows)
         accounts = _accounts(context, config, ledger, rows, metrics)
-        published = Published(store, accounts.versions)
+        published = Published(store, accounts)
         _check_not_lost(accounts, published)
         opened.pop_all()  # the spool closes them
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
@@ -155,7 +155,6 @@ def _members_server(
         group_bytes=group_bytes,
         revocations=revocations,
         metrics=context.transfer_metrics,
-        clock=context.clock,
     )
     membership = MembershipServicer(
         peers,

@@ -73,7 +73,14 @@ class CoordinatorMetrics:
         )
         self._stage = histogram("group_lag_seconds", "Time groups took per stage.", _LAG_BUCKETS_S, "stage")
         self.transaction = histogram(
-            "ledger_transaction_seconds", "Time until a transaction was on disk.", _TRANSACTION_BUCKETS_S
+            "ledger_transaction_seconds",
+            "Time until a commit of the transactions that waited for it was on disk.",
+            _TRANSACTION_BUCKETS_S,
+        )
+        self.transactions = counter("ledger_transactions", "Transactions on disk; many share a commit.")
+        self.undone_batches = counter(
+            "undone_batches",
+            "Failed commits of several transactions, after which the coordinator went back to its ledger.",
         )
         self.waiting_requests = gauge(
             "waiting_requests", "Requests that wait for their turn to be decided and written to the ledger."

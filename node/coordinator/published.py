@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import dataclass
 
-from node.coordinator.work.version_log import VersionLog
+from node.coordinator.work.accounts import Accounts
 from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.weights.store.artifact_store import ArtifactStore
@@ -14,7 +14,7 @@ class Published:
     """Every version a peer may hold or have sampled with."""
 
     store: ArtifactStore
-    log: VersionLog
+    accounts: Accounts
 
     def head(self) -> PolicyVersion | None:
         announcement = self.store.announcement()
@@ -22,7 +22,7 @@ class Published:
 
     def has(self, number: int) -> bool:
         """Whether a version was ever announced, or is the base model, which needs no announcing."""
-        if number == 0 or number in self.log:
+        if number == 0 or number in self.accounts.versions:
             return True
         announcement = self.store.announcement()
         # Announced since the log was last written.
@@ -32,7 +32,7 @@ class Published:
         """Return the versions on offer that are not in the log, oldest first. Blocks on the store's lock."""
         announcement = self.store.announcement()
         artifacts = () if announcement is None else announcement.artifacts
-        fresh = {a.key.version: a.key for a in artifacts if a.key.version not in self.log}
+        fresh = {a.key.version: a.key for a in artifacts if a.key.version not in self.accounts.versions}
         versions = []
         for _, key in sorted(fresh.items()):
             # One that is being removed was announced long ago; no peer holds it any more.

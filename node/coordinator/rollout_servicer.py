@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.clock import Clock
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
 from node.coordinator.spool import Quarantines, Spool
@@ -28,11 +28,15 @@ from node.rpc.auth import Context, peer_of
 from node.run import Role, StepRecord
 from node.serving.submissions import Submission, SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.wire.mapping import from_wire, optional_from_wire, to_wire, verdict_to_wire
+from node.waits import side_by_side
+from node.wire.mapping import from_wire, optional_from_wire, to_wire
 from node.wire.rollouts import group_from_wire, header_from_wire
 
 HELLO_TIMEOUT_S: Final = 15.0
 """A learner that has not sent its hello by then hangs."""
+
+MESSAGES_IN_FLIGHT: Final = 64
+"""Of a learner, that wait for the ledger: it judges as many groups a second as come in."""
 
 _DETAIL_CHARACTERS: Final = 1000
 
@@ -51,7 +55,6 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     """Size of the largest group of the run."""
     revocations: RevocationList
     metrics: TransferMetrics
-    clock: Clock
 
     async def LeasePrompts(  # noqa: N802 - the rpc's name
         self, request: rollout_pb2.LeasePromptsRequest, context: Context
@@ -85,26 +88,31 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         return rollout_pb2.ReleaseLeasesResponse(released=released)
 
     async def SubmitRollouts(  # noqa: N802 - the rpc's name
-        self, request: rollout_pb2.SubmitRolloutsRequest, context: Context
-    ) -> rollout_pb2.SubmitRolloutsResponse:
-        """Accept a group; one that breaks a rule has a verdict, not an error."""
+        self,
+        request_iterator: AsyncIterator[rollout_pb2.SubmitRolloutsRequest | RefusedError],
+        context: Context,
+    ) -> AsyncIterator[rollout_pb2.SubmitRolloutsResponse]:
+        """Accept groups; one that breaks a rule has a verdict, not an error."""
         peer = peer_of(context)
-        with self.door.admitted(
-            request, peer, group_bytes=self.group_bytes, now=self.clock.now()
-        ) as submission:
-            sampler_id = submission.sampler_id
-            self.metrics.count_rollouts(received_bytes=submission.group.size_bytes)
-            if self.revocations.is_revoked(sampler_id):  # since a relay took the group in
-                submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
-            else:
-                submitted = await self.spool.submit(submission, _read(submission))
-        if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
-            # The relay has told the sampler that the group is spooled.
-            verdict = GroupVerdict(submission.group_id[:100], submitted.verdict, submitted.detail)
-            self.peers.notify(sampler_id, verdict)
-        return rollout_pb2.SubmitRolloutsResponse(
-            verdict=verdict_to_wire(submitted.verdict), detail=submitted.detail
-        )
+
+        async def take(submission: Submission, _: object) -> tuple[Verdict, str]:
+            submitted = await self._take(submission)
+            if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
+                # The relay has told the sampler that the group is spooled.
+                verdict = GroupVerdict(submission.group_id[:100], submitted.verdict, submitted.detail)
+                self.peers.notify(submission.sampler_id, verdict)
+            return submitted.verdict, submitted.detail
+
+        async with aclosing(
+            self.door.answers(request_iterator, peer, take, group_bytes=self.group_bytes)
+        ) as responses:
+            async for response in responses:
+                yield response
+
+    async def _take(self, submission: Submission) -> Submitted:
+        if self.revocations.is_revoked(submission.sampler_id):  # since a relay took the group in
+            return Submitted(Verdict.FOREIGN, f"{submission.sampler_id} was revoked")
+        return await self.spool.submit(submission, _read(submission))
 
     async def DrainRollouts(  # noqa: N802 - the rpc's name
         self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: Context
@@ -144,29 +152,34 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def _listen(
         self, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest], drain: DrainStream
     ) -> None:
-        async for request in requests:
-            if drain.is_ended:
-                return
-            match request.WhichOneof("message"):
-                case "credit":
-                    drain.add_credits(request.credit.groups)
-                case "judgement":
-                    detail = request.judgement.detail[:_DETAIL_CHARACTERS]
-                    judged = from_wire(GroupVerdict, request.judgement, detail=detail)
-                    await self.spool.judge(drain, judged)
-                case "step":
-                    await self.spool.record_step(drain, from_wire(StepRecord, request.step))
-                case "quarantine":
-                    told = request.quarantine
-                    if not is_name(told.sampler_id):
-                        raise RefusedError(
-                            Reason.MALFORMED, f"{told.sampler_id[:100]!r} is not the node id of a sampler"
-                        )
-                    await self.spool.quarantine(told.sampler_id, detail_of(told.reason))
-                case other:
+        """Take what the learner says in its order; what it says meanwhile shares the next commit."""
+        places = asyncio.Semaphore(MESSAGES_IN_FLIGHT)
+        async with side_by_side() as tasks:
+            async for request in requests:
+                if drain.is_ended:
+                    return
+                await places.acquire()
+                tasks.create_task(self._hear(request, drain)).add_done_callback(lambda _: places.release())
+
+    async def _hear(self, request: rollout_pb2.DrainRolloutsRequest, drain: DrainStream) -> None:
+        match request.WhichOneof("message"):
+            case "credit":
+                drain.add_credits(request.credit.groups)
+            case "judgement":
+                detail = request.judgement.detail[:_DETAIL_CHARACTERS]
+                judged = from_wire(GroupVerdict, request.judgement, detail=detail)
+                await self.spool.judge(drain, judged)
+            case "step":
+                await self.spool.record_step(drain, from_wire(StepRecord, request.step))
+            case "quarantine":
+                told = request.quarantine
+                if not is_name(told.sampler_id):
                     raise RefusedError(
-                        Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello"
+                        Reason.MALFORMED, f"{told.sampler_id[:100]!r} is not the node id of a sampler"
                     )
+                await self.spool.quarantine(told.sampler_id, detail_of(told.reason))
+            case other:
+                raise RefusedError(Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello")
 
 
 def _read(submission: Submission) -> GroupHeader | RolloutGroup | RefusedError:

@@ -79,6 +79,7 @@ class Spool:
         self._metrics = metrics
         self._clock = clock
         self._drain: DrainStream | None = None
+        transactions.went_back = self._end_drain
         for verdict, n in self._accounts.verdicts().items():
             metrics.groups.labels(verdict).inc(n)
 
@@ -233,7 +234,7 @@ class Spool:
 
     async def admit_learner(self, learner: Learner) -> None:
         """Make a learner the run's, and end the stream of an older one; see ``history.learner_joins``."""
-        await self._settle(lambda _: history.learner_joins(self._accounts, learner))
+        await self._settle(lambda _: history.learner_joins(self._accounts, learner), is_last=True)
         if self._drain is not None and self._drain.learner_epoch < learner.epoch:
             self._drain.end(_fenced())
 
@@ -253,7 +254,7 @@ class Spool:
 
         A learner that is refused ends nobody's stream, and nothing of what it said is taken.
         """
-        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello))
+        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello), is_last=True)
         self._show(outcome)
         if outcome.accepted_loss:
             logger.error(
@@ -322,9 +323,15 @@ class Spool:
                 raise _fenced()
             return history.step(self._accounts, record)
 
-        self._show(await self._settle(decide))
+        self._show(await self._settle(decide, is_last=True))  # a ledger that is behind leases nothing more
         drain.acknowledgement = record.version
         drain.wake()
+
+    def _end_drain(self) -> None:
+        """Have the learner say again which groups it holds: the accounts do not know any more."""
+        if self._drain is not None:
+            what = "the ledger could not be written, and the coordinator has gone back to what it holds"
+            self._drain.end(RefusedError(Reason.DISK, what, fix="connect again"))
 
     def _observe_lags(self, sampler_id: str, group: GroupTerms) -> None:
         now = self._clock.now()

@@ -1,33 +1,43 @@
-"""One transaction after another: decide, write to the ledger, apply to the accounts, answer.
+"""Transactions in batches: decide, write to the ledger, apply to the accounts, answer.
 
-    waiting --its caller's turn--> decide --transaction--> ledger thread (fsync) --> accounts --> answer
+    waiting --its caller's turn--> decided, after all before it --> ledger thread: one commit for the batch
+       |                                                              |--on disk--> answered, in order
+       |                                                              '--failed---> refused; accounts go back
        '-- the caller has gone, has waited too long, or the process stops: dropped, nothing was decided
+
+Whoever waits while one batch is written is decided in the next, so that a slow disk costs each its commit and
+not those of all before it. Nobody is told of anything that is not on disk: answers that only repeat what an
+earlier decision of the batch made so wait for it as well. After a failed commit the accounts are what the
+ledger holds, as after a restart, and for a while each transaction has a commit of its own, applied after it.
 
 A transaction that was begun is always finished, even if its caller has gone: memory and disk never tell
 different stories.
 """
 
 import asyncio
+import contextlib
 import logging
+import math
+import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from node.clock import Clock
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
-from node.coordinator.work.decisions import NOTHING, Answer, Decision
+from node.coordinator.work.batch import Batch
+from node.coordinator.work.decisions import Answer, Decision
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.slots import Slot, SlotState
+from node.coordinator.work.turns import Turns
 from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
 
 logger = logging.getLogger(__name__)
-
-Waiting = TypeVar("Waiting")
 
 WAITING_REQUESTS: Final = 4096
 """Requests that may wait for the ledger; more are told to come back."""
@@ -38,6 +48,16 @@ WAITING_PER_CALLER: Final = 64
 WAIT_S: Final = 5.0
 """Longest a sampler waits for its turn: a third of its deadline, so that it hears why it has no answer."""
 
+BATCH_REQUESTS: Final = 128
+"""Decisions that share a commit. All wait for the last of them, some 10 ms of deciding."""
+
+BATCH_BYTES: Final = 16 << 20
+"""Groups that share a commit: about as long to write as a sync takes twice."""
+
+CAREFUL_S: Final = 10.0
+"""Time after a failed commit in which each transaction has its own: while a disk is full, small ones fit and
+large ones do not, and only those are to fail."""
+
 FRESH_BYTES: Final = 32 << 20
 """Groups kept in memory after they were written: a learner that keeps up gets them without a read."""
 
@@ -46,60 +66,22 @@ CLOSE_S: Final = 5.0
 nothing that was answered."""
 
 
-class Turns(Generic[Waiting]):
-    """The requests that wait, callers in turn and each one's in order; every step costs O(1).
-
-        caller a   a1 a2 a3        taken: a1 b1 c1 a2 a3
-        caller b   b1
-        caller c   c1
-
-    A caller that asks a thousand times at once waits for a thousand turns; the others wait for one of its.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[str, OrderedDict[Waiting, None]] = OrderedDict()
-        self._requests = 0
-
-    def __len__(self) -> int:
-        return self._requests
-
-    def of(self, caller: str) -> int:
-        return len(self._waiting.get(caller, ()))
-
-    def add(self, caller: str, request: Waiting) -> None:
-        self._waiting.setdefault(caller, OrderedDict())[request] = None
-        self._requests += 1
-
-    def remove(self, caller: str, request: Waiting) -> bool:
-        own = self._waiting.get(caller)
-        if own is None or request not in own:
-            return False
-        del own[request]
-        self._requests -= 1
-        if not own:
-            del self._waiting[caller]
-        return True
-
-    def take(self) -> Waiting:
-        """Remove the request whose turn it is, and return it; there must be one."""
-        caller, own = next(iter(self._waiting.items()))
-        request, _ = own.popitem(last=False)
-        self._requests -= 1
-        if own:
-            self._waiting.move_to_end(caller)
-        else:
-            del self._waiting[caller]
-        return request
-
-
 @dataclass(slots=True, eq=False)
 class _Request:
     decide: Callable[[float], Decision[Any]]
     answer: "asyncio.Future[Any]"
+    is_last: bool
+    """Whether its caller has its answer before the next decision is taken."""
 
-    def refuse(self, refusal: RefusedError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(refusal)
+    def give(self, outcome: object) -> None:
+        """Give the caller an answer, or raise what is an exception; nothing where it has gone."""
+        if self.answer.done():
+            if isinstance(outcome, Exception):
+                logger.error("decision failed after its caller had gone", exc_info=outcome)
+        elif isinstance(outcome, Exception):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
 
 
 class Transactions:
@@ -120,17 +102,30 @@ class Transactions:
         """By slot, the oldest first."""
         self._fresh_bytes = 0
         self._worker: asyncio.Task[None] | None = None
+        self._batch: asyncio.Future[None] | None = None
+        """Done when the batch under way has ended."""
+        self._is_ahead = False
+        """Whether the accounts hold what the disk refused."""
+        self._careful_until_s = -math.inf
         self._is_closing = False
+        self.went_back: Callable[[], None] = lambda: None
+        """Called when the accounts have gone back to what the ledger holds."""
         metrics.waiting_requests.set_function(lambda: len(self._urgent) + len(self._waiting))
 
     async def settle(
-        self, decide: Callable[[float], Decision[Answer]], *, caller: str | None = None
+        self,
+        decide: Callable[[float], Decision[Answer]],
+        *,
+        caller: str | None = None,
+        is_last: bool = False,
     ) -> Answer:
         """Return the answer of a decision, once its transaction is on disk and applied.
 
         Args:
             caller: The sampler it is for. None: for the run's one learner or our own upkeep, which thousands
                 of samplers must not hold up; it goes first and waits as long as it takes.
+            is_last: Close the batch: what the caller does with the answer, until it waits for something,
+                comes before the next decision.
         Raises:
             RefusedError: BUSY, where too many wait or this one has waited for too long; DRAINING; DISK; what
                 ``decide`` raises. Nothing was changed.
@@ -141,7 +136,7 @@ class Transactions:
         if len(turns) >= WAITING_REQUESTS or (name and turns.of(name) >= WAITING_PER_CALLER):
             raise self._dropped("full")
         loop = asyncio.get_running_loop()
-        request = _Request(decide, loop.create_future())
+        request = _Request(decide, loop.create_future(), is_last)
         turns.add(name, request)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -159,12 +154,14 @@ class Transactions:
 
     async def read(self, slot: Slot) -> StoredGroup | None:
         """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again."""
-        fresh = self._drop_fresh(slot.number)
-        if fresh is not None and fresh.attempt == slot.winner:
+        if (fresh := self._take_fresh(slot)) is not None:
             return fresh
-        loop = asyncio.get_running_loop()
+        if self._batch is not None:  # which may have decided on the group, and not have it on disk yet
+            await asyncio.wait({self._batch})
+            if (fresh := self._take_fresh(slot)) is not None:
+                return fresh
         try:
-            stored = await loop.run_in_executor(self._thread, self._ledger.group, slot.number)
+            stored = await self._in_thread(lambda: self._ledger.group(slot.number))
             return stored if stored is not None and stored.attempt == slot.winner else None
         except RefusedError as refused:
             logger.error("group damaged in the spool", extra={"slot": slot.number, "detail": str(refused)})
@@ -181,13 +178,13 @@ class Transactions:
         """Refuse those that wait, finish what was begun and close the ledger, within CLOSE_S."""
         self._is_closing = True
         while turns := self._urgent or self._waiting:
-            turns.take().refuse(self._dropped("draining"))
+            turns.take().give(self._dropped("draining"))
         is_closed = False
         try:
             async with asyncio.timeout(CLOSE_S):
                 if self._worker is not None:
                     await asyncio.wait({self._worker})
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._ledger.close)
+                await self._in_thread(self._ledger.close)
                 is_closed = True
         except TimeoutError:
             logger.error("ledger not closed in time", extra={"limit_s": CLOSE_S})
@@ -197,37 +194,91 @@ class Transactions:
                 abandon("ledger")
 
     async def _work(self) -> None:
-        while turns := self._urgent or self._waiting:
+        while self._urgent or self._waiting:
+            self._batch = asyncio.get_running_loop().create_future()
+            try:
+                await self._settle_batch()
+            finally:
+                self._batch.set_result(None)
+                self._batch = None
+
+    async def _settle_batch(self) -> None:
+        batch = Batch(self.accounts)
+        outcomes: list[tuple[_Request, object]] = []
+        is_careful = self._clock.monotonic() < self._careful_until_s
+        most = 1 if is_careful or self._is_ahead else BATCH_REQUESTS
+        while (turns := self._urgent or self._waiting) and len(outcomes) < most:
             request = turns.take()
             if request.answer.cancelled():  # its caller has not run since
                 self._metrics.dropped_decisions.labels("gone").inc()
                 continue
-            try:
-                answer = await self._settle(request.decide)
-            except Exception as error:  # the caller's to handle, whatever it is
-                if request.answer.done():
-                    logger.error("decision failed after its caller had gone", exc_info=error)
-                else:
-                    request.answer.set_exception(error)
-            else:
-                if not request.answer.done():
-                    request.answer.set_result(answer)
+            outcomes.append((request, await self._outcome(batch, request)))
+            if request.is_last or batch.size_bytes >= BATCH_BYTES:
+                break
             await asyncio.sleep(0)  # heartbeats go between two decisions, also where none of them is written
+        failure = await self._commit(batch)
+        for request, outcome in outcomes:
+            request.give(failure or outcome)
+        await asyncio.sleep(0)  # the callers go on before the next decision
 
-    async def _settle(self, decide: Callable[[float], Decision[Answer]]) -> Answer:
-        now = self._clock.now()
-        decision = decide(now)
-        if decision.transaction != NOTHING:
-            started_s = self._clock.monotonic()
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._thread, self._ledger.record, decision.transaction)
-            self._metrics.transaction.observe(self._clock.monotonic() - started_s)
-            self.accounts.apply(decision.transaction, now=now)
-            self._keep_fresh(decision.transaction)
-            self._note_abandoned(decision.transaction)
-            if decision.transaction.evaluation is not None:
-                self._note_evaluation(decision.transaction.evaluation)
-        return decision.answer
+    async def _outcome(self, batch: Batch, request: _Request) -> object:
+        try:
+            await self._go_back()
+            return batch.decide(request.decide, now=self._clock.now())
+        except Exception as error:  # the caller's to handle, whatever it is
+            return error
+
+    async def _commit(self, batch: Batch) -> Exception | None:
+        """Write a batch and apply it; return why it failed."""
+        if not (transactions := batch.transactions):
+            return None
+        started_s = self._clock.monotonic()
+        try:
+            await self._in_thread(lambda: self._ledger.record(*transactions))
+        except Exception as error:
+            self._careful_until_s = self._clock.monotonic() + CAREFUL_S
+            self._is_ahead = batch.is_applied_in_part
+            with contextlib.suppress(RefusedError):  # tried again, and told to a caller, at the next decision
+                await self._go_back()
+            if isinstance(error, RefusedError) or len(transactions) == 1:
+                return error
+            logger.error("one of several transactions failed", exc_info=error)
+            return RefusedError(
+                Reason.BUSY, "it was to be written together with another that failed", fix="send it again"
+            )
+        self._metrics.transaction.observe(self._clock.monotonic() - started_s)
+        self._metrics.transactions.inc(len(transactions))
+        batch.apply()
+        for transaction in transactions:
+            self._keep_fresh(transaction)
+            self._note_abandoned(transaction)
+            if transaction.evaluation is not None:
+                self._note_evaluation(transaction.evaluation)
+        return None
+
+    async def _go_back(self) -> None:
+        """Make the accounts what the ledger holds, where they are ahead of it.
+
+        Raises:
+            RefusedError: DISK, where the ledger cannot be read either.
+        """
+        if not self._is_ahead:
+            return
+        try:
+            balance = await self._in_thread(self._ledger.balance)
+        except sqlite3.Error as error:
+            what = f"the ledger could be neither written nor read: {error}"
+            raise RefusedError(Reason.DISK, what, fix="check the coordinator's disk") from error
+        self.accounts.go_back(balance, now=self._clock.now())
+        self._fresh.clear()
+        self._fresh_bytes = 0
+        self._is_ahead = False
+        self._metrics.undone_batches.inc()
+        logger.error("a commit of several transactions failed; went back to what the ledger holds")
+        self.went_back()
+
+    async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _keep_fresh(self, transaction: Transaction) -> None:
         for slot in transaction.slots:
@@ -238,6 +289,10 @@ class Transactions:
             while self._fresh_bytes > FRESH_BYTES:
                 self._drop_fresh(next(iter(self._fresh)))
 
+    def _take_fresh(self, slot: Slot) -> StoredGroup | None:
+        fresh = self._drop_fresh(slot.number)
+        return fresh if fresh is not None and fresh.attempt == slot.winner else None
+
     def _drop_fresh(self, number: int) -> StoredGroup | None:
         stored = self._fresh.pop(number, None)
         self._fresh_bytes -= 0 if stored is None else stored.group.size_bytes
@@ -245,7 +300,7 @@ class Transactions:
 
     def _give_up(self, caller: str, request: _Request) -> None:
         if self._waiting.remove(caller, request):
-            request.refuse(self._dropped("late"))
+            request.give(self._dropped("late"))
 
     def _dropped(self, cause: str) -> RefusedError:
         """Count a decision that was not taken; return what its caller is told."""

@@ -18,7 +18,7 @@ from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
 from node import limits
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
-from node.clients.rollout_client import RelayRolloutClient
+from node.clients.rollout_client import relay_submissions
 from node.errors import StartupError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
@@ -72,7 +72,7 @@ async def build(context: RoleContext) -> list[Service]:
     )
     forwarder = Forwarder(
         spool,
-        RelayRolloutClient(dial(target, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
+        relay_submissions(dial(target, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
         metrics=metrics,
         random=random.random,
     )
@@ -147,8 +147,6 @@ def _server(
         forwarder,
         submission_door(context),
         group_bytes=lambda: membership.group_bytes or limits.ROLLOUT_MESSAGE_BYTES,
-        metrics=context.transfer_metrics,
-        clock=context.clock,
     )
     revocations = RevocationList(context.state_dir / REVOCATION_FILE, context.state_dir / REVOCATION_COPY)
     return make_server(

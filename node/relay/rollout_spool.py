@@ -82,6 +82,24 @@ class RolloutSpool:
         """The size of the groups that wait."""
         return self._bytes
 
+    @contextlib.contextmanager
+    def one_commit(self) -> Iterator[None]:
+        """Put all that the body does on disk with one sync, or nothing.
+
+        Raises RefusedError: DISK, if it cannot be written; what the body raises.
+        """
+        before = self._size, self._bytes
+        try:
+            with _disk_refusals():
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield
+                self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._size, self._bytes = before
+            raise
+
     def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
         """Put a group on disk; False if it is there already.
 
@@ -102,12 +120,15 @@ class RolloutSpool:
         self._bytes += done.rowcount * len(data)
         return done.rowcount == 1
 
-    def oldest(self, limit: int) -> tuple[SpooledGroup, ...]:
-        """Return the groups that have waited longest. Raises RefusedError: DISK, if they cannot be read."""
+    def oldest(self, limit: int, *, limit_bytes: int = 1 << 62) -> tuple[SpooledGroup, ...]:
+        """Return the groups that have waited longest, one at least. Raises RefusedError: DISK."""
+        rows, size_bytes = [], 0
         with _disk_refusals():
-            rows = self._connection.execute(
-                "SELECT * FROM groups ORDER BY number LIMIT ?", [limit]
-            ).fetchall()
+            for row in self._connection.execute("SELECT * FROM groups ORDER BY number LIMIT ?", [limit]):
+                rows.append(row)
+                size_bytes += len(row[-1])
+                if size_bytes >= limit_bytes:
+                    break
         return tuple(
             SpooledGroup(
                 number, sampler_id, group_id, data if xxhash.xxh3_128_digest(data) == digest else None
@@ -115,14 +136,15 @@ class RolloutSpool:
             for number, sampler_id, group_id, digest, data in rows
         )
 
-    def remove(self, number: int) -> None:
-        """Forget a group. Raises RefusedError: DISK, if that cannot be written."""
+    def remove(self, number: int) -> bool:
+        """Forget a group; False if it is not there. Raises RefusedError: DISK, if that cannot be written."""
         with _disk_refusals():
             removed = self._connection.execute(
                 "DELETE FROM groups WHERE number = ? RETURNING length(data)", [number]
             ).fetchall()
         self._size -= len(removed)
         self._bytes -= sum(size for (size,) in removed)
+        return bool(removed)
 
 
 @contextlib.contextmanager

@@ -43,12 +43,12 @@ _HEARTBEAT_RATE: Final = Rate(per_s=50, burst=200)
 """The shortest interval is 50 ms; answers to heartbeats bring some forward."""
 
 
-def _never(_: Any) -> bool:
-    return False
+def _none(_: Any) -> int:
+    return 0
 
 
-def _is_not_taken_in(response: Any) -> bool:
-    return bool(response.verdict != common_pb2.VERDICT_SPOOLED)
+def _not_taken_in(response: Any) -> int:
+    return sum(answer.verdict != common_pb2.VERDICT_SPOOLED for answer in response.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,11 @@ class Rule:
     """How often one peer may call it."""
     message_rate: Rate | None = None
     """How often one peer may send a message on its streams; more are read later. None: no limit."""
-    is_refusal: Callable[[Any], bool] = _never
-    """Whether a response refuses what was sent: it then costs as much as an error."""
+    refusals: Callable[[Any], int] = _none
+    """How many messages a response of a stream refuses: each takes what ``message_rate`` says on top."""
+    is_answered_each: bool = False
+    """Whether each message has an answer of its own: the servicer then gets those that cannot be read as
+    the RefusedError that says why."""
 
 
 _MEMBERS: Final = frozenset({Role.LEARNER, Role.SAMPLER, Role.RELAY})
@@ -89,7 +92,14 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),
     "/heterorl.v1.RolloutService/LeasePrompts": Rule(_SAMPLER, rate=_LEASE_RATE),
     "/heterorl.v1.RolloutService/ReleaseLeases": Rule(_SAMPLER, rate=_LEASE_RATE),
-    SUBMIT_ROLLOUTS: Rule(_SUBMITTERS, rate=_SUBMISSION_RATE, is_refusal=_is_not_taken_in),
+    SUBMIT_ROLLOUTS: Rule(
+        _SUBMITTERS,
+        is_endless=True,
+        rate=_JOIN_RATE,
+        message_rate=_SUBMISSION_RATE,
+        refusals=_not_taken_in,
+        is_answered_each=True,
+    ),
     "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),
 }
 """Every rpc; one that is missing here cannot be called."""

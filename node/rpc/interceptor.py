@@ -184,7 +184,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         first_s = min(self._limits.first_message_s, first_message_s(method))
 
         def taken(messages: AsyncIterator[Any], rpc: LiveRpc) -> AsyncIterator[Any]:
-            sent = requests(messages, first_s=first_s, stall_s=stall_s)
+            sent = requests(messages, first_s=first_s, stall_s=stall_s, yields_refusals=rule.is_answered_each)
             return sent if rule.message_rate is None else self._paced(sent, rpc, rule.message_rate)
 
         async def respond(messages: AsyncIterator[Any], context: Context) -> Any:
@@ -196,8 +196,6 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     request = await only_request(messages, first_s=first_s)
                     async with within(self._limits.unary_s, method):
                         response = await behaviour(request, context)
-                if rule.is_refusal(response):
-                    self._charge_refusal(rpc)
                 # Serialised here: gRPC would show the caller what a serialiser raises.
                 return serialize(response)
 
@@ -213,6 +211,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     return
                 async with contextlib.aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
+                        self._charge_refused_messages(rpc, rule.refusals(response))
                         async with within(self._limits.stall_s, "reading the answer"):
                             await self._write(context, response)
 
@@ -233,10 +232,15 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
     async def _paced(self, messages: AsyncIterator[Any], rpc: LiveRpc, rate: Rate) -> AsyncIterator[Any]:
         """Yield messages as fast as the rate allows; gRPC's flow control then holds up the sender."""
         async for message in messages:
-            await asyncio.sleep(
-                self._rates.reserve((rpc.account, "message"), rate, now=self._clock.monotonic())
-            )
+            wait_s = self._rates.reserve((rpc.account, "message"), rate, now=self._clock.monotonic())
+            if wait_s:
+                await asyncio.sleep(wait_s)
             yield message
+
+    def _charge_refused_messages(self, rpc: LiveRpc, refused: int) -> None:
+        for _ in range(refused):
+            rate = rpc.rule.message_rate or rpc.rule.rate
+            self._rates.charge_refusal((rpc.account, "message"), rate, now=self._clock.monotonic())
 
     def _charge_refusal(self, rpc: LiveRpc) -> None:
         self._rates.charge_refusal(rpc.account, rpc.rule.rate, now=self._clock.monotonic())

@@ -13,7 +13,7 @@ FIRST_MESSAGE_S: Final = 15.0
 """Longest wait for the first byte of a call's first message, after its headers."""
 
 SLOWEST_UPLOAD_BYTES_PER_S: Final = 512 << 10
-"""The largest rollout arrives within its sender's own deadline (``rollout_client.SUBMIT_TIMEOUT_S``)."""
+"""The largest rollout arrives within its sender's own deadline (``submission_stream.ANSWER_TIMEOUT_S``)."""
 
 _GZIP: Final = b"\x1f\x8b"
 
@@ -59,21 +59,24 @@ def parsed(request: Any) -> Any:
 
 
 async def requests(
-    messages: AsyncIterator[Any], *, first_s: float, stall_s: float | None
+    messages: AsyncIterator[Any], *, first_s: float, stall_s: float | None, yields_refusals: bool = False
 ) -> AsyncIterator[Any]:
     """Yield a stream's requests; ``stall_s`` is the longest wait for any but the first, None: no limit.
 
-    Raises RefusedError: MALFORMED or OVER_LIMIT; BUSY when none came in time.
+    Raises RefusedError: MALFORMED or OVER_LIMIT, unless they are yielded; BUSY when none came in time.
     """
     limit_s: float | None = first_s
     what = "the first message"
     while True:
-        async with within(limit_s, what):
-            try:
+        try:
+            if limit_s is None:
                 message = await anext(messages)
-            except StopAsyncIteration:
-                return
-        yield parsed(message)
+            else:
+                async with within(limit_s, what):
+                    message = await anext(messages)
+        except StopAsyncIteration:
+            return
+        yield message if yields_refusals else parsed(message)
         limit_s, what = stall_s, "the next message"
 
 

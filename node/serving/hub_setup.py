@@ -30,7 +30,10 @@ def submission_door(context: RoleContext) -> SubmissionDoor:
     """Return what checks the groups that are handed in."""
     identity = context.identity
     return SubmissionDoor(
-        None if identity is None else GroupVerifier(identity.ca_pem, run_id=context.run.run_id)
+        None if identity is None else GroupVerifier(identity.ca_pem, run_id=context.run.run_id),
+        count_refusal=context.node_metrics.count_refusal,
+        metrics=context.transfer_metrics,
+        clock=context.clock,
     )
 
 

@@ -22,6 +22,7 @@ class TransferMetrics:
             "Payload bytes received (in) and sent (out), repeats included; rollouts at hub and relays only.",
             ["kind", "direction"],
         )
+        self._rollouts_in, self._rollouts_out = (self._bytes.labels("rollout", way) for way in ("in", "out"))
         self._frames = counter(
             "heterorl_node_frames_applied", "Frames decoded and verified, by codec.", ["codec"]
         )
@@ -37,6 +38,10 @@ class TransferMetrics:
             "heterorl_node_source_faults",
             "Times a source of policy versions was avoided for a while, by what it did.",
             ["fault"],
+        )
+        self._submissions = gauge(
+            "heterorl_node_submission_bytes",
+            "Groups between socket and disk; at the bound, a hub stops reading more.",
         )
         self._paused = gauge(
             "heterorl_node_unfinished_fetch_bytes",
@@ -62,6 +67,10 @@ class TransferMetrics:
         self._stores.append(lingering_artifacts)
         self._lingering.set_function(lambda: sum(count() for count in self._stores))
 
+    def watch_submissions(self, in_flight_bytes: Callable[[], int]) -> None:
+        """Show the bytes of groups that came in and are not on disk yet, whenever metrics are collected."""
+        self._submissions.set_function(in_flight_bytes)
+
     def count_received(self, key: ArtifactKey, size_bytes: int) -> None:
         self._bytes.labels(_kind(key), "in").inc(size_bytes)
 
@@ -69,8 +78,8 @@ class TransferMetrics:
         self._bytes.labels(_kind(key), "out").inc(size_bytes)
 
     def count_rollouts(self, *, received_bytes: int = 0, sent_bytes: int = 0) -> None:
-        self._bytes.labels("rollout", "in").inc(received_bytes)
-        self._bytes.labels("rollout", "out").inc(sent_bytes)
+        self._rollouts_in.inc(received_bytes)
+        self._rollouts_out.inc(sent_bytes)
 
     def count_damaged_frame(self) -> None:
         self._damaged.inc()

@@ -133,7 +133,7 @@ async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_heart
         async def forward(lease: rollout_pb2.PromptLease, **changes: bytes) -> int:
             group = answer_to(lease, run_id=hub.made.run_id, **changes)
             request = signed(group, hub.made.sampler, sampler_id="sampler-1")
-            return (await relay.rollout.SubmitRollouts(request, timeout=20)).verdict
+            return (await relay.hand_in(request)).verdict
 
         # The sampler has its answer already: SPOOLED, when the relay took the group.
         assert await forward(second) == DUPLICATE
@@ -230,9 +230,7 @@ async def test_a_group_that_cannot_be_read_has_a_verdict_and_its_prompt_goes_on(
         (lease,) = (await sampler.lease()).leases
         header = rollout_pb2.GroupHeader(run_id=hub.made.run_id, group_id=lease.lease_id)
         group = EncodedGroup(header.SerializeToString(), b"")
-        answer = await sampler.rollout.SubmitRollouts(
-            signed(group, hub.made.sampler, group_id=lease.lease_id)
-        )
+        answer = await sampler.hand_in(signed(group, hub.made.sampler, group_id=lease.lease_id))
         assert (answer.verdict, "sampling parameters" in answer.detail) == (MALFORMED, True)
         assert (await sampler.lease()).leases[0].lease_id == "0.2"
         assert (await sampler.status()).verdicts == {"malformed": 1}
@@ -257,12 +255,13 @@ async def test_bytes_that_no_field_holds_are_neither_stored_nor_read_beyond_the_
 
         before = written_bytes()
         for lease in leases:
-            answer = await sampler.rollout.SubmitRollouts(padded(lease, 1), timeout=20)
+            answer = await sampler.hand_in(padded(lease, 1))
             assert (answer.verdict, "allowed are 8192" in answer.detail) == (MALFORMED, True)
-        for mebibytes in (5, 60):  # refused by the interceptor, and by gRPC before it is received
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await sampler.rollout.SubmitRollouts(padded(leases[0], mebibytes), timeout=20)
-            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        answer = await sampler.hand_in(padded(leases[0], 5))
+        assert (answer.verdict, answer.reason) == (common_pb2.VERDICT_UNSPECIFIED, "over_limit")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:  # by gRPC, before it is received
+            await sampler.hand_in(padded(leases[0], 60))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert written_bytes() - before < 1 << 20
 
 

@@ -25,6 +25,7 @@ MEMBERSHIP = "/heterorl.v1.MembershipService"
 STATUS = f"{MEMBERSHIP}/GetStatus"
 HEARTBEAT = f"{MEMBERSHIP}/Heartbeat"
 SUBMIT = "/heterorl.v1.RolloutService/SubmitRollouts"
+RELEASE = "/heterorl.v1.RolloutService/ReleaseLeases"
 LEASE = "/heterorl.v1.RolloutService/LeasePrompts"
 
 
@@ -75,22 +76,22 @@ async def test_a_compressed_message_is_refused_and_never_inflated(
 ) -> None:
     heard: list[Any] = []
 
-    async def submit(request: Any, context: Any) -> rollout_pb2.SubmitRolloutsResponse:
+    async def release(request: Any, context: Any) -> rollout_pb2.ReleaseLeasesResponse:
         heard.append(request)
-        return rollout_pb2.SubmitRolloutsResponse()
+        return rollout_pb2.ReleaseLeasesResponse()
 
     async with (
-        serving(made, rpcs({SUBMIT: submit})) as hub,
+        serving(made, rpcs({RELEASE: release})) as hub,
         channel_of(made, hub.address) as channel,
     ):
-        request = rollout_pb2.SubmitRolloutsRequest(sampler_id="0" * (1 << 20)).SerializeToString()
-        call: Any = channel.unary_unary(SUBMIT)
+        request = rollout_pb2.ReleaseLeasesRequest(lease_ids=["0" * (1 << 20)]).SerializeToString()
+        call: Any = channel.unary_unary(RELEASE)
         with pytest.raises(RefusedError) as refused, classified():
             await call(request, compression=compression, timeout=10)
         assert refused.value.reason is Reason.MALFORMED
         assert heard == []
         assert hub.refusals == {("RolloutService", Reason.MALFORMED): 1}
-        assert await gzip_bombs(channel, SUBMIT, 3, size_bytes=1 << 20) == {"malformed": 3}
+        assert await gzip_bombs(channel, RELEASE, 3, size_bytes=1 << 20) == {"malformed": 3}
         await call(request, timeout=10)
         assert len(heard) == 1
 
@@ -136,35 +137,58 @@ async def test_a_peer_that_calls_too_often_is_refused_and_named_and_its_neighbou
     assert told.__dict__["peer"] == made.sampler.node_id
 
 
-@pytest.mark.parametrize("how", ["verdict", "error"])
-async def test_refused_submissions_use_up_a_peers_rate_and_those_taken_in_do_not(
-    made: MadeRun, monkeypatch: pytest.MonkeyPatch, how: str
+async def test_refused_groups_use_up_a_peers_rate_and_those_taken_in_do_not(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allow(
-        monkeypatch,
-        SUBMIT,
-        rate=Rate(per_s=1, burst=40, refused=9),
-        is_refusal=RULES[SUBMIT].is_refusal,
-    )
+    rate = Rate(per_s=0.001, burst=40, refused=9)
+    allow(monkeypatch, SUBMIT, message_rate=rate, refusals=RULES[SUBMIT].refusals, is_answered_each=True)
     verdicts = [common_pb2.VERDICT_SPOOLED] * 10
+    heard: list[Any] = []
 
-    async def submit(request: Any, context: Any) -> rollout_pb2.SubmitRolloutsResponse:
-        if verdicts:
-            return rollout_pb2.SubmitRolloutsResponse(verdict=verdicts.pop())
-        if how == "error":
-            raise RefusedError(Reason.NOT_JOINED, "join first")
-        return rollout_pb2.SubmitRolloutsResponse(verdict=common_pb2.VERDICT_FOREIGN)
+    async def submit(requests: Any, context: Any) -> Any:
+        async for request in requests:
+            heard.append(request)
+            verdict = verdicts.pop() if verdicts else common_pb2.VERDICT_FOREIGN
+            yield rollout_pb2.SubmitRolloutsResponse(answers=[rollout_pb2.SubmissionAnswer(verdict=verdict)])
 
-    clock = ManualClock(now=time.time())
+    async def groups() -> Any:
+        for _ in range(30):
+            yield b""
+
+    async with serving(made, rpcs({SUBMIT: submit})) as hub, channel_of(made, hub.address) as channel:
+        submit_on: Any = channel.stream_stream(SUBMIT)
+        first = submit_on(groups(), timeout=60)
+        for _ in range(13):
+            await first.read()
+        second = submit_on(groups(), timeout=60)
+        late = [asyncio.ensure_future(stream.read()) for stream in (first, second)]
+        assert not (await asyncio.wait(late, timeout=0.2))[0]
+        assert len(heard) == 13
+        first.cancel()
+        second.cancel()
+        await asyncio.wait(late)
+
+
+async def test_a_group_that_cannot_be_read_is_its_servicers_to_refuse(made: MadeRun) -> None:
+    heard: list[Any] = []
+
+    async def submit(requests: Any, context: Any) -> Any:
+        async for request in requests:
+            heard.append(request)
+            yield rollout_pb2.SubmitRolloutsResponse()
+
+    async def groups() -> Any:
+        yield b"\xff"
+        yield bytes((1 << 20) + 1)
+        yield b""
+
     async with (
-        serving(made, rpcs({SUBMIT: submit}), clock=clock, impatient_s=0.01) as hub,
+        serving(made, rpcs({SUBMIT: submit}), submission_bytes=1 << 20) as hub,
         channel_of(made, hub.address) as channel,
     ):
-        ended = await flood(channel, SUBMIT, b"", number=30, at_once=1)
-    refused = "ok" if how == "verdict" else "not_joined"
-    expected = {"ok": 10, "too_often": 17}
-    expected[refused] = expected.get(refused, 0) + 3
-    assert ended == expected
+        stream: Any = channel.stream_stream(SUBMIT)(groups(), timeout=10)
+        assert len([each async for each in stream]) == 3
+    assert [getattr(each, "reason", None) for each in heard] == [Reason.MALFORMED, Reason.OVER_LIMIT, None]
 
 
 async def test_calls_over_the_rate_wait_for_their_refusal_so_that_a_flood_is_slow(

@@ -1,18 +1,26 @@
 """Groups handed in at a relay: on its disk first, then at the coordinator, under their sampler's name."""
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import grpc.aio
 import pytest
+from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2, rollout_pb2
-from node.errors import Reason
+from node.clients.submission_stream import SubmissionStream
+from node.errors import Reason, RefusedError
+from node.relay.forwarder import Forwarder
+from node.relay.metrics import RelayMetrics
+from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.rollouts import group_to_wire
+from support.full_disk import full_disk
 from support.hub import HandPeer, answer_to, joined, running_hub, signed
 from support.identity import MadeRun
 from support.relay import RunningRelay, running_relay
@@ -114,7 +122,7 @@ async def test_a_relay_takes_nothing_that_its_sampler_has_not_signed_or_that_is_
             ),
             (signed(EncodedGroup(b"", b"x" * (5 << 20)), made.sampler), Reason.OVER_LIMIT),
         ):
-            assert await reason_of(at(relay).rollout.SubmitRollouts(request, timeout=10)) == reason
+            assert (await at(relay).hand_in(request)).reason == reason
         assert relay.registry.value("heterorl_relay_spooled_groups") == 0
 
 
@@ -128,7 +136,7 @@ async def test_only_a_relay_speaks_for_others_and_it_must_say_for_whom(made: Mad
         ):
             async with hub.peer(identity) as peer:
                 request = rollout_pb2.SubmitRolloutsRequest(sampler_id=named)
-                assert await reason_of(peer.rollout.SubmitRollouts(request, timeout=10)) == reason
+                assert (await peer.hand_in(request)).reason == reason
 
 
 async def test_a_relay_that_is_full_keeps_its_samplers_waiting(made: MadeRun, tmp_path: Path) -> None:
@@ -137,7 +145,7 @@ async def test_a_relay_that_is_full_keeps_its_samplers_waiting(made: MadeRun, tm
     async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1", spool_groups=1) as relay:
         assert (await at(relay).submit(leases[0])).verdict == SPOOLED
         request = signed(answer_to(leases[1], run_id=made.run_id), made.sampler)
-        assert await reason_of(at(relay).rollout.SubmitRollouts(request, timeout=10)) == Reason.BUSY
+        assert (await at(relay).hand_in(request)).reason == Reason.BUSY
 
 
 async def test_a_relay_leases_nothing(made: MadeRun, tmp_path: Path) -> None:
@@ -173,8 +181,7 @@ async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(
                 signature=signed(answer, made.sampler).signature,
             ),
         ):
-            submission = relay.rollout.SubmitRollouts(forged, timeout=10)
-            assert await reason_of(submission) == Reason.BAD_SIGNATURE
+            assert (await relay.hand_in(forged)).reason == Reason.BAD_SIGNATURE
         refusals = {"service": "RolloutService", "reason": "bad_signature"}
         assert hub.metric("heterorl_node_refusals_total", **refusals) == 3
         assert (await sampler.heartbeat()).verdicts == []  # it hears nothing of groups that are not its own
@@ -196,6 +203,35 @@ async def test_a_group_that_a_relay_took_in_before_its_sampler_was_revoked_is_no
         request = signed(answer_to(lease, run_id=made.run_id), made.sampler, sampler_id="sampler-1")
         revoked = made.directory / "coordinator" / "revoked"
         revoked.write_text("sampler-1\n")
-        answer = await relay.rollout.SubmitRollouts(request, timeout=10)
+        answer = await relay.hand_in(request)
         assert (answer.verdict, answer.detail) == (common_pb2.VERDICT_FOREIGN, "sampler-1 was revoked")
         revoked.unlink()
+
+
+async def test_groups_that_wait_for_a_relays_disk_share_a_commit_and_only_those_that_do_not_fit_are_refused(
+    tmp_path: Path,
+) -> None:
+    commits = 0
+
+    class Counting(RolloutSpool):
+        @contextlib.contextmanager
+        def one_commit(self) -> Iterator[None]:
+            nonlocal commits
+            commits += 1
+            with super().one_commit():
+                yield
+
+    spool = Counting.open(tmp_path / "rollouts.sqlite", capacity_groups=3, capacity_bytes=1 << 20)
+    stream: SubmissionStream[bytes] = SubmissionStream(lambda: None)
+    metrics = RelayMetrics(CollectorRegistry())
+    forwarder = Forwarder(spool, stream, metrics=metrics, random=lambda: 0.0)
+    taking = (forwarder.take("s1", f"{n}.1", b"group") for n in (0, 1, 1, 2, 3))
+    taken = await asyncio.gather(*taking, return_exceptions=True)
+    assert taken[:4] == [True, True, False, True]
+    assert isinstance(taken[4], RefusedError)
+    assert taken[4].reason is Reason.BUSY
+    assert (commits, len(spool)) == (1, 3)
+    with full_disk(1):
+        lost = await asyncio.gather(forwarder.take("s1", "9.1", bytes(99_999)), return_exceptions=True)
+    assert (isinstance(lost[0], RefusedError), len(spool)) == (True, 3)
+    spool.close()

@@ -31,10 +31,14 @@ class SlowLedger(Ledger):
     gate: "asyncio.Event | None" = None
     loop: asyncio.AbstractEventLoop
 
-    def record(self, transaction: Transaction) -> None:
+    commits: "list[int]"
+    """How many transactions each had."""
+
+    def record(self, *transactions: Transaction) -> None:
+        self.commits.append(len(transactions))
         if self.gate is not None:
             asyncio.run_coroutine_threadsafe(self.gate.wait(), self.loop).result(10)
-        super().record(transaction)
+        super().record(*transactions)
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[tuple[str, GroupVerdict]]]]:
     ledger = SlowLedger.open(path, run_id="run")
-    ledger.loop = asyncio.get_running_loop()
+    ledger.loop, ledger.commits = asyncio.get_running_loop(), []
     clock = ManualClock()
     told: list[tuple[str, GroupVerdict]] = []
     metrics = CoordinatorMetrics(CollectorRegistry())
@@ -84,6 +88,151 @@ async def test_a_full_disk_refuses_the_group_and_takes_it_once_there_is_room(pat
         assert spool.accounts.verdicts() == {}
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
         assert await submit(spool, "0.1", data=bytes(1 << 20)) is Verdict.SPOOLED
+
+
+async def test_requests_that_wait_while_one_is_written_share_a_commit(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        await spool.lease("s1", 4, PolicyVersion(0))
+        begun = await begin(spool, ledger)
+        ledger.commits.clear()
+        waiting = [asyncio.create_task(submit(spool, f"{n}.1")) for n in (2, 0, 3, 1)]
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        assert [await task for task in (begun, *waiting)][1:] == [Verdict.SPOOLED] * 4
+        assert ledger.commits == [4]
+        assert sorted(ledger.balance().spooled_at_s) == [0, 1, 2, 3]
+
+
+async def test_groups_that_share_a_commit_are_bounded_in_bytes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "BATCH_BYTES", 2000)
+    async with open_spool(path) as (spool, ledger, _):
+        await spool.lease("s1", 4, PolicyVersion(0))
+        begun = await begin(spool, ledger)
+        ledger.commits.clear()
+        waiting = [asyncio.create_task(submit(spool, f"{n}.1", data=bytes(1000))) for n in range(4)]
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await asyncio.wait([begun, *waiting])
+        assert ledger.commits == [2, 2]
+
+
+async def hold(spool: Spool, ledger: SlowLedger) -> "asyncio.Task[Verdict]":
+    """Return the submission of a group that is decided and not on disk until the gate is set."""
+    await spool.lease("s1", 1, PolicyVersion(0))
+    ledger.gate = asyncio.Event()
+    submission = asyncio.create_task(submit(spool, "0.1"))
+    later = asyncio.create_task(spool.lease("s2", 1, PolicyVersion(0)))
+    await asyncio.wait({submission, later}, timeout=0.05)
+    # The later decision was taken after the group's was applied.
+    assert spool.accounts.load().untrained_groups == 1
+    return submission
+
+
+async def test_a_group_is_not_delivered_before_it_is_on_disk(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
+        submission = await hold(spool, ledger)
+        drain.add_credits(1)
+        waiting = asyncio.ensure_future(anext(spool.deliver(drain)))
+        await asyncio.wait({waiting}, timeout=0.05)
+        assert not waiting.done()
+        assert ledger.gate is not None
+        ledger.gate.set()
+        delivered = await waiting
+        assert submission.done()
+        assert isinstance(delivered, StoredGroup)
+        assert delivered.slot == 0
+
+
+async def test_a_repeat_is_not_answered_before_the_group_that_it_repeats_is_on_disk(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        await spool.lease("s1", 1, PolicyVersion(0))
+        begun = await begin(spool, ledger)
+        first, repeat = (asyncio.create_task(submit(spool, "0.1")) for _ in range(2))
+        await asyncio.sleep(0)
+        gate, ledger.gate = ledger.gate, asyncio.Event()
+        assert gate is not None
+        gate.set()
+        await begun
+        await asyncio.wait({first, repeat}, timeout=0.05)
+        assert not repeat.done()
+        ledger.gate.set()
+        assert (await first, await repeat) == (Verdict.SPOOLED, Verdict.DUPLICATE)
+
+
+async def test_a_commit_that_fails_is_undone_and_its_callers_may_ask_again(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        await spool.lease("s1", 3, PolicyVersion(0))
+        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
+        begun = await begin(spool, ledger)
+        waiting = [asyncio.create_task(submit(spool, f"{n}.1", data=bytes(1 << 20))) for n in range(3)]
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await begun
+        pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+        ledger._connection.execute(f"PRAGMA max_page_count = {pages + 20}")
+        await asyncio.wait(waiting)
+        refusals = [task.exception() for task in waiting]
+        assert [error.reason for error in refusals if isinstance(error, RefusedError)] == [Reason.DISK] * 3
+        assert (
+            "a commit of several transactions failed; went back to what the ledger holds" in caplog.messages
+        )
+        again = make_accounts(ledger.balance(), now=spool._clock.now())
+        assert dict(spool.accounts.slots.open_slots) == dict(again.slots.open_slots)
+        assert spool.accounts.load() == again.load()
+        assert spool.accounts.verdicts() == {}
+        with pytest.raises(RefusedError, match="gone back") as ended:
+            await anext(spool.deliver(drain))
+        assert ended.value.reason is Reason.DISK
+        ledger._connection.execute("PRAGMA max_page_count = 1000000")
+        assert [await submit(spool, f"{n}.1") for n in range(3)] == [Verdict.SPOOLED] * 3
+
+
+async def test_after_a_failed_commit_each_transaction_has_its_own_for_a_while(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        await spool.lease("s1", 3, PolicyVersion(0))
+        pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+        ledger._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+        large = [asyncio.create_task(submit(spool, f"{n}.1", data=bytes(1 << 20))) for n in range(2)]
+        await asyncio.wait(large)
+        ledger.commits.clear()
+        mixed = [asyncio.create_task(submit(spool, f"{n}.1", data=bytes(n << 20))) for n in (0, 1, 0)]
+        await asyncio.wait(mixed)
+        assert [task.exception() is None for task in mixed] == [True, False, True]
+        assert ledger.commits == [1, 1]
+        clock = spool._clock
+        assert isinstance(clock, ManualClock)
+        clock.advance(transactions.CAREFUL_S)
+        ledger.commits.clear()
+        await asyncio.gather(*(submit(spool, f"{n}.1") for n in range(1, 3)))
+        assert ledger.commits == [2]
+
+
+async def test_a_transaction_that_cannot_be_written_costs_the_others_a_repeat(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        await spool.lease("s1", 2, PolicyVersion(0))
+        begun = await begin(spool, ledger)
+        both = [asyncio.create_task(submit(spool, f"{n}.1")) for n in range(2)]
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await begun
+        ledger._connection.execute("INSERT INTO groups VALUES (1, 1, 's9', 0.0, x'00', x'00', x'00')")
+        await asyncio.wait(both)
+        refusals = [task.exception() for task in both]
+        assert [error.reason for error in refusals if isinstance(error, RefusedError)] == [Reason.BUSY] * 2
+        assert await submit(spool, "0.1") is Verdict.SPOOLED
+        with pytest.raises(sqlite3.IntegrityError):
+            await submit(spool, "1.1")
 
 
 async def test_a_caller_that_goes_away_leaves_memory_and_disk_in_agreement(path: Path) -> None:
@@ -184,7 +333,7 @@ async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path:
         ledger.gate.set()
         await asyncio.wait({begun})
         await judging
-        assert sum(task.done() for task in waiting) <= 1
+        assert sum(task.done() for task in waiting) < transactions.BATCH_REQUESTS
         assert told == [("s1", GroupVerdict("0.1", Verdict.ACCEPTED))]
         await asyncio.wait(waiting)
 
@@ -288,6 +437,36 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         delivered = await anext(spool.deliver(drain))
         assert isinstance(delivered, StoredGroup)
         assert (delivered.slot, delivered.attempt) == (0, 2)
+
+
+async def test_a_record_that_waits_behind_a_newer_stream_is_not_taken_with_it(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        old = await spool.open_drain(Hello("learner", epoch=1, version=0))
+        begun = await begin(spool, ledger)
+        opening = asyncio.create_task(spool.open_drain(Hello("learner", epoch=1, version=0)))
+        late = asyncio.create_task(spool.record_step(old, StepRecord(1, (), ())))
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await asyncio.wait({begun, opening, late})
+        assert isinstance(refused := late.exception(), RefusedError)
+        assert refused.reason is Reason.FENCED
+        assert spool.accounts.last_step == 0
+
+
+async def test_nothing_is_leased_with_a_step_that_shows_that_the_ledger_is_behind(path: Path) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
+        begun = await begin(spool, ledger)
+        step = asyncio.create_task(spool.record_step(drain, StepRecord(1, ("9.1",), (0,))))
+        leasing = asyncio.create_task(spool.lease("s2", 1, PolicyVersion(0)))
+        await asyncio.sleep(0)
+        assert ledger.gate is not None
+        ledger.gate.set()
+        await asyncio.wait({begun, step, leasing})
+        assert isinstance(refused := step.exception(), RefusedError)
+        assert refused.reason is Reason.LEDGER_BEHIND
+        assert (await leasing).leases == ()
 
 
 async def test_a_record_on_its_way_when_a_newer_stream_opens_is_not_taken(path: Path) -> None:

@@ -164,11 +164,18 @@ class HandPeer:
         request = rollout_pb2.LeasePromptsRequest(max_leases=wanted, held=self.held, stays=True)
         return await self.rollout.LeasePrompts(request, timeout=TIMEOUT_S)
 
-    async def submit(
-        self, lease: rollout_pb2.PromptLease, **changes: Any
-    ) -> rollout_pb2.SubmitRolloutsResponse:
+    async def submit(self, lease: rollout_pb2.PromptLease, **changes: Any) -> rollout_pb2.SubmissionAnswer:
         group = answer_to(lease, run_id=self.identity.run_id, **changes)
-        return await self.rollout.SubmitRollouts(signed(group, self.identity), timeout=TIMEOUT_S)
+        return await self.hand_in(signed(group, self.identity))
+
+    async def hand_in(self, request: rollout_pb2.SubmitRolloutsRequest) -> rollout_pb2.SubmissionAnswer:
+        """Submit on a stream of its own, and return the one answer."""
+        stream = self.rollout.SubmitRollouts(timeout=TIMEOUT_S)
+        await stream.write(request)
+        await stream.done_writing()
+        responses = [response async for response in stream]
+        (answer,) = (answer for response in responses for answer in response.answers)
+        return answer
 
     async def status(self) -> membership_pb2.GetStatusResponse:
         return await self.membership.GetStatus(membership_pb2.GetStatusRequest(), timeout=TIMEOUT_S)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from node.coordinator.work.agreement import NOT_AGREED, PromptAgreement, PromptSaid
+from node.coordinator.work.agreement import AgreedGrader, PromptAgreement, PromptSaid
 from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChange
 from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
@@ -110,6 +110,21 @@ class Accounts:
     def __init__(self, balance: Balance, terms: RunTerms, *, now: float) -> None:
         """Begin with what the ledger holds."""
         self.terms = terms
+        self.prompt_agreement = PromptAgreement()
+        self.work = terms.work
+        """The terms of every lease of the run."""
+        self.leased_before_change: frozenset[str] = frozenset()
+        """Leases that were out when the task's options changed. In memory only, as after a later restart few
+        of their groups still come."""
+        self.go_back(balance, now=now)
+
+    def go_back(self, balance: Balance, *, now: float) -> None:
+        """Become what the ledger holds and no more, as after a restart.
+
+        Leases get a full term, and the learner has to confirm again. What samplers said of prompts and
+        graders stays.
+        """
+        terms = self.terms
         task = balance.task
         is_same_task = task is not None and task.name == terms.work.task and task.prompts > 0
         self.task = task if is_same_task else None
@@ -132,9 +147,6 @@ class Accounts:
         self._accepts_loss = balance.accepts_loss
         self._generations = {generation.number: generation for generation in balance.slots.generations}
         self.versions = VersionLog(balance.announced)
-        self.prompt_agreement = PromptAgreement()
-        self.grader = NOT_AGREED
-        """The code that the run's groups are graded by, as ``Peers`` finds it."""
         self.learner = balance.learner
         self.newest_record = balance.last_step
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
@@ -152,14 +164,15 @@ class Accounts:
         for sampler_id in filter(delivered.get, delivered):
             self.slots.open.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
-        self.leased_before_change: frozenset[str] = frozenset()
-        """Leases that were out when the task's options changed. In memory only, as after a later restart few
-        of their groups still come."""
 
     @property
-    def work(self) -> Work:
-        """The terms of every lease of the run."""
-        return replace(self.terms.work, grader=self.grader)
+    def grader(self) -> AgreedGrader:
+        """The code that the run's groups are graded by, as ``Peers`` finds it."""
+        return self.work.grader
+
+    @grader.setter
+    def grader(self, agreed: AgreedGrader) -> None:
+        self.work = replace(self.work, grader=agreed)
 
     @property
     def first_held_out(self) -> int | None:
@@ -196,7 +209,7 @@ class Accounts:
         self.is_confirmed, self.gap = False, gap
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
-        """Add a transaction that is on disk."""
+        """Add a transaction, which is on disk or about to be; see ``Transactions``."""
         self.standings.apply(transaction.standings)
         if (stored := transaction.stored) is not None:
             won = (slot for slot in transaction.slots if slot.number == stored.slot)

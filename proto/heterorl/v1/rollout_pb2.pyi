@@ -366,29 +366,57 @@ Global___SubmitRolloutsRequest: _TypeAlias = SubmitRolloutsRequest  # noqa: Y015
 
 @_typing.final
 class SubmitRolloutsResponse(_message.Message):
-    """The hub's verdict."""
+    """Answers to the oldest requests of the stream that have none yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmissionAnswer]:
+        """One or more, in the order of the requests."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___SubmissionAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitRolloutsResponse: _TypeAlias = SubmitRolloutsResponse  # noqa: Y015
+
+@_typing.final
+class SubmissionAnswer(_message.Message):
+    """The hub's answer to one group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERDICT_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     verdict: _common_pb2.Verdict.ValueType
-    """SPOOLED, DUPLICATE, FOREIGN or MALFORMED."""
+    """SPOOLED, DUPLICATE, FOREIGN or MALFORMED. Unset where the group was refused."""
     detail: _builtins.str
     """Which rule was broken, with the values; empty for SPOOLED."""
+    reason: _builtins.str
+    """Why the group was refused, as in the trailing metadata of a refused call. Empty: it was not."""
     def __init__(
         self,
         *,
         verdict: _common_pb2.Verdict.ValueType = ...,
         detail: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "reason", b"reason", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SubmitRolloutsResponse: _TypeAlias = SubmitRolloutsResponse  # noqa: Y015
+Global___SubmissionAnswer: _TypeAlias = SubmissionAnswer  # noqa: Y015
 
 @_typing.final
 class GroupHeader(_message.Message):

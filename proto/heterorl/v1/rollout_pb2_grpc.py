@@ -46,7 +46,7 @@ class RolloutServiceStub(object):
                 request_serializer=heterorl_dot_v1_dot_rollout__pb2.ReleaseLeasesRequest.SerializeToString,
                 response_deserializer=heterorl_dot_v1_dot_rollout__pb2.ReleaseLeasesResponse.FromString,
                 _registered_method=True)
-        self.SubmitRollouts = channel.unary_unary(
+        self.SubmitRollouts = channel.stream_stream(
                 '/heterorl.v1.RolloutService/SubmitRollouts',
                 request_serializer=heterorl_dot_v1_dot_rollout__pb2.SubmitRolloutsRequest.SerializeToString,
                 response_deserializer=heterorl_dot_v1_dot_rollout__pb2.SubmitRolloutsResponse.FromString,
@@ -86,18 +86,19 @@ class RolloutServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SubmitRollouts(self, request, context):
-        """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
-        The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. A verdict is
-        an answer, not an error. The learner's verdict follows in a heartbeat, and so does the
-        coordinator's where a relay took the group in.
+    def SubmitRollouts(self, request_iterator, context):
+        """Samplers, and relays for them. Submits finished groups, as many as the caller likes without waiting for
+        answers: a hub that has no room stops reading. Each is answered when it is on disk, in the order of the
+        requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
+        verdict follows in a heartbeat, and so does the coordinator's where a relay took the group in.
 
-        Errors:
+        A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
 
-        * `RESOURCE_EXHAUSTED` (over_limit): the group is larger than any of this run. Final.
-        * `PERMISSION_DENIED` (bad_signature): the group is not signed by the sampler that is named. Final; the
-        lease is not touched.
-        * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
+        * over_limit: the group is larger than any of this run. Final.
+        * malformed: the request cannot be read. Final.
+        * wrong_role: the caller is not a relay and names a sampler. Final.
+        * bad_signature: the group is not signed by the sampler that is named. Final; the lease is not touched.
+        * busy, disk: the spool is full, or cannot be written. Send again after a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,7 +134,7 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=heterorl_dot_v1_dot_rollout__pb2.ReleaseLeasesRequest.FromString,
                     response_serializer=heterorl_dot_v1_dot_rollout__pb2.ReleaseLeasesResponse.SerializeToString,
             ),
-            'SubmitRollouts': grpc.unary_unary_rpc_method_handler(
+            'SubmitRollouts': grpc.stream_stream_rpc_method_handler(
                     servicer.SubmitRollouts,
                     request_deserializer=heterorl_dot_v1_dot_rollout__pb2.SubmitRolloutsRequest.FromString,
                     response_serializer=heterorl_dot_v1_dot_rollout__pb2.SubmitRolloutsResponse.SerializeToString,
@@ -211,7 +212,7 @@ class RolloutService(object):
             _registered_method=True)
 
     @staticmethod
-    def SubmitRollouts(request,
+    def SubmitRollouts(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -221,8 +222,8 @@ class RolloutService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/heterorl.v1.RolloutService/SubmitRollouts',
             heterorl_dot_v1_dot_rollout__pb2.SubmitRolloutsRequest.SerializeToString,

@@ -50,18 +50,19 @@ class RolloutServiceStub:
     kept from the caller for a while, and set aside once a second sampler has failed it. Leases that the
     caller does not hold are passed over.
     """
-    SubmitRollouts: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]
-    """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
-    The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. A verdict is
-    an answer, not an error. The learner's verdict follows in a heartbeat, and so does the
-    coordinator's where a relay took the group in.
+    SubmitRollouts: _grpc.StreamStreamMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]
+    """Samplers, and relays for them. Submits finished groups, as many as the caller likes without waiting for
+    answers: a hub that has no room stops reading. Each is answered when it is on disk, in the order of the
+    requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
+    verdict follows in a heartbeat, and so does the coordinator's where a relay took the group in.
 
-    Errors:
+    A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
 
-    * `RESOURCE_EXHAUSTED` (over_limit): the group is larger than any of this run. Final.
-    * `PERMISSION_DENIED` (bad_signature): the group is not signed by the sampler that is named. Final; the
-      lease is not touched.
-    * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
+    * over_limit: the group is larger than any of this run. Final.
+    * malformed: the request cannot be read. Final.
+    * wrong_role: the caller is not a relay and names a sampler. Final.
+    * bad_signature: the group is not signed by the sampler that is named. Final; the lease is not touched.
+    * busy, disk: the spool is full, or cannot be written. Send again after a pause.
     """
     DrainRollouts: _grpc.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]
     """Learner only. One stream per learner: groups flow to it as far as its credits allow; verdicts
@@ -99,18 +100,19 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     kept from the caller for a while, and set aside once a second sampler has failed it. Leases that the
     caller does not hold are passed over.
     """
-    SubmitRollouts: _aio.UnaryUnaryMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
-    """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
-    The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. A verdict is
-    an answer, not an error. The learner's verdict follows in a heartbeat, and so does the
-    coordinator's where a relay took the group in.
+    SubmitRollouts: _aio.StreamStreamMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
+    """Samplers, and relays for them. Submits finished groups, as many as the caller likes without waiting for
+    answers: a hub that has no room stops reading. Each is answered when it is on disk, in the order of the
+    requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
+    verdict follows in a heartbeat, and so does the coordinator's where a relay took the group in.
 
-    Errors:
+    A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
 
-    * `RESOURCE_EXHAUSTED` (over_limit): the group is larger than any of this run. Final.
-    * `PERMISSION_DENIED` (bad_signature): the group is not signed by the sampler that is named. Final; the
-      lease is not touched.
-    * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
+    * over_limit: the group is larger than any of this run. Final.
+    * malformed: the request cannot be read. Final.
+    * wrong_role: the caller is not a relay and names a sampler. Final.
+    * bad_signature: the group is not signed by the sampler that is named. Final; the lease is not touched.
+    * busy, disk: the spool is full, or cannot be written. Send again after a pause.
     """
     DrainRollouts: _aio.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]  # type: ignore[assignment]
     """Learner only. One stream per learner: groups flow to it as far as its credits allow; verdicts
@@ -161,20 +163,21 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def SubmitRollouts(
         self,
-        request: _rollout_pb2.SubmitRolloutsRequest,
+        request_iterator: _MaybeAsyncIterator[_rollout_pb2.SubmitRolloutsRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_rollout_pb2.SubmitRolloutsResponse, _abc.Awaitable[_rollout_pb2.SubmitRolloutsResponse]]:
-        """Samplers, and relays for them. Submits one finished group; the answer comes when it is on disk.
-        The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. A verdict is
-        an answer, not an error. The learner's verdict follows in a heartbeat, and so does the
-        coordinator's where a relay took the group in.
+    ) -> _typing.Union[_abc.Iterator[_rollout_pb2.SubmitRolloutsResponse], _abc.AsyncIterator[_rollout_pb2.SubmitRolloutsResponse]]:
+        """Samplers, and relays for them. Submits finished groups, as many as the caller likes without waiting for
+        answers: a hub that has no room stops reading. Each is answered when it is on disk, in the order of the
+        requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
+        verdict follows in a heartbeat, and so does the coordinator's where a relay took the group in.
 
-        Errors:
+        A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
 
-        * `RESOURCE_EXHAUSTED` (over_limit): the group is larger than any of this run. Final.
-        * `PERMISSION_DENIED` (bad_signature): the group is not signed by the sampler that is named. Final; the
-          lease is not touched.
-        * `UNAVAILABLE` (busy): the spool is full. Send again after a pause.
+        * over_limit: the group is larger than any of this run. Final.
+        * malformed: the request cannot be read. Final.
+        * wrong_role: the caller is not a relay and names a sampler. Final.
+        * bad_signature: the group is not signed by the sampler that is named. Final; the lease is not touched.
+        * busy, disk: the spool is full, or cannot be written. Send again after a pause.
         """
 
     @_abc_1.abstractmethod

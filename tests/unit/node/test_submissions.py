@@ -1,19 +1,31 @@
-"""Admission of submissions before they are read."""
+"""Groups as they come in at a hub: admitted, bounded, answered in order."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from heterorl.v1 import rollout_pb2
+from heterorl.v1 import common_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
 from node.identity.group_proof import GroupVerifier
 from node.identity.peer import Peer
-from node.rollout import EncodedGroup
+from node.rollout import EncodedGroup, Verdict
 from node.run import Role
 from node.serving import submissions
-from node.serving.submissions import SubmissionDoor
+from node.serving.submissions import Submission, SubmissionDoor
+from node.telemetry.transfer_metrics import TransferMetrics
+from support.clock import ManualClock
 from support.hub import signed
 from support.identity import NOW_S, MadeRun, make_run
+from support.waiting import until
 
 SAMPLER, RELAY = Peer("example", Role.SAMPLER, "sampler-1"), Peer("example", Role.RELAY, "relay-1")
+SPOOLED = common_pb2.VERDICT_SPOOLED
+
+Item = rollout_pb2.SubmitRolloutsRequest | RefusedError
 
 
 @pytest.fixture(scope="module")
@@ -21,63 +33,157 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
     return make_run(tmp_path_factory.mktemp("run"), now=NOW_S)
 
 
+class Hub:
+    """A door, what was taken in behind it, and a gate before the disk."""
+
+    def __init__(self, verifier: GroupVerifier | None = None, **bounds: Any) -> None:
+        self.taken: list[Submission] = []
+        self.refusals: Counter[Reason] = Counter()
+        self.read = 0
+        self.disk = asyncio.Event()
+        self.disk.set()
+        self.late: dict[str, asyncio.Event] = {}
+        self.registry = CollectorRegistry()
+
+        def count(*, service: str, reason: Reason) -> None:
+            assert service == "RolloutService"
+            self.refusals[reason] += 1
+
+        self.door = SubmissionDoor(
+            verifier,
+            count_refusal=count,
+            metrics=TransferMetrics(self.registry),
+            clock=ManualClock(NOW_S),
+            **bounds,
+        )
+
+    async def take(self, submission: Submission, _: object) -> tuple[Verdict, str]:
+        self.taken.append(submission)
+        await self.late.get(submission.group_id, self.disk).wait()
+        return Verdict.SPOOLED, submission.group_id
+
+    async def requests(self, items: "tuple[Item, ...]") -> AsyncIterator[Item]:
+        for item in items:
+            self.read += 1
+            yield item
+
+    async def answers(
+        self, *items: Item, caller: Peer = SAMPLER, group_bytes: int = 100
+    ) -> list[rollout_pb2.SubmissionAnswer]:
+        found: list[rollout_pb2.SubmissionAnswer] = []
+        responses = self.door.answers(self.requests(items), caller, self.take, group_bytes=group_bytes)
+        async for response in responses:
+            found += response.answers
+        return found
+
+    async def reasons(self, *items: Item, **about: Any) -> list[str]:
+        return [answer.reason for answer in await self.answers(*items, **about)]
+
+    @property
+    def in_flight_bytes(self) -> float | None:
+        return self.registry.get_sample_value("heterorl_node_submission_bytes")
+
+
 @pytest.fixture
-def door(made: MadeRun) -> SubmissionDoor:
-    return SubmissionDoor(GroupVerifier(made.coordinator.ca_pem, run_id=made.run_id))
+def hub(made: MadeRun) -> Callable[..., Hub]:
+    return lambda **bounds: Hub(GroupVerifier(made.coordinator.ca_pem, run_id=made.run_id), **bounds)
 
 
-def refusal(
-    door: SubmissionDoor, request: rollout_pb2.SubmitRolloutsRequest, caller: Peer = SAMPLER
-) -> Reason:
-    with (
-        pytest.raises(RefusedError) as refused,
-        door.admitted(request, caller, group_bytes=100, now=NOW_S),
-    ):
-        pytest.fail("it was admitted")
-    return refused.value.reason
+def plain(group_id: str, size_bytes: int = 5) -> rollout_pb2.SubmitRolloutsRequest:
+    return rollout_pb2.SubmitRolloutsRequest(columns=bytes(size_bytes), group_id=group_id)
 
 
-def test_a_group_counts_for_the_sampler_that_signed_it_whoever_hands_it_in(
-    made: MadeRun, door: SubmissionDoor
+async def test_a_group_counts_for_the_sampler_that_signed_it_whoever_hands_it_in(
+    made: MadeRun, hub: Callable[..., Hub]
 ) -> None:
-    request = signed(EncodedGroup(b"", b"group"), made.sampler, group_id="0.1")
-    with door.admitted(request, SAMPLER, group_bytes=100, now=NOW_S) as submission:
-        assert submission == ("sampler-1", "0.1", (b"", b"group"))
+    here, request = hub(), signed(EncodedGroup(b"", b"group"), made.sampler, group_id="0.1")
+    assert await here.reasons(request) == [""]
     request.sampler_id = "sampler-1"
-    with door.admitted(request, RELAY, group_bytes=100, now=NOW_S) as submission:
-        assert submission == ("sampler-1", "0.1", (b"", b"group"))
+    assert await here.reasons(request, caller=RELAY) == [""]
+    assert here.taken == [("sampler-1", "0.1", (b"", b"group"))] * 2
     request.sampler_id = "sampler-2"
-    assert refusal(door, request, RELAY) is Reason.BAD_SIGNATURE
+    assert await here.reasons(request, caller=RELAY) == [Reason.BAD_SIGNATURE]
+    assert len(here.taken) == 2
 
 
-def test_a_forgery_is_logged_with_the_name_of_who_handed_it_in(
-    made: MadeRun, door: SubmissionDoor, caplog: pytest.LogCaptureFixture
+async def test_a_large_group_is_checked_like_a_small_one(
+    made: MadeRun, hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submissions, "OFF_LOOP_BYTES", 3)
+    here, group = hub(), EncodedGroup(b"", b"group")
+    honest, forged = (signed(group, who, group_id="0.1") for who in (made.sampler, made.other_sampler))
+    assert await here.reasons(honest, forged) == ["", Reason.BAD_SIGNATURE]
+
+
+async def test_a_forgery_is_logged_with_the_name_of_who_handed_it_in(
+    made: MadeRun, hub: Callable[..., Hub], caplog: pytest.LogCaptureFixture
 ) -> None:
     request = signed(EncodedGroup(b"", b"group"), made.other_sampler, group_id="0.1", sampler_id="sampler-1")
-    assert refusal(door, request, RELAY) is Reason.BAD_SIGNATURE
+    assert await hub().reasons(request, caller=RELAY) == [Reason.BAD_SIGNATURE]
     (record,) = caplog.records
     assert (record.message, vars(record)["from_node"]) == ("group not proved", "relay-1")
 
 
-def test_a_hub_holds_only_so_many_bytes_that_wait_for_its_disk_and_always_one_group(
-    made: MadeRun, door: SubmissionDoor, monkeypatch: pytest.MonkeyPatch
+async def test_a_refusal_is_one_groups_answer_and_counted_and_the_stream_goes_on() -> None:
+    here = Hub()
+    unreadable = RefusedError(Reason.MALFORMED, "not a message")
+    answers = await here.answers(plain("0.1"), plain("1.1", 101), unreadable, plain("2.1"))
+    assert [(answer.verdict, answer.reason) for answer in answers] == [
+        (SPOOLED, ""),
+        (common_pb2.VERDICT_UNSPECIFIED, Reason.OVER_LIMIT),
+        (common_pb2.VERDICT_UNSPECIFIED, Reason.MALFORMED),
+        (SPOOLED, ""),
+    ]
+    assert here.refusals == {Reason.OVER_LIMIT: 1, Reason.MALFORMED: 1}
+
+
+async def test_answers_come_in_the_order_of_the_requests_and_together_where_they_can() -> None:
+    here = Hub()
+    here.late["0.1"] = asyncio.Event()
+    requests = here.requests(tuple(plain(f"{n}.1") for n in range(3)))
+    responses = here.door.answers(requests, SAMPLER, here.take, group_bytes=100)
+    first = asyncio.ensure_future(anext(responses))
+    await until(lambda: len(here.taken) == 3)
+    assert not first.done()
+    here.late["0.1"].set()
+    assert [answer.detail for answer in (await first).answers] == ["0.1", "1.1", "2.1"]
+    with pytest.raises(StopAsyncIteration):
+        await anext(responses)
+
+
+async def test_a_stream_is_read_only_as_far_as_there_is_room_for_its_bytes() -> None:
+    here = Hub(in_flight_bytes=60)
+    here.disk.clear()
+    answers = asyncio.create_task(here.answers(plain("0.1", 40), plain("1.1", 40), plain("2.1", 99)))
+    await until(lambda: len(here.taken) == 1)
+    assert (here.read, here.in_flight_bytes) == (2, plain("0.1", 40).ByteSize())
+    here.disk.set()
+    assert [answer.detail for answer in await answers] == ["0.1", "1.1", "2.1"]  # the last alone
+    assert here.in_flight_bytes == 0
+
+
+async def test_a_stream_has_so_many_groups_in_flight_and_a_caller_so_many_streams(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(submissions, "IN_FLIGHT_BYTES", 60)
-    request = signed(EncodedGroup(b"x", b"x" * 49), made.sampler, group_id="0.1")
-    with door.admitted(request, SAMPLER, group_bytes=50, now=NOW_S):
-        with pytest.raises(RefusedError) as busy, door.admitted(request, SAMPLER, group_bytes=50, now=NOW_S):
-            pytest.fail("it was admitted")
-        assert busy.value.reason is Reason.BUSY
-    largest = signed(EncodedGroup(b"x", b"x" * 99), made.sampler, group_id="0.1")
-    with door.admitted(largest, SAMPLER, group_bytes=100, now=NOW_S):
-        pass
-    assert (
-        refusal(door, signed(EncodedGroup(b"x", b"x" * 100), made.sampler, group_id="0.1"))
-        is Reason.OVER_LIMIT
-    )
+    monkeypatch.setattr(submissions, "STREAM_GROUPS", 2)
+    here = Hub()
+    here.disk.clear()
+    many = [plain(f"{n}.1") for n in range(5)]
+    streams = [asyncio.create_task(here.answers(*many)) for _ in range(submissions.STREAMS_PER_CALLER)]
+    await until(lambda: len(here.taken) == 4)
+    assert here.read == 4
+    with pytest.raises(RefusedError, match="sampler-1 submits on 2 streams already") as refused:
+        await here.answers(plain("9.1"))
+    assert refused.value.reason is Reason.BUSY
+    streams[0].cancel()
+    await asyncio.wait({streams[0]})
+    here.disk.set()
+    assert len(await here.answers(plain("9.1"))) == 1
+    assert len(await streams[1]) == 5
+    assert here.in_flight_bytes == 0
 
 
-def test_without_tls_nobody_has_a_key_and_names_are_believed() -> None:
-    request = rollout_pb2.SubmitRolloutsRequest(columns=b"group", group_id="0.1")
-    with SubmissionDoor(None).admitted(request, SAMPLER, group_bytes=100, now=NOW_S) as submission:
-        assert submission == ("sampler-1", "0.1", (b"", b"group"))
+async def test_without_tls_nobody_has_a_key_and_names_are_believed() -> None:
+    here = Hub()
+    assert await here.reasons(plain("0.1")) == [""]
+    assert here.taken == [("sampler-1", "0.1", (b"", bytes(5)))]

@@ -104,3 +104,25 @@ def test_a_spool_that_cannot_be_read_ends_the_start_and_a_full_disk_refuses(
     damaged.write_bytes(b"\x7fELF" * 2000)
     with pytest.raises(StartupError, match="cannot be opened"):
         RolloutSpool.open(damaged, capacity_groups=3, capacity_bytes=1 << 30)
+
+
+def test_changes_that_share_a_commit_are_on_disk_together_or_not_at_all(spool: RolloutSpool) -> None:
+    def half_of_two() -> None:
+        with spool.one_commit():
+            spool.put("s1", "1.1", b"second")
+            spool.remove(1)
+            raise KeyError
+
+    with spool.one_commit():
+        assert spool.put("s1", "0.1", b"first")
+        assert not spool.put("s1", "0.1", b"again")
+    with pytest.raises(KeyError):
+        half_of_two()
+    assert (len(spool), spool.size_bytes) == (1, 5)
+    assert [group.group_id for group in spool.oldest(9)] == ["0.1"]
+
+
+def test_the_oldest_groups_are_read_up_to_a_size_and_one_in_any_case(spool: RolloutSpool) -> None:
+    for number in range(3):
+        spool.put("s1", f"{number}.1", bytes(100))
+    assert [len(spool.oldest(9, limit_bytes=limit)) for limit in (1, 100, 101, 300, 301)] == [1, 1, 2, 3, 3]

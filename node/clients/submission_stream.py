@@ -1,0 +1,131 @@
+"""The clients' half of SubmitRollouts: one stream, many groups on their way, answers in their order.
+
+submit --room in bytes--> written --> waiting, in order --answer--> verdict or refusal
+                                         '-- the stream ended: all that wait hear why, and try again;
+                                             the next submission opens another one
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import grpc.aio
+
+from heterorl.v1 import rollout_pb2
+from node.byte_room import ByteRoom
+from node.errors import Reason, RefusedError
+from node.rollout import Verdict
+from node.rpc.channel import ConnectionLost, classified
+from node.wire.mapping import member_from_wire
+
+Request = TypeVar("Request")
+
+ANSWER_TIMEOUT_S: Final = 150.0
+"""Longest wait for the next answer: the largest group (72 MiB) at 5 Mbit/s."""
+
+IN_FLIGHT_BYTES: Final = 16 << 20
+"""Written and not answered: 400 Mbit/s over a round trip of 300 ms."""
+
+Answer = tuple[Verdict, str]
+
+
+class SubmissionStream(Generic[Request]):
+    """A stream that opens when something is submitted; used on the event loop's thread."""
+
+    def __init__(self, open_stream: Callable[[], Any]) -> None:
+        """Submit over what ``open_stream`` returns: a call that takes ``Request`` messages."""
+        self._open_stream = open_stream
+        self._call: grpc.aio.StreamStreamCall[Request, rollout_pb2.SubmitRolloutsResponse] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: deque[asyncio.Future[Answer]] = deque()
+        self._something_waits = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._singly = 0
+        """How many groups go one at a time, since a stream was refused for good while several were on their
+        way: one of them may be why, and it is to be found out which."""
+        self._room = ByteRoom(IN_FLIGHT_BYTES)
+
+    async def submit(self, request: Request, size_bytes: int) -> Answer:
+        """Submit a group and return the hub's verdict and its reason; safe to repeat.
+
+        Raises RefusedError, ConnectionLost: see ``node.rpc.channel``. What the stream is refused for goes to
+        all groups on their way; a final refusal only where there is one group, else ConnectionLost.
+        """
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        await self._room.take(size_bytes)
+        try:
+            async with self._writing:
+                call = self._call or self._open()
+                self._waiting.append(answer)
+                self._something_waits.set()
+                # What has ended the stream is for its reader to say.
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(request)
+                if self._singly:
+                    await asyncio.wait({answer})
+            return await answer
+        finally:
+            self._room.give_back(size_bytes)
+
+    async def close(self) -> None:
+        """End the stream; those that wait are told that it ended."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait({self._reader})
+
+    def _open(self) -> Any:
+        call = self._call = self._open_stream()
+        self._reader = asyncio.create_task(self._read(call))
+        return call
+
+    async def _read(self, call: Any) -> None:
+        ended: RefusedError | ConnectionLost = ConnectionLost("the hub ended the stream")
+        try:
+            with classified():
+                while (response := await self._next(call)) is not grpc.aio.EOF:
+                    self._singly = max(0, self._singly - len(response.answers))
+                    for each in response.answers:
+                        _settle(self._waiting.popleft(), each)
+        except (RefusedError, ConnectionLost) as error:
+            ended = error
+        except TimeoutError:
+            ended = ConnectionLost(f"no answer to a group for {ANSWER_TIMEOUT_S:g} s")
+        except asyncio.CancelledError:
+            if not call.cancelled():  # this task was, not the call
+                raise
+        except IndexError:
+            ended = ConnectionLost("the hub answered more groups than it was sent")
+        finally:
+            call.cancel()
+            self._call = None
+            lost, self._waiting = self._waiting, deque()
+            is_final = isinstance(ended, RefusedError) and not ended.reason.is_retryable
+            if is_final and len(lost) == 1:
+                self._singly = 0
+            elif is_final:
+                self._singly = 2 * len(lost)
+                ended = ConnectionLost(f"one of {len(lost)} groups, or their sender, was refused: {ended}")
+            for answer in lost:
+                if not answer.done():
+                    answer.set_exception(ended)
+
+    async def _next(self, call: Any) -> Any:
+        while not self._waiting:
+            self._something_waits.clear()
+            await self._something_waits.wait()
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await call.read()
+
+
+def _settle(answer: "asyncio.Future[Answer]", found: rollout_pb2.SubmissionAnswer) -> None:
+    if answer.done():  # its caller has gone
+        return
+    try:
+        if found.reason:
+            reason = member_from_wire(Reason, found, "reason")
+            raise RefusedError(reason, found.detail, is_remote=True)
+        answer.set_result((member_from_wire(Verdict, found, "verdict"), found.detail))
+    except RefusedError as refused:
+        answer.set_exception(refused)

@@ -1,0 +1,195 @@
+"""A client's stream of submissions, against a server that answers as a test tells it to."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+from node.clients import submission_stream
+from node.clients.submission_stream import SubmissionStream
+from node.errors import Reason, RefusedError
+from node.rollout import Verdict
+from node.rpc.auth import SUBMIT_ROLLOUTS
+from node.rpc.channel import ConnectionLost, Purpose, dial
+from support.identity import MadeRun
+from support.rpc import rpcs, serving
+from support.waiting import until
+
+Stream = SubmissionStream[rollout_pb2.SubmitRolloutsRequest]
+Answer = Callable[[list[str]], Awaitable[list[rollout_pb2.SubmissionAnswer]]]
+
+
+def spooled(detail: str = "") -> rollout_pb2.SubmissionAnswer:
+    return rollout_pb2.SubmissionAnswer(verdict=common_pb2.VERDICT_SPOOLED, detail=detail)
+
+
+class Hub:
+    """Reads group ids; ``answer`` gets those of one stream so far, once for each that comes."""
+
+    def __init__(self) -> None:
+        self.streams: list[list[str]] = []
+        self.answer: Answer = self._at_once
+
+    async def _at_once(self, heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        return [spooled(heard[-1])]
+
+    async def serve(self, requests: Any, context: Any) -> AsyncIterator[rollout_pb2.SubmitRolloutsResponse]:
+        heard: list[str] = []
+        self.streams.append(heard)
+        async for request in requests:
+            heard.append(request.group_id)
+            if answers := await self.answer(heard):
+                yield rollout_pb2.SubmitRolloutsResponse(answers=answers)
+
+
+@asynccontextmanager
+async def submitting(made: MadeRun, hub: Hub) -> AsyncIterator[Stream]:
+    async with (
+        serving(made, rpcs({SUBMIT_ROLLOUTS: hub.serve})) as server,
+        dial(server.address, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
+    ):
+        stub: Any = rollout_pb2_grpc.RolloutServiceStub(channel)
+        stream: Stream = SubmissionStream(stub.SubmitRollouts)
+        yield stream
+        await stream.close()
+
+
+def submitted(stream: Stream, *names: str, size_bytes: int = 1) -> list[asyncio.Task[tuple[Verdict, str]]]:
+    return [
+        asyncio.create_task(stream.submit(rollout_pb2.SubmitRolloutsRequest(group_id=name), size_bytes))
+        for name in names
+    ]
+
+
+async def outcomes(tasks: list[asyncio.Task[tuple[Verdict, str]]]) -> list[Any]:
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_many_groups_are_on_their_way_on_one_stream_and_each_gets_its_answer(made: MadeRun) -> None:
+    hub = Hub()
+
+    async def in_threes(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        return [] if len(heard) % 3 else [spooled(name) for name in heard[-3:]]
+
+    hub.answer = in_threes
+    async with submitting(made, hub) as stream:
+        found = await outcomes(submitted(stream, "a", "b", "c", "d", "e", "f"))
+    assert found == [(Verdict.SPOOLED, name) for name in "abcdef"]
+    assert hub.streams == [["a", "b", "c", "d", "e", "f"]]
+
+
+async def test_a_group_that_is_refused_is_told_why_and_the_others_are_not_touched(made: MadeRun) -> None:
+    hub = Hub()
+
+    async def second_busy(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        busy = rollout_pb2.SubmissionAnswer(reason="busy", detail="the spool is full")
+        return [busy if len(heard) == 2 else spooled()]
+
+    hub.answer = second_busy
+    async with submitting(made, hub) as stream:
+        first, second, third = await outcomes(submitted(stream, "a", "b", "c"))
+        assert first == third == (Verdict.SPOOLED, "")
+        assert isinstance(second, RefusedError)
+        assert (second.reason, second.is_remote) == (Reason.BUSY, True)
+    assert len(hub.streams) == 1
+
+
+async def test_a_stream_that_ends_is_lost_for_all_that_wait_and_the_next_group_opens_another(
+    made: MadeRun,
+) -> None:
+    hub = Hub()
+
+    async def end_at_two(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        if len(hub.streams) == 1 and len(heard) == 2:
+            raise RefusedError(Reason.DRAINING, "the hub is stopping")
+        return [] if len(hub.streams) == 1 else [spooled()]
+
+    hub.answer = end_at_two
+    async with submitting(made, hub) as stream:
+        lost = await outcomes(submitted(stream, "a", "b"))
+        assert [getattr(error, "reason", None) for error in lost] == [Reason.DRAINING] * 2
+        assert await outcomes(submitted(stream, "a", "b")) == [(Verdict.SPOOLED, "")] * 2
+    assert hub.streams == [["a", "b"], ["a", "b"]]
+
+
+async def test_one_group_that_ends_the_stream_for_good_is_found_among_many(made: MadeRun) -> None:
+    hub = Hub()
+
+    async def not_c(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        if "c" in heard:
+            raise RefusedError(Reason.OVER_LIMIT, "larger than gRPC reads")
+        return [] if len(hub.streams) == 1 else [spooled(heard[-1])]
+
+    hub.answer = not_c
+    async with submitting(made, hub) as stream:
+        lost = await outcomes(submitted(stream, "a", "b", "c"))
+        assert [type(error) for error in lost] == [ConnectionLost] * 3
+        a, c, b = await outcomes(submitted(stream, "a", "c", "b"))
+        assert (a, b) == ((Verdict.SPOOLED, "a"), (Verdict.SPOOLED, "b"))
+        assert isinstance(c, RefusedError)
+        assert c.reason is Reason.OVER_LIMIT
+
+
+async def test_a_hub_that_does_not_answer_is_given_up(made: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission_stream, "ANSWER_TIMEOUT_S", 0.05)
+    hub = Hub()
+
+    async def never(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        return []
+
+    hub.answer = never
+    async with submitting(made, hub) as stream:
+        (lost,) = await outcomes(submitted(stream, "a"))
+        assert isinstance(lost, ConnectionLost)
+        assert "no answer to a group" in str(lost)
+
+
+async def test_bytes_on_their_way_are_bounded(made: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission_stream, "IN_FLIGHT_BYTES", 100)
+    hub, gate = Hub(), asyncio.Event()
+
+    async def when_open(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        await gate.wait()
+        return [spooled()]
+
+    hub.answer = when_open
+    async with submitting(made, hub) as stream:
+        tasks = submitted(stream, "a", "b", "c", size_bytes=50)
+        await until(lambda: bool(hub.streams) and hub.streams[0] == ["a"])
+        assert stream._room.used_bytes == 100
+        gate.set()
+        assert await outcomes(tasks) == [(Verdict.SPOOLED, "")] * 3
+        assert stream._room.used_bytes == 0
+
+
+async def test_a_caller_that_goes_away_leaves_the_others_their_answers(made: MadeRun) -> None:
+    hub, gate = Hub(), asyncio.Event()
+
+    async def when_open(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        await gate.wait()
+        return [spooled(heard[-1])]
+
+    hub.answer = when_open
+    async with submitting(made, hub) as stream:
+        gone, stays = submitted(stream, "a", "b")
+        await until(lambda: bool(hub.streams) and hub.streams[0] == ["a"] and not stream._writing.locked())
+        gone.cancel()
+        gate.set()
+        assert await stays == (Verdict.SPOOLED, "b")
+
+
+async def test_more_answers_than_groups_end_the_stream(made: MadeRun) -> None:
+    hub = Hub()
+
+    async def twice(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        return [spooled(), spooled()]
+
+    hub.answer = twice
+    async with submitting(made, hub) as stream:
+        assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "")]
+        await until(lambda: stream._call is None)
+        assert isinstance(stream._reader, asyncio.Task)
