@@ -8,8 +8,8 @@ write, at any time, and while they start. An independent witness reads signature
 logs, and says whether anyone served weights that were not signed, went back, or lost or doubled work. Prints
 its progress on standard error and a JSON summary; exits with 1 if a promise was broken.
 
-With ``--ranks 2`` the learner has two ranks, and they alone are killed: the first or another, at the journal's
-entry, while a checkpoint or a version is written, while steps are taken again.
+With ``--ranks 2`` the learner has two ranks, and they alone are killed: the first or another, at an entry of
+the journal, while a checkpoint or a version is written, while steps are taken again.
 """
 
 import sys

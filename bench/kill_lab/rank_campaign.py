@@ -1,7 +1,7 @@
-"""Kills ranks of a learner, the first and the others, and looks at what their journal and checkpoints make of it.
+"""Kills ranks of a learner, the first and the others, and sees what journal and checkpoints make of it.
 
-journal entry, told, checkpoint or shard being written, publication --kill--> start again --> replay --> step
-                                                                                '-- kill --'
+journal entry, told, shards being written, publication --kill--> start again --> replay --> first entry
+                                                                      '---------kill----------'
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bench.kill_lab.campaign import AFTER_S, ANY_TIME_S, DISTURBED_SHARE, GOES_ON_S, Campaign, Kill
-from bench.kill_lab.instants import ANY_TIME, INSTANTS, Instant, wait_for
+from bench.kill_lab.instants import ANY_TIME, INSTANTS, STARTING, Instant, wait_for
 from bench.kill_lab.plan import CHECKPOINT_EVERY_VERSIONS
 from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.witness import Witness
@@ -24,14 +24,19 @@ from deploy.runs.run_directory import LEARNER
 RESUME_S: Final = 30.0
 """Longest time from a start to a new step, ranks having imported torch."""
 
-INSTANT_TIMEOUT_S: Final = 6.0
+INSTANT_TIMEOUT_S: Final = 8.0
+"""A moment that has not come by then is not waited for; the kill takes place all the same."""
+
 AGAIN_SHARE: Final = 0.25
 """Share of kills that meet a learner that starts: it meets, loads, takes steps again."""
 
-_CHECKPOINT: Final = tuple(one for one in INSTANTS[LEARNER] if "checkpoint" in one.name) + (
+_BEGUN: Final = Instant("journal segment being begun", "journal/.*.new")
+"""At the first step after a start."""
+_CHECKPOINT: Final = (
+    *(one for one in INSTANTS[LEARNER] if "checkpoint" in one.name),
     Instant("shard being written", "checkpoints/staged-*/*/*"),
 )
-_OTHERS: Final = (*(one for one in INSTANTS[LEARNER] if one not in _CHECKPOINT), ANY_TIME)
+_OTHERS: Final = (*(one for one in INSTANTS[LEARNER] if one not in (*_CHECKPOINT, _BEGUN)), ANY_TIME)
 _MOVES_S: Final = 0.05
 _KEYFRAMES: Final = re.compile(
     rb'^heterorl_node_transfer_bytes_total\{direction="in",kind="keyframe"\} (\S+)', re.MULTILINE
@@ -76,9 +81,12 @@ class RankCampaign(Campaign):
     async def _kill_one(self, watches: asyncio.TaskGroup) -> None:
         rank = self._draw.randrange(self._stage.plan.ranks)
         if self.kills and self._draw.random() < AGAIN_SHARE:
-            instant = Instant("starting")
-            await asyncio.sleep(self._draw.uniform(0.0, self._start_s))
-            has_come = not await is_ready(self._stage.ports.telemetry[LEARNER])
+            instant = self._draw.choice((STARTING, STARTING, _BEGUN))
+            if instant is STARTING:
+                await asyncio.sleep(self._draw.uniform(0.0, self._start_s))
+                has_come = not await is_ready(self._stage.ports.telemetry[LEARNER])
+            else:
+                has_come = await self._wait_for_instant(instant)
         else:
             await self._goes_on()
             instant = self._choose()
