@@ -148,12 +148,13 @@ class Campaign:
     async def _before_drain(self) -> None:
         """Ask the processes what they will not tell any more afterwards."""
 
-    def _disturb(self) -> None:
-        """Make the replay inexact: on GPUs it is so by itself."""
+    def _disturb(self) -> bool:
+        """Make the replay inexact, as it is on GPUs by itself; False if there is no checkpoint."""
         checkpoints = sorted((self._stage.state(LEARNER) / "checkpoints").glob("0*"))
         if checkpoints:
             disturb_moments(checkpoints[-1])
             self.disturbed += 1
+        return bool(checkpoints)
 
     async def _wait_for(self, instant: Any, name: str) -> bool:
         if not instant.pattern:

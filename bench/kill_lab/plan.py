@@ -47,6 +47,11 @@ class Plan:
     """Of the learner; above 1 they alone are killed, and there is no relay."""
 
     @property
+    def frames(self) -> int:
+        """Size of the model; ranks exchange all of it at every step."""
+        return 2 if self.ranks > 1 else 8
+
+    @property
     def daemons(self) -> tuple[str, ...]:
         return (COORDINATOR, LEARNER, *self.enrolled)
 

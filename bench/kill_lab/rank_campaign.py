@@ -98,7 +98,7 @@ class RankCampaign(Campaign):
         await asyncio.to_thread(self._witness.examine, LEARNER)
         is_disturbed = self._draw.random() < DISTURBED_SHARE
         if is_disturbed:
-            await asyncio.to_thread(self._disturb)
+            is_disturbed = await asyncio.to_thread(self._disturb)
         self._launched_s, self._has_gone_on = time.monotonic(), False
         await self._stage.launch(LEARNER, environ={})
         note = ("" if has_come else " (which did not come)") + (", moments disturbed" if is_disturbed else "")

@@ -85,6 +85,5 @@ class Stage(RunSession):
         """End what is not among the children."""
 
     async def _make_model(self) -> None:
-        await self._children.run(
-            "model", "bench.kill_lab.model", str(self.model), "--seed", str(self.plan.seed)
-        )
+        sizes = ("--seed", str(self.plan.seed), "--frames", str(self.plan.frames))
+        await self._children.run("model", "bench.kill_lab.model", str(self.model), *sizes)
