@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from bench.learner_fsdp import PlainSharded
 from bench.learner_life import EVERY_VERSIONS, life
 from bench.learner_memory import return_freed_memory
-from bench.learner_report import write_report
+from bench.learner_report import RANKS_FILE, write_report
 from bench.learner_steps import (
     CLIP_NORM,
     Shape,
@@ -58,7 +58,6 @@ from learner.training.train_step import StepSettings, train_step
 from node.rollout import RolloutGroup
 
 RESULTS: Final = Path(__file__).parent / "results"
-FILE: Final = "learner_ranks.jsonl"
 
 SHAPE: Final = Shape("32 768, width 512, 8 layers", 32_768, 512, 8, 4, 8, 8, 56, rounds=7)
 QUICK: Final = Shape("1024, width 64, 2 layers", 1024, 64, 2, 2, 4, 8, 8, rounds=2)
@@ -292,7 +291,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _keep(lines: Sequence[dict[str, Any]], directory: Path) -> None:
     """Add the lines to those of other models and parts, in place of older ones, and write the report anew."""
-    path = directory / FILE
+    path = directory / RANKS_FILE
     old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def what(line: dict[str, Any]) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ class RankStage(Stage):
         self._started: asyncio.Queue[int] = asyncio.Queue()
         self._codes: dict[int, asyncio.Future[int]] = {}
         self.pids: Sequence[int] = ()
-        """Of the newest incarnation, by rank."""
+        """Process ids of the newest incarnation, by rank."""
         self.ended_by_themselves = 0
         """Ranks that noticed that another was gone."""
 

@@ -124,7 +124,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print("met")
 """
-"""Refuses all families but those given, as systemd does; then meets the other ranks, of which there are none."""
+"""Refuses all families but those given, as systemd does; then meets the other ranks: there are none."""
 
 
 def start_rank(families: list[str]) -> str:
