@@ -36,4 +36,4 @@ class PlainSharded:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return float(loss)
+        return float(loss.detach())

@@ -42,9 +42,9 @@ def life(config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path) 
     The stall is what a step costs beyond a step without a checkpoint anywhere near: copies, waits, and the
     disk's and the processors' time that a step beside a write loses.
     """
-    lived = _alone(_live, config, batch, directory, STEPS)
+    lived = _alone(config, batch, directory, STEPS)
     started_s = time.monotonic()
-    again = _alone(_live, config, batch, directory, 0)
+    again = _alone(config, batch, directory, 0)
     calm = statistics.median(lived["calm_s"])
     cycle = lived["cycle_s"] / EVERY_VERSIONS
     written = lived["checkpoint_bytes"] / EVERY_VERSIONS + lived["journal_bytes"]
@@ -63,10 +63,11 @@ def life(config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path) 
     }
 
 
-def _alone(*arguments: Any) -> dict[str, Any]:
-    work, config, batch, directory, steps = arguments
+def _alone(
+    config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path, steps: int
+) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=work, args=(config, batch, directory, steps))
+    process = context.Process(target=_tell, args=(config, batch, directory, steps))
     process.start()
     process.join()
     if process.exitcode != 0:
@@ -75,7 +76,14 @@ def _alone(*arguments: Any) -> dict[str, Any]:
     return told
 
 
-def _live(config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path, steps: int) -> None:
+def _tell(config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path, steps: int) -> None:
+    (directory / "figures").write_text(json.dumps(live(config, batch, directory, steps=steps)))
+
+
+def live(
+    config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path, *, steps: int
+) -> dict[str, Any]:
+    """Go on from what is in a directory, and take steps; leave it as a kill would."""
     fleet = Fleet(config) if config.dp_shard > 1 else None
     ranks = {} if fleet is None else {"ranks": fleet.group}
     policy = load_policy(config.model_dir, device="cpu", **ranks)
@@ -91,10 +99,9 @@ def _live(config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path,
         published=lambda: None,
     )
     figures = _take_steps(state, batch, steps) if steps else {}
-    figures |= {"replayed_steps": state.restart.replayed_steps, "replay_s": state.restart.took_s}
-    (directory / "figures").write_text(json.dumps(figures))
     if fleet is not None:
         fleet.end()
+    return figures | {"replayed_steps": state.restart.replayed_steps, "replay_s": state.restart.took_s}
 
 
 def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int) -> dict[str, Any]:

@@ -286,10 +286,10 @@ def main(arguments: Sequence[str]) -> None:
                 lines.append(line)
                 print(json.dumps(line), flush=True)
     if not options.quick:
-        _keep(lines, options.results)
+        keep(lines, options.results)
 
 
-def _keep(lines: Sequence[dict[str, Any]], directory: Path) -> None:
+def keep(lines: Sequence[dict[str, Any]], directory: Path) -> None:
     """Add the lines to those of other models and parts, in place of older ones, and write the report anew."""
     path = directory / RANKS_FILE
     old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -18,7 +18,7 @@ def write_report(lines: Sequence[Line], directory: Path) -> None:
     (directory / "learner.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     path = directory / RANKS_FILE
     ranks = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    (directory / "learner.md").write_text(report(lines) + rank_report(ranks))
+    (directory / "learner.md").write_text((report(lines) if lines else "") + rank_report(ranks))
     _plot(lines, directory / "learner.png")
 
 

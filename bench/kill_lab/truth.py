@@ -182,7 +182,8 @@ def _as_words(raw: bytes, dtype: str) -> Words:
     if dtype == "BF16":
         return np.frombuffer(raw, "<u2")
     bits = np.frombuffer(raw, "<u4")
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    words: Words = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return words
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -130,8 +130,10 @@ class ModelShape:
 
 
 def _public(name: str, kind: str, *sizes: int, is_tied: bool = False) -> ModelShape:
-    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
-    keys += ("num_key_value_heads", "head_dim", "vocab_size")
+    keys = (
+        *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "vocab_size"),
+    )
     config = {"model_type": kind, "tie_word_embeddings": is_tied, **dict(zip(keys, sizes, strict=True))}
     return ModelShape.of_config(config, name=name)
 

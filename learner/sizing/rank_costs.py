@@ -58,7 +58,7 @@ def rank_memory(shape: ModelShape, layout: RankLayout, *, compute_bytes: int) ->
     stage = layers * layer + ends
     # Counted in what autograd saves: hidden states, norms, casts, which every slice has; inputs of products.
     of_heads = 2 * compute_bytes + (compute_bytes + 4) * shape.has_head_norms
-    whole = (24 if compute_bytes == 4 else 26) * width
+    whole: float = (24 if compute_bytes == 4 else 26) * width
     whole += (of_heads * shape.attention + 4 * compute_bytes * shape.inner) / tp
     products = compute_bytes * (2 * width + 2 * (shape.attention + shape.inner) / tp)
     kept = {"none": whole, "selective": 4 * width + products, "layers": 4 * width}[layout.rematerialise]
