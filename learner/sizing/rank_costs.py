@@ -22,6 +22,9 @@ LOGITS_BYTES: Final = 4 << 25
 _ADAM_BYTES: Final = 28
 """Read and written by AdamW for each parameter."""
 
+_A_STAGE: Final = 4
+"""Micro-batches of a pipeline's round, for each stage; the last are cut smaller for it."""
+
 _HOST_BYTES_S: Final = 20e9
 """Of a host's memory, and of PCIe, for what is offloaded; assumed."""
 
@@ -85,11 +88,11 @@ def step_time(
     own = -(-tokens // (layout.dp_replicate * layout.dp_shard))
     micro_batches = math.ceil(own / layout.micro_batch_tokens)
     if layout.pp > 1:
-        micro_batches = max(micro_batches, 4 * layout.pp)  # the pipeline cuts them until each stage has four
+        micro_batches = max(micro_batches, _A_STAGE * layout.pp)
     scores = shape.layers * shape.attention * row_tokens / 2
     flops = 6 * (shape.layers * shape.active_matrices + shape.embedding + scores) * tokens / layout.ranks
     flops *= {"none": 1.0, "selective": 1.1, "layers": 4 / 3}[layout.rematerialise]
-    flops *= (micro_batches + layout.pp - 1) / micro_batches
+    flops *= 1 + (layout.pp - 1) / (_A_STAGE * layout.pp)  # stages idle at both ends of a round
     layers = shape.layers / layout.pp
     stage = math.ceil(layers) * _layer(shape, layout.tp) + _ends(shape, layout)
     # Float32: gathered for the forward and the backward pass, gradients scattered; then copies are added up.
