@@ -184,7 +184,6 @@ def _rank(
     rank: int, ranks: int, port: int, work: Callable[..., Any], told: str, arguments: Sequence[Any]
 ) -> None:
     torch.set_num_threads(1)
-    return_freed_memory()
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks, timeout=LIMIT)
     figures = work(*arguments)
@@ -206,16 +205,17 @@ def _time_steps(
         sizes = MeshSizes(tp=ranks) if name.endswith("tp") else MeshSizes(dp_shard=ranks)
         group = {"ranks": RankGroup(sizes, device_type="cpu")} if ranks > 1 else {}
         step = OursSharded(Path(model_dir), batches, 1e-6, **group)
-    return_freed_memory()
     took = []
-    for number in range(shape.rounds + 1):
+    for _ in range(shape.rounds + 1):
         dist.barrier()
-        if number == 1:
-            restart_peak()
         started = time.perf_counter()
         step()
         dist.barrier()
         took.append(time.perf_counter() - started)
+    return_freed_memory()  # from here on, which costs time
+    step()
+    restart_peak()
+    step()
     peak = resident_bytes(highest=True) - before
     parts = [getattr(parameter, "to_local", lambda p=parameter: p)() for parameter in step.model.parameters()]
     whole = sum(parameter.numel() for parameter in step.model.parameters())
