@@ -23,7 +23,7 @@ class PlainSharded:
         self._prompt_tokens = prompt_tokens
         self.model = model.train(False)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for layer in model.base_model.layers:
+        for layer in model.get_submodule("model.layers").children():
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         self._optimizer = make_optimizer(model)

@@ -23,6 +23,7 @@ from learner.ranks.launching import Fleet
 from learner.training.checkpoint import CheckpointCopy
 from learner.training.model import load_policy
 from learner.training.training_state import TrainingState
+from learner.training.work_shares import ONE_RANK, Ranks
 from node.clock import SystemClock
 from node.rollout import DeliveredGroup, RolloutGroup
 from node.run import EvaluationNotice
@@ -85,8 +86,8 @@ def live(
 ) -> dict[str, Any]:
     """Go on from what is in a directory, and take steps; leave it as a kill would."""
     fleet = Fleet(config) if config.dp_shard > 1 else None
-    ranks = {} if fleet is None else {"ranks": fleet.group}
-    policy = load_policy(config.model_dir, device="cpu", **ranks)
+    ranks: Ranks = ONE_RANK if fleet is None else fleet.group
+    policy = load_policy(config.model_dir, device="cpu", ranks=ranks)
     if fleet is not None:
         fleet.leads(policy)
     state = TrainingState(

@@ -120,8 +120,9 @@ def step_lines(
             if name.endswith("tp") and (count == 1 or sizes.heads % count or sizes.kv_heads % count):
                 continue
             told = _on_ranks(_time_steps, count, name, str(model_dir), batches[:1], shape)
-            cut = {"tp": count} if name.endswith("tp") else {"dp_shard": count}
-            layout = RankLayout(**cut, micro_batch_tokens=_padded_tokens(shape) // told.pop("shares"))
+            tokens = _padded_tokens(shape) // told.pop("shares")
+            tp, dp_shard = (count, 1) if name.endswith("tp") else (1, count)
+            layout = RankLayout(dp_shard=dp_shard, tp=tp, micro_batch_tokens=tokens)
             planned = sum(rank_memory(sizes, layout, compute_bytes=4).values())
             yield {"kind": shape.name, "step": name, "ranks": count, **told, "planned_bytes": round(planned)}
     if "trl" in (makers := step_makers()) and shape in (SHAPE, QUICK):
@@ -166,7 +167,7 @@ def curve_lines(
         yield line | {"apart": apart, "apart_over_spread": apart / spread if spread else 0.0}
 
 
-def _on_ranks(work: Callable[..., None], ranks: int, *arguments: Any) -> dict[str, Any]:
+def _on_ranks(work: Callable[..., dict[str, Any]], ranks: int, *arguments: Any) -> dict[str, Any]:
     """Run ``work`` on as many ranks; return what the first one told."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as directory:
         free.bind(("127.0.0.1", 0))

@@ -74,7 +74,7 @@ def _rank_tables(lines: Sequence[Line]) -> Iterator[str]:
         )
         yield "| ---: " * 10 + "|"
         for line in lives:
-            cells = (
+            figures = (
                 line["ranks"],
                 f"{line['step_s']:.3f}",
                 f"{100 * line['stall_share']:.1f}",
@@ -86,7 +86,7 @@ def _rank_tables(lines: Sequence[Line]) -> Iterator[str]:
                 line["resume_s"],
                 f"{line['replay_s']} ({line['replayed_steps']})",
             )
-            yield f"| {' | '.join(map(str, cells))} |"
+            yield f"| {' | '.join(map(str, figures))} |"
     if curves := [line for line in lines if "curve" in line]:
         yield "\nLosses of steps on the same batches:\n"
         yield "| ranks | losses | largest difference from the first row | over the curve's range |"

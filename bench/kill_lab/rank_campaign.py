@@ -138,7 +138,13 @@ class RankCampaign(Campaign):
     async def _before_drain(self) -> None:
         for name in self._stage.plan.samplers:
             url = f"http://127.0.0.1:{self._stage.ports.telemetry[name]}/metrics"
-            text = await asyncio.to_thread(lambda url=url: urllib.request.urlopen(url, timeout=5).read())
+            text = await asyncio.to_thread(_get, url)
             self.keyframe_bytes += int(sum(float(count) for count in _KEYFRAMES.findall(text)))
         if self.keyframe_bytes:
             self.broken.append(f"samplers fetched {self.keyframe_bytes} bytes of keyframes")
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        body: bytes = response.read()
+    return body

@@ -63,7 +63,7 @@ class RankStage(Stage):
             log = self.root / "logs" / (f"{LEARNER}.log" if rank == 0 else f"rank-{rank}.log")
             told = {
                 "argv": argv,
-                "environ": os.environ | ONE_THREAD_EACH | own | environ,
+                "environ": {**os.environ, **ONE_THREAD_EACH, **own, **environ},
                 "log": str(log),
             }
             assert self._server is not None

@@ -1,7 +1,7 @@
 """What a rank of a layout holds at the height of a step, how long the step takes, how far samplers lag; pure.
 
 held         the rank's part of masters, gradients and two moments, float32
-gathered     FSDP2: two layers, one layer's gradient; embedding, head and theirs for a whole pass
+gathered     FSDP2: two layers, a layer's gradient, twice each, tensor and buffer; embedding, head, theirs
 casts        autocast: a bfloat16 copy of every matrix of the stage, kept until the backward pass
 activations  what autograd keeps, of every micro-batch in flight, and a chunk of logits
 """
@@ -68,7 +68,7 @@ def rank_memory(shape: ModelShape, layout: RankLayout, *, compute_bytes: int) ->
     again = 0 if layout.rematerialise == "none" else tokens * whole
     return {
         "held": 0.0 if layout.offload else 16 * stage / layout.dp_shard,
-        "gathered": 4.0 * (3 * layer + 2 * ends) if layout.ranks > 1 else 0.0,
+        "gathered": 4.0 * (6 * layer + 3 * ends) if layout.ranks > 1 else 0.0,
         "casts": 2.0 * stage if compute_bytes == 2 else 0.0,
         "activations": tokens * layout.pp * layers * kept + again  # pp of them, one forward one backward
         + min(LOGITS_BYTES, 4 * tokens * shape.vocabulary / tp),

@@ -37,7 +37,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 
 def made(family: str, **changes: Any) -> tuple[ModelShape, PreTrainedModel]:
     config = AutoConfig.for_model(family, **SIZES | OF_FAMILY.get(family, {}) | changes)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     return ModelShape.of_config(json.loads(config.to_json_string()), name=family), model
 
 
@@ -101,8 +101,8 @@ def test_slices_divide_matrices_and_stages_divide_layers() -> None:
     # A layer: attention 2 * 32 * 16 * 6, feed-forward 3 * 32 * 48, two norms of 32.
     assert (shape.layer_matrices, shape.layer_vectors) == (6144 + 4608, 64)
     whole, sliced, staged = (
-        rank_memory(shape, RankLayout(**sizes), compute_bytes=4)["held"] / 16
-        for sizes in ({}, {"tp": 2}, {"pp": 2})
+        rank_memory(shape, layout, compute_bytes=4)["held"] / 16
+        for layout in (RankLayout(), RankLayout(tp=2), RankLayout(pp=2))
     )
     assert whole == 4 * (10752 + 64) + 2 * 320 + 32
     assert sliced == 4 * (5376 + 64) + (640 + 32) / 2
