@@ -60,6 +60,7 @@ from node.rollout import RolloutGroup
 RESULTS: Final = Path(__file__).parent / "results"
 
 SHAPE: Final = Shape("32 768, width 512, 8 layers", 32_768, 512, 8, 4, 8, 8, 56, rounds=7)
+SMALL: Final = Shape("16 384, width 512, 6 layers", 16_384, 512, 6, 2, 8, 16, 48, rounds=2)
 QUICK: Final = Shape("1024, width 64, 2 layers", 1024, 64, 2, 2, 4, 8, 8, rounds=2)
 STEPS: Final = ("plain, dp_shard", "ours, dp_shard", "ours, tp")
 LIMIT: Final = timedelta(minutes=30)
@@ -125,7 +126,7 @@ def step_lines(
             layout = RankLayout(dp_shard=dp_shard, tp=tp, micro_batch_tokens=tokens)
             planned = sum(rank_memory(sizes, layout, compute_bytes=4).values())
             yield {"kind": shape.name, "step": name, "ranks": count, **told, "planned_bytes": round(planned)}
-    if "trl" in (makers := step_makers()) and shape in (SHAPE, QUICK):
+    if "trl" in (makers := step_makers()) and shape in (SHAPE, SMALL, QUICK):
         step, took = makers["trl"](shape, list(batches[0])), []
         for _ in range(shape.rounds + 1):
             started_s = time.perf_counter()
@@ -245,6 +246,7 @@ def main(arguments: Sequence[str]) -> None:
         prog="python -m bench.learner_ranks", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--quick", action="store_true", help="a small model, no report")
+    parser.add_argument("--small", action="store_true", help="27 million parameters, two rounds, no report")
     parser.add_argument("--model", type=Path, help="a model directory; default: a Qwen3 with random weights")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="default: %(default)s")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="default: all")
@@ -252,7 +254,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the report")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    shape = QUICK if options.quick else SHAPE
+    shape = QUICK if options.quick else SMALL if options.small else SHAPE
     with tempfile.TemporaryDirectory() as directory:
         model_dir = options.model or Path(directory) / "model"
         if options.model is None:
@@ -286,7 +288,7 @@ def main(arguments: Sequence[str]) -> None:
             for line in makers[part]():
                 lines.append(line)
                 print(json.dumps(line), flush=True)
-    if not options.quick:
+    if not (options.quick or options.small):
         keep(lines, options.results)
 
 

@@ -217,8 +217,9 @@ def all_checks() -> Iterator[Check]:
     for role in ROLES:
         yield f"systemd heterorl-node@{role}", partial(unit_complaints, DEPLOY / "systemd", role)
     ranks = DEPLOY / "k8s/overlays/ranks"
-    yield "config k8s/overlays/ranks/config/learner.toml", partial(
-        config_complaints, "learner", ranks / "config/learner.toml"
+    yield (
+        "config k8s/overlays/ranks/config/learner.toml",
+        partial(config_complaints, "learner", ranks / "config/learner.toml"),
     )
     for kustomization in (DEPLOY / "k8s/base", DEPLOY / "k8s/overlays/example", ranks):
         yield f"kubernetes {kustomization.relative_to(DEPLOY)}", partial(manifest_complaints, kustomization)
