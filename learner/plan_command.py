@@ -87,7 +87,7 @@ def _show(shape: ModelShape, planned: Sequence[Planned], behind: Lag, arguments:
         f"a version: delta {_bounded(megabytes)} MB, keyframe {behind.keyframe_bytes / 1e6:.4g} MB\n"
         f"a sampler at {arguments.link:g} Mbit/s: a delta takes {_bounded(behind.delta_s)} s, a keyframe "
         f"{behind.keyframe_s:.3g} s; by its link it lags at most {_bounded(behind.versions)} versions\n"
-        f"the first rank's host also holds {4 * shape.parameters / 1e9:.3g} GB of published words\n"
+        f"each rank's host also holds {4e-9 * shape.parameters / arguments.gpus:.3g} GB of published words\n"
         f"{arguments.device}: {DEVICES[arguments.device].source}"
     )
 

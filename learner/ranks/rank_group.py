@@ -19,10 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from learner.ranks.errors import RankLostError
+from learner.ranks.frame_work import FrameWork
 from learner.ranks.mesh_sizes import DIMENSIONS, MeshSizes
-from learner.ranks.orders import ANY_TIME, Order, OrderStream, StepOrder
+from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.shard_words import ShardWords
 from learner.ranks.sharding import layer_plan, shard_fully, shrink, slice_layers
+from learner.ranks.shared_words import SharedWords
 from learner.training.micro_batches import Row, share_out
 from learner.training.model import TokenScorer
 from node.weights.format.layout import Layout
@@ -48,18 +50,21 @@ class RankGroup:
         device_type: str,
         orders: OrderStream | None = None,
         diagnose: Diagnose = lambda: "",
+        coding_threads: int = 1,
     ) -> None:
         """Lay a mesh over all ranks; every rank does.
 
         Args:
             orders: by which the first rank tells the others what to do; None: they do the same anyway.
+            coding_threads: that code this rank's frames of a version.
         """
         self.rank: int = dist.get_rank()
         self.sizes = sizes
         self._device_type = device_type
         self._orders = orders if self.rank == 0 else None
         self._diagnose = diagnose
-        self._words_group = dist.new_group(backend="gloo", timeout=ANY_TIME)
+        self._coding_threads = coding_threads
+        self._words_stream = OrderStream()
         self.saves = OrderStream()
         """Orders to save."""
         self._mesh = self._meshed(sizes)
@@ -119,9 +124,11 @@ class RankGroup:
                 f"{who}. All ranks end; start the learner again, and it goes on with the step that was lost"
             ) from error
 
-    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> ShardWords:
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> SharedWords:
         """Return what reads a version's words off the masters of all ranks, on the first."""
-        return ShardWords(tensors, layout, sizes=self.sizes, group=self._words_group)
+        shards = ShardWords(tensors, layout, sizes=self.sizes, group=self._words_stream.group)
+        work = FrameWork(shards, threads=self._coding_threads)
+        return SharedWords(work, self._words_stream, failures_named=self.failures_named)
 
     def follow_writes(self, optimizer: torch.optim.Optimizer) -> None:
         """Have no rank write before the first; call it there after adding the hook that waits for readers."""
