@@ -7,6 +7,9 @@ Sampler, relay and learner are killed while versions are published, fetched, sta
 write, at any time, and while they start. An independent witness reads signatures, checkpoints, copies and
 logs, and says whether anyone served weights that were not signed, went back, or lost or doubled work. Prints
 its progress on standard error and a JSON summary; exits with 1 if a promise was broken.
+
+With ``--ranks 2`` the learner has two ranks, and they alone are killed: the first or another, at an entry of
+the journal, while a checkpoint or a version is written, while steps are taken again.
 """
 
 import sys
@@ -16,6 +19,8 @@ from pathlib import Path
 from bench.kill_lab import command
 from bench.kill_lab.campaign import Campaign
 from bench.kill_lab.plan import Plan
+from bench.kill_lab.rank_campaign import RankCampaign
+from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness
 from deploy.runs.processes import Children
@@ -28,9 +33,13 @@ async def run(plan: Plan, root: Path) -> command.Summary:
     def campaign(stage: Stage, _: Children) -> Campaign:
         logs = {name: root / "logs" / f"{name}.log" for name in plan.daemons}
         public_key = RunDescription.load(stage.run_file).learner_public_key
-        return Campaign(stage, Witness(stage, public_key=public_key, log_of=logs), say=command.say)
+        witness = Witness(stage, public_key=public_key, log_of=logs)
+        if isinstance(stage, RankStage):
+            return RankCampaign(stage, witness, say=command.say)
+        return Campaign(stage, witness, say=command.say)
 
-    return await command.run_campaign(plan, root, campaign)
+    stage_of = RankStage if plan.ranks > 1 else Stage
+    return await command.run_campaign(plan, root, campaign, stage_of=stage_of)
 
 
 def main() -> int:
@@ -38,9 +47,10 @@ def main() -> int:
     parser = command.parser("kills", __doc__)
     parser.add_argument("--kills", type=int, default=100, help="how many; default: %(default)s")
     parser.add_argument("--samplers", type=int, default=2, help="how many take part; default: %(default)s")
+    parser.add_argument("--ranks", type=int, default=1, help="of the learner; above 1 they alone are killed")
     arguments = parser.parse_args()
     samplers = tuple(f"sampler-{number + 1}" for number in range(arguments.samplers))
-    plan = Plan(arguments.kills, arguments.seed, samplers)
+    plan = Plan(arguments.kills, arguments.seed, samplers, arguments.ranks)
     return command.main("kills", arguments.dir, plan.seed, partial(run, plan))
 
 

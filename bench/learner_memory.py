@@ -60,7 +60,7 @@ def keep_freed_memory() -> None:
     _mallopt(_TRIM_THRESHOLD, -1)
 
 
-def _return_freed_memory() -> None:
+def return_freed_memory() -> None:
     """Return freed memory to the system, from now on each tensor when it is freed."""
     _mallopt(_MMAP_THRESHOLD, 1 << 16)
     if sys.platform == "linux":
@@ -82,7 +82,7 @@ def _alone(run: Callable[..., T], *arguments: object) -> T:
 
 def _peak_of_step(shape: Shape, name: str, threads: int) -> int | None:
     torch.set_num_threads(threads)
-    _return_freed_memory()
+    return_freed_memory()
     step = step_makers()[name](shape, make_groups(shape))
     step()
     return peak(step)[0]
@@ -90,7 +90,7 @@ def _peak_of_step(shape: Shape, name: str, threads: int) -> int | None:
 
 def _peak_of_logprob(vocabulary: int, name: str, threads: int) -> tuple[int | None, float]:
     torch.set_num_threads(threads)
-    _return_freed_memory()
+    return_freed_memory()
     hidden = torch.randn(LOGPROB_TOKENS, LOGPROB_WIDTH, requires_grad=True)
     weight = torch.randn(vocabulary, LOGPROB_WIDTH, requires_grad=True)
     target_ids = torch.randint(vocabulary, (LOGPROB_TOKENS,))

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -120,8 +121,27 @@ def make_groups(shape: Shape) -> list[RolloutGroup]:
     prompts = random.integers(2, shape.vocabulary, (shape.groups, shape.prompt_tokens)).astype(np.int32)
     tokens = random.integers(2, shape.vocabulary, (shape.rows, shape.completion_tokens)).astype(np.int32)
     noise = random.normal(0, 0.05, tokens.shape)
-    rewards = random.random(shape.rows)
-    model, completions = make_model(shape), []
+    return groups_of(
+        make_model(shape), shape, prompts, tokens, noise=noise, rewards=random.random(shape.rows)
+    )
+
+
+def groups_of(
+    model: torch.nn.Module,
+    shape: Shape,
+    prompts: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    *,
+    noise: NDArray[np.float64],
+    rewards: NDArray[np.float64],
+) -> list[RolloutGroup]:
+    """Return groups of given completions.
+
+    Args:
+        prompts: [groups, prompt]; tokens: [rows, completion].
+        noise: [rows, completion], added to the model's own logprobs; rewards: [rows].
+    """
+    completions = []
     for row in range(shape.rows):
         ids = torch.tensor(np.concatenate([prompts[row // shape.group_size], tokens[row]])).long()[None]
         with torch.no_grad():
@@ -161,14 +181,14 @@ def padded_ids(groups: list[RolloutGroup]) -> Tensor:
     ).long()
 
 
-def gathered_logprob(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
+def gathered_logprob(model: torch.nn.Module, ids: Tensor) -> Tensor:
     """Return [rows, length - 1]: the logprob of every token but the first, from all logits at once."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     return torch.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
 
 
-def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+def make_optimizer(model: torch.nn.Module, *, learning_rate: float = LEARNING_RATE) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
 
 
 class Bare:

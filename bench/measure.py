@@ -24,17 +24,26 @@ def best(run: Callable[[], object], clock: Callable[[], float], repetitions: int
 def peak(run: Callable[[], T]) -> tuple[int | None, T]:
     """Run, and give how far resident memory rose meanwhile above where it was."""
     gc.collect()
-    status = Path("/proc/self/status")
     try:
-        # 5: start the high-water mark of resident memory anew. See proc(5).
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _kibibytes(status, "VmRSS")
+        restart_peak()
+        before = resident_bytes()
     except OSError:
         return None, run()
     result = run()
-    return 1024 * (_kibibytes(status, "VmHWM") - before), result
+    return resident_bytes(highest=True) - before, result
 
 
-def _kibibytes(status: Path, field: str) -> int:
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1])
+def restart_peak() -> None:
+    """Start the high-water mark of resident memory anew (Linux only).
+
+    Raises:
+        OSError: this system has none.
+    """
+    Path("/proc/self/clear_refs").write_text("5")  # see proc(5)
+
+
+def resident_bytes(*, highest: bool = False) -> int:
+    """Return this process's resident memory, or the highest since ``restart_peak``."""
+    field = "VmHWM:" if highest else "VmRSS:"
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])

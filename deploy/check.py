@@ -216,7 +216,12 @@ def all_checks() -> Iterator[Check]:
             yield f"config {file.relative_to(DEPLOY)}", partial(config_complaints, role, file)
     for role in ROLES:
         yield f"systemd heterorl-node@{role}", partial(unit_complaints, DEPLOY / "systemd", role)
-    for kustomization in (DEPLOY / "k8s/base", DEPLOY / "k8s/overlays/example"):
+    ranks = DEPLOY / "k8s/overlays/ranks"
+    yield (
+        "config k8s/overlays/ranks/config/learner.toml",
+        partial(config_complaints, "learner", ranks / "config/learner.toml"),
+    )
+    for kustomization in (DEPLOY / "k8s/base", DEPLOY / "k8s/overlays/example", ranks):
         yield f"kubernetes {kustomization.relative_to(DEPLOY)}", partial(manifest_complaints, kustomization)
     yield "image Dockerfile", partial(image_complaints, DEPLOY / "Dockerfile")
     yield "prometheus rules, their tests, prometheus.yml", partial(rule_complaints, DEPLOY / "monitoring")

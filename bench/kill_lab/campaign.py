@@ -86,6 +86,7 @@ class Campaign:
             await self._goes_on()
             for name in self._stage.plan.daemons:
                 await self._stage.wait_until_ready(name)
+            await self._before_drain()
             exit_codes = await self._stage.drain()
         finally:
             looking.cancel()
@@ -144,12 +145,16 @@ class Campaign:
         if role != "learner" and instant is not STARTING:
             watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
 
-    def _disturb(self) -> None:
-        """Make the replay inexact: on GPUs it is so by itself."""
+    async def _before_drain(self) -> None:
+        """Ask the processes what they will not tell any more afterwards."""
+
+    def _disturb(self) -> bool:
+        """Make the replay inexact, as it is on GPUs by itself; False if there is no checkpoint."""
         checkpoints = sorted((self._stage.state(LEARNER) / "checkpoints").glob("0*"))
         if checkpoints:
             disturb_moments(checkpoints[-1])
             self.disturbed += 1
+        return bool(checkpoints)
 
     async def _wait_for(self, instant: Any, name: str) -> bool:
         if not instant.pattern:
@@ -197,7 +202,9 @@ class Campaign:
             exit_codes=exit_codes,
         )
         self.broken += [f"{check.promise}: {check.figures}" for check in promises if not check.is_kept]
-        known = _groups_arrived(ledger_path) + _groups_spooled(self._stage.state(RELAY) / "rollouts.sqlite")
+        known = _groups_arrived(ledger_path)
+        if RELAY in self._stage.plan.enrolled:
+            known += _groups_spooled(self._stage.state(RELAY) / "rollouts.sqlite")
         lost = lost_groups(self._witness.acknowledged, known)
         if lost:
             self.broken.append(f"{len(lost)} groups were taken in and lost, {lost[0]} among them")

@@ -25,7 +25,13 @@ class Campaign(Protocol):
     def summary(self) -> Summary: ...
 
 
-async def run_campaign(plan: Plan, root: Path, campaign_of: Callable[[Stage, Children], Campaign]) -> Summary:
+async def run_campaign(
+    plan: Plan,
+    root: Path,
+    campaign_of: Callable[[Any, Children], Campaign],
+    *,
+    stage_of: Callable[..., Stage] = Stage,
+) -> Summary:
     """Run a campaign below ``root``, which is made, and return its summary.
 
     Raises:
@@ -33,7 +39,7 @@ async def run_campaign(plan: Plan, root: Path, campaign_of: Callable[[Stage, Chi
     """
     began_s = time.monotonic()
     async with children_below(root) as children:
-        stage = Stage(plan, root, children=children)
+        stage = stage_of(plan, root, children=children)
 
         async def work() -> Summary:
             await stage.begin()
@@ -42,7 +48,10 @@ async def run_campaign(plan: Plan, root: Path, campaign_of: Callable[[Stage, Chi
             await campaign.run()
             return campaign.summary()
 
-        summary = await children.guard(work())
+        try:
+            summary = await children.guard(work())
+        finally:
+            await stage.close()
     return summary | {"elapsed_s": round(time.monotonic() - began_s, 1)}
 
 

@@ -1,7 +1,7 @@
-"""``python -m bench.kill_lab.model DIR --seed N``: a model of many words that costs little to compute.
+"""``python -m bench.kill_lab.model DIR --seed N --frames N``: a model of many words that is computed fast.
 
-Nearly all of its 8.5 million words are position embeddings, which are looked up and never multiplied: a
-step takes milliseconds, and a version has ten frames to be killed among.
+Nearly all of its words are position embeddings, which are looked up and never multiplied: a step takes
+milliseconds, and a version has some frames to be killed among, of a million words each.
 """
 
 import argparse
@@ -14,11 +14,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
 _PAD, _END = "<pad>", "<end>"
-_POSITIONS = (8 << 20) // 64 - 2
-"""With the two that OPT adds: 8 Mi words of 64 each."""
+_WIDTH = 64
 
 
-def make_model(directory: Path, *, seed: int) -> None:
+def make_model(directory: Path, *, seed: int, frames: int) -> None:
     """Save a random bf16 model and its tokenizer of one token a character."""
     tokens = [_PAD, _END, *string.digits, "="]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=_PAD))
@@ -28,12 +27,12 @@ def make_model(directory: Path, *, seed: int) -> None:
     saved.save_pretrained(directory)
     config = OPTConfig(
         vocab_size=len(tokens),
-        hidden_size=64,
-        word_embed_proj_dim=64,
+        hidden_size=_WIDTH,
+        word_embed_proj_dim=_WIDTH,
         ffn_dim=128,
         num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=_POSITIONS,
+        max_position_embeddings=(frames << 20) // _WIDTH - 2,  # OPT adds two
         dropout=0.0,
         # So that every tensor has one name.
         tie_word_embeddings=False,
@@ -50,9 +49,10 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description="Make the base model of the kill laboratory.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--frames", type=int, required=True, help="of position embeddings")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    make_model(arguments.directory, seed=arguments.seed)
+    make_model(arguments.directory, seed=arguments.seed, frames=arguments.frames)
 
 
 if __name__ == "__main__":

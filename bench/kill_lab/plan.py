@@ -30,6 +30,8 @@ KEYFRAME_EVERY_VERSIONS: Final = 12
 CHECKPOINT_EVERY_VERSIONS: Final = 20
 """The default: kills come more often than that, so most restarts take steps again."""
 
+RANK_TIMEOUT_S: Final = 60
+
 _TASK: Final = "even-digits"
 _TASKS: Final[Section] = {_TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask.__name__}"}
 
@@ -41,6 +43,13 @@ class Plan:
     kills: int
     seed: int
     samplers: tuple[str, ...]
+    ranks: int = 1
+    """Ranks of the learner; above 1 they alone are killed, and there is no relay."""
+
+    @property
+    def frames(self) -> int:
+        """Size of the model; ranks exchange all of it at every step."""
+        return 2 if self.ranks > 1 else 8
 
     @property
     def daemons(self) -> tuple[str, ...]:
@@ -49,7 +58,7 @@ class Plan:
     @property
     def enrolled(self) -> tuple[str, ...]:
         """Peers that enrol with a token; ``init`` makes the other identities."""
-        return (RELAY, *self.samplers)
+        return self.samplers if self.ranks > 1 else (RELAY, *self.samplers)
 
 
 def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[str, dict[str, Section]]:
@@ -95,17 +104,21 @@ def _section(name: str, plan: Plan, ports: Ports, model_dir: str) -> Section:
                 "keyframe_every_versions": KEYFRAME_EVERY_VERSIONS,
                 "checkpoint_every_versions": CHECKPOINT_EVERY_VERSIONS,
                 "threads": 1,
+                "dp_shard": plan.ranks,
+                "rank_timeout_s": RANK_TIMEOUT_S,
             }
         case "relay":
             return {"listen": f"127.0.0.1:{ports.others[RELAY]}"}
         case _:
-            return {
+            by_relay = {
+                "weight_sources": [f"127.0.0.1:{ports.others[RELAY_LINK]}"],
+                "rollout_via": f"127.0.0.1:{ports.others[RELAY]}",
+            }
+            return (by_relay if RELAY in plan.enrolled else {}) | {
                 "model_dir": model_dir,
                 "seed": plan.seed + plan.samplers.index(name),
                 "concurrency_groups": 4,
                 "threads": 1,
-                "weight_sources": [f"127.0.0.1:{ports.others[RELAY_LINK]}"],
-                "rollout_via": f"127.0.0.1:{ports.others[RELAY]}",
                 # The first puts versions together in a second copy, the others write over the one they have.
                 "apply": "spare" if name == plan.samplers[0] else "in_place",
                 # Often: a copy being written is a moment to be killed at.

@@ -1,6 +1,7 @@
 """The run of the kill laboratory: a relay and two emulated links beside what every run has."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +45,8 @@ class Stage(RunSession):
         self._directory.make_folders()
         await self.make_run(configurations(self.plan, self._directory, self.ports))
         others = self.ports.others
-        for name, target in ((HUB_LINK, self.ports.members), (RELAY_LINK, others[RELAY])):
+        links = ((HUB_LINK, self.ports.members), (RELAY_LINK, others[RELAY]))
+        for name, target in links if RELAY in self.plan.enrolled else ():
             await self._children.start(
                 name,
                 *("deploy.demo.link_emulator", *LINK_FLAGS, "--seed", str(self.plan.seed)),
@@ -68,13 +70,20 @@ class Stage(RunSession):
 
     async def drain(self) -> dict[str, int]:
         """Stop every process, each after those that need it; return exit codes."""
+        return await self._drain_in_order(
+            ((LEARNER, *self.plan.samplers), (RELAY,), (COORDINATOR,), (HUB_LINK, RELAY_LINK))
+        )
+
+    async def _drain_in_order(self, order: Sequence[Sequence[str]]) -> dict[str, int]:
         codes: dict[str, int] = {}
-        for names in ((LEARNER, *self.plan.samplers), (RELAY,), (COORDINATOR,), (HUB_LINK, RELAY_LINK)):
+        for names in order:
             stopping = [asyncio.create_task(self._children.stop(name)) for name in names]
             codes |= dict(zip(names, await asyncio.gather(*stopping), strict=True))
         return codes
 
+    async def close(self) -> None:
+        """End what is not among the children."""
+
     async def _make_model(self) -> None:
-        await self._children.run(
-            "model", "bench.kill_lab.model", str(self.model), "--seed", str(self.plan.seed)
-        )
+        sizes = ("--seed", str(self.plan.seed), "--frames", str(self.plan.frames))
+        await self._children.run("model", "bench.kill_lab.model", str(self.model), *sizes)

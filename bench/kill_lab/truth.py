@@ -24,6 +24,8 @@ _FRAME_WORDS: Final = 1 << 20
 _HEADER: Final = struct.Struct("<8s q q q d 16s 16s 16s I B")
 _FRAME: Final = struct.Struct("<I I 16s")
 _HELD: Final = struct.Struct("<8s q 16s 16s")
+_RECORD: Final = struct.Struct("<5s 8s I Q 16s 16s")
+"""Before every record of the journal; see learner/journal/records.py."""
 _SIGNATURE_BYTES: Final = 64
 
 
@@ -33,6 +35,7 @@ class Signed:
 
     version: int
     base_version: int
+    learner_epoch: int
     root: bytes
     payloads: tuple[tuple[int, bytes], ...]
     """(size, digest) of each frame's payload."""
@@ -63,9 +66,10 @@ def read_manifest(data: bytes, public_key: bytes) -> Signed | None:
         key.verify(signature, b"heterorl-manifest-v1\0" + message)
     except InvalidSignature:
         return None
-    _, _, version, base_version, _, _, root, _, _, name_bytes = _HEADER.unpack_from(message)
+    _, learner_epoch, version, base_version, _, _, root, _, _, name_bytes = _HEADER.unpack_from(message)
     rows = _FRAME.iter_unpack(message[_HEADER.size + name_bytes :])
-    return Signed(version, base_version, root, tuple((coding >> 4, digest) for coding, _, digest in rows))
+    payloads = tuple((coding >> 4, digest) for coding, _, digest in rows)
+    return Signed(version, base_version, learner_epoch, root, payloads)
 
 
 def read_artifact(directory: Path, public_key: bytes) -> OnDisk | None:
@@ -96,6 +100,8 @@ class Model:
     def __init__(self, base: Path) -> None:
         """Take names and shapes from the base model's safetensors file."""
         tensors = _header(base)
+        tensors.pop("__metadata__", None)
+        self._shapes = {name: tensor["shape"] for name, tensor in tensors.items()}
         self._names = sorted(tensors, key=str.encode)
         hasher = blake3.blake3(b"heterorl-layout-v1\0" + struct.pack("<I", _FRAME_WORDS))
         for name in self._names:
@@ -113,21 +119,32 @@ class Model:
         ]
         return blake3.blake3(self._digest + struct.pack(f"<{len(digests)}Q", *digests)).digest(length=16)
 
-    def words(self, path: Path) -> Words:
-        """Read the tensors of a safetensors file as words; float32 is rounded to nearest, ties to even."""
-        tensors = _header(path)
-        data = path.read_bytes()
-        start = 8 + int.from_bytes(data[:8], "little")
-        parts = []
-        for name in self._names:
-            begin, end = tensors[name]["data_offsets"]
-            raw = data[start + begin : start + end]
-            if tensors[name]["dtype"] == "BF16":
-                parts.append(np.frombuffer(raw, "<u2"))
-            else:
-                bits = np.frombuffer(raw, "<u4")
-                parts.append(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))
-        return np.concatenate(parts)
+    def words(self, *paths: Path) -> Words:
+        """Read the tensors of safetensors files as words; float32 is rounded to nearest, ties to even.
+
+        Each file may have a part of a tensor, and says where in the whole it begins.
+
+        Raises:
+            ValueError: an element is in no file.
+        """
+        whole = {name: np.zeros(self._shapes[name], np.uint16) for name in self._names}
+        filled = dict.fromkeys(self._names, 0)
+        for path in paths:
+            header, data = _header(path), path.read_bytes()
+            start = 8 + int.from_bytes(data[:8], "little")
+            parts = json.loads(header.pop("__metadata__", {}).get("DCP_SHARDING_INFO", "{}"))
+            for name, tensor in header.items():
+                begin, end = tensor["data_offsets"]
+                values = _as_words(data[start + begin : start + end], tensor["dtype"]).reshape(
+                    tensor["shape"]
+                )
+                first = parts.get(name, {}).get("saved_offsets", [0] * values.ndim)
+                box = tuple(slice(at, at + size) for at, size in zip(first, values.shape, strict=True))
+                whole[name][box] = values
+                filled[name] += values.size
+        if short := [name for name in self._names if filled[name] < whole[name].size]:
+            raise ValueError(f"{short[0]} is not there as a whole")
+        return np.concatenate([whole[name].reshape(-1) for name in self._names])
 
 
 def read_copy(path: Path) -> tuple[int, bytes, Words] | None:
@@ -140,9 +157,37 @@ def read_copy(path: Path) -> tuple[int, bytes, Words] | None:
     return version, root, np.frombuffer(data, "<u2", offset=_HELD.size)
 
 
-def _header(path: Path) -> Mapping[str, Any]:
+def read_journal(directory: Path) -> Mapping[int, tuple[str, ...]]:
+    """Return the groups of every step in a learner's journal, up to what is not whole."""
+    steps = {}
+    for path in sorted(directory.glob("*.segment")):
+        try:
+            data = path.read_bytes()
+        except OSError:  # cut meanwhile
+            continue
+        at = 0
+        while at + _RECORD.size <= len(data):
+            magic, _, text_bytes, blob_bytes, _, _ = _RECORD.unpack_from(data, at)
+            text = data[at + _RECORD.size : at + _RECORD.size + text_bytes]
+            at += _RECORD.size + text_bytes + blob_bytes
+            if magic != b"\x89HRLj" or at > len(data):
+                break
+            if (step := json.loads(text).get("step")) is not None:
+                line = step["line"]
+                steps[line["report"]["version"]] = tuple(group["group_id"] for group in line["groups"])
+    return steps
+
+
+def _as_words(raw: bytes, dtype: str) -> Words:
+    if dtype == "BF16":
+        return np.frombuffer(raw, "<u2")
+    bits = np.frombuffer(raw, "<u4")
+    words: Words = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return words
+
+
+def _header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header: dict[str, Any] = json.loads(file.read(size))
-    header.pop("__metadata__", None)
     return header

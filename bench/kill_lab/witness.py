@@ -3,6 +3,7 @@
 manifests that left the learner's hands    --> one root for each version, for ever; a delta to each version
 the learner's checkpoints, by their words  --> have the root that was signed for their number
 the learner's log of steps                 --> every version once, every slot trained on once
+the learner's journal                      --> the same groups in every version as in the log, for ever
 samplers' logs, the coordinator's table    --> name no version with another root, and none older than before
 a killed sampler's copy, by its words      --> has the root that was signed
 a killed sampler's, relay's, learner's payloads --> what is whole is what was signed
@@ -19,7 +20,7 @@ from typing import Final
 
 from bench.kill_lab.plan import RELAY
 from bench.kill_lab.stage import Stage
-from bench.kill_lab.truth import Model, OnDisk, read_artifacts, read_copy, read_manifest
+from bench.kill_lab.truth import Model, OnDisk, read_artifacts, read_copy, read_journal, read_manifest
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.run import RunStatus
 
@@ -73,6 +74,8 @@ class Looked:
     checkpoints: int = 0
     copies: int = 0
     payload_bytes: int = 0
+    journaled: int = 0
+    """Steps seen in the journal."""
     starts_with_a_version: int = 0
     groups: int = 0
 
@@ -91,6 +94,9 @@ class Witness:
         self._claims: set[tuple[str, int, bytes]] = set()
         self._manifests: set[tuple[Path, int]] = set()
         self._checkpoints: set[str] = set()
+        self._journaled: dict[int, tuple[str, ...]] = {}
+        """Version -> the groups it was first seen to be made of."""
+        self._epochs: dict[int, int] = {}
         self._logs = {name: _Log(log_of[name]) for name in stage.plan.samplers}
         self._learner_log = log_of.get(LEARNER)
         self.replays = Replays()
@@ -111,6 +117,7 @@ class Witness:
         with self._lock:
             self._read_manifests()
             self._read_checkpoints()
+            self._read_journal()
             for name in self._logs:
                 self._read_log(name)
 
@@ -184,6 +191,7 @@ class Witness:
                     continue  # nobody was told
                 if self._roots.setdefault(signed.version, signed.root) != signed.root:
                     self._violate(f"version {signed.version} was signed with two roots")
+                self._epochs.setdefault(signed.version, signed.learner_epoch)
 
     def _read_checkpoints(self) -> None:
         for directory in (self._stage.state(LEARNER) / "checkpoints").glob("0*"):
@@ -191,14 +199,19 @@ class Witness:
             if directory.name in self._checkpoints or number not in self._roots:
                 continue
             try:
-                [path] = (directory / "masters").iterdir()
-                words = self._model.words(path)
+                words = self._model.words(*(directory / "masters").iterdir())
             except (OSError, ValueError):
                 continue  # removed meanwhile
             self._checkpoints.add(directory.name)
             self.looked.checkpoints += 1
             if self._model.root(words) != self._roots[number]:
                 self._violate(f"version {number} was signed with another root than its checkpoint has")
+
+    def _read_journal(self) -> None:
+        for version, groups in read_journal(self._stage.state(LEARNER) / "journal").items():
+            if self._journaled.setdefault(version, groups) != groups:
+                self._violate(f"version {version} is of other groups in the journal than before")
+        self.looked.journaled = len(self._journaled)
 
     def _check_lineage(self) -> None:
         """Read the learner's own log of steps: each version once, in order, and each slot once."""
@@ -207,6 +220,13 @@ class Witness:
         versions = [line["version"] for line in lines]
         if versions != list(range(1, len(versions) + 1)):
             self._violate(f"the log of steps has versions {versions[-20:]} at its end")
+        for line in lines:
+            groups = tuple(group["group_id"] for group in line["groups"])
+            if self._journaled.get(line["version"], groups) != groups:
+                self._violate(f"version {line['version']} is of other groups in the log than in the journal")
+        epochs = [epoch for _, epoch in sorted(self._epochs.items())]
+        if epochs != sorted(epochs):
+            self._violate(f"a newer version was signed under an older epoch: {epochs}")
         slots = Counter(group["group_id"].partition(".")[0] for line in lines for group in line["groups"])
         for slot, times in slots.items():
             if times > 1:

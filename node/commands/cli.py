@@ -30,6 +30,10 @@ COMMANDS: Final = {
     "pardon": ("node.commands.pardon_command", "ask again what a sampler failed, hold nothing against it"),
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "evaluations": ("node.commands.evaluations_command", "show how versions do on held-out prompts"),
+    "plan": (
+        "learner.plan_command",
+        "show which layouts of a learner's ranks fit, how fast, how far samplers lag",
+    ),
     "export": ("learner.export", "write a version as a model directory, named as the base model is"),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (

@@ -1,6 +1,7 @@
 """The witness of the kill laboratory tells right from wrong, and reads formats as their makers write them."""
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,13 @@ from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, read_artifact
 from bench.kill_lab.witness import Replays, Witness
 from deploy.runs.run_directory import COORDINATOR, LEARNER
+from learner.journal.progress import StepEntry
+from learner.journal.records import Origin
+from learner.journal.restart import JournalPlace
+from learner.journal.step_journal import StepJournal
+from learner.objective.slow_fast import EntropySwitch
+from learner.step_log import StepLine, TrainedGroup
+from node.run import StepReport
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
@@ -168,6 +176,78 @@ def test_a_checkpoint_of_other_words_than_were_signed_is_found(world: World) -> 
     masters.mkdir(parents=True)
     save_file(tensors_of(WORDS0), masters / "1.safetensors")
     assert world.found() == ["version 1 was signed with another root than its checkpoint has"]
+
+
+def save_in_shards(masters: Path, words: Words) -> None:
+    """Save masters as two ranks do: each a run of the first axis, the shorter tensors on the first alone."""
+    masters.mkdir(parents=True)
+    for rank in (0, 1):
+        parts, offsets = {}, {}
+        for name, tensor in tensors_of(words).items():
+            if tensor.ndim == 0 and rank == 1:
+                continue
+            cut = tensor if tensor.ndim == 0 else torch.chunk(tensor, 2)[rank]
+            parts[name] = cut.float().contiguous()
+            first = rank * -(-tensor.shape[0] // 2) if tensor.ndim else 0
+            offsets[name] = {"saved_offsets": [first, *[0] * (tensor.ndim - 1)][: tensor.ndim]}
+        save_file(parts, masters / f"{rank}.safetensors", {"DCP_SHARDING_INFO": json.dumps(offsets)})
+
+
+def test_a_checkpoint_of_several_ranks_is_put_together_from_their_shards(world: World) -> None:
+    world.publish(1, 0)
+    masters = world.stage.state(LEARNER) / "checkpoints" / "000000000001" / "masters"
+    save_in_shards(masters, world.weights.words(1))
+    assert world.found() == []
+    assert world.witness.looked.checkpoints == 1
+
+
+def test_a_shard_of_another_version_is_found(world: World) -> None:
+    world.publish(1, 0)
+    masters = world.stage.state(LEARNER) / "checkpoints" / "000000000001" / "masters"
+    save_in_shards(masters, world.weights.words(1))
+    other = masters.parent / "other"
+    save_in_shards(other, WORDS0)
+    (other / "1.safetensors").replace(masters / "1.safetensors")
+    assert world.found() == ["version 1 was signed with another root than its checkpoint has"]
+
+
+def write_journal(world: World, *steps: tuple[int, str]) -> None:
+    directory = world.stage.state(LEARNER) / "journal"
+    origin = Origin("run", "00", "00")
+    journal = StepJournal(
+        directory, origin=origin, learner_epoch=1, place=JournalPlace(), since=JournalPlace()
+    )
+    for version, group_id in steps:
+        report = StepReport(version, 0.5, 0.0, 0, 0.01, 1.0, 0.1, 1.0, step_s=2.0, surprisal_nats=1.0)
+        groups = (TrainedGroup(group_id, "sampler", 0),)
+        entry = StepEntry(
+            line=StepLine(at_s=1.0, report=report, tokens=9, groups=groups),
+            acknowledged_version=0,
+            best=None,
+            entropy_switch=EntropySwitch(),
+            settings={},
+            expected_kl_nats=(),
+            random_state_bytes=6,
+            group_bytes=(),
+        )
+        journal.append(entry, (b"random",), version=version - 1)
+
+
+def test_the_journal_and_the_log_say_the_same_groups_or_it_is_found(world: World) -> None:
+    write_journal(world, (1, "1.1"), (2, "2.1"))
+    log = world.stage.state(LEARNER) / "steps.jsonl"
+    lines = [{"version": n, "groups": [{"group_id": f"{n}.{n}"}]} for n in (1, 2)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert world.found() == ["version 2 is of other groups in the log than in the journal"]
+    assert world.witness.looked.journaled == 2
+
+
+def test_a_version_journaled_again_with_other_groups_is_found(world: World) -> None:
+    write_journal(world, (1, "1.1"))
+    world.witness.look()
+    shutil.rmtree(world.stage.state(LEARNER) / "journal")
+    write_journal(world, (1, "3.1"))
+    assert world.found() == ["version 1 is of other groups in the journal than before"]
 
 
 def test_a_version_signed_twice_with_different_words_is_found(world: World) -> None:

@@ -1,0 +1,160 @@
+"""A learner's life for bench/learner_ranks.py: steps and their journal, checkpoints beside them, a restart.
+
+Everything is the learner's own (ranks, training state, journal, checkpoints) but for its coordinator: groups
+lie ready. Each life is in a process of its own, which starts the other ranks as the daemon does.
+"""
+
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from learner.config import LearnerConfig
+from learner.journal.records import Origin
+from learner.journal.restart import Due
+from learner.ranks.launching import Fleet
+from learner.training.checkpoint import CheckpointCopy
+from learner.training.model import load_policy
+from learner.training.training_state import TrainingState
+from learner.training.work_shares import ONE_RANK, Ranks
+from node.clock import SystemClock
+from node.rollout import DeliveredGroup, RolloutGroup
+from node.run import EvaluationNotice
+
+EVERY_VERSIONS: Final = 20
+"""Steps from a checkpoint to the next."""
+
+REPLAYED: Final = 5
+"""Steps after the newest checkpoint that a restart takes again."""
+
+STEPS: Final = 3 * EVERY_VERSIONS + REPLAYED
+
+
+def life(config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path) -> dict[str, Any]:
+    """Return the figures of a life in an empty directory.
+
+    The stall is what a step costs beyond a step without a checkpoint anywhere near: copies, waits, and the
+    disk's and the processors' time that a step beside a write loses.
+    """
+    lived = _alone(config, batch, directory, STEPS)
+    started_s = time.monotonic()
+    again = _alone(config, batch, directory, 0)
+    calm = statistics.median(lived["calm_s"])
+    cycle = lived["cycle_s"] / EVERY_VERSIONS
+    written = lived["checkpoint_bytes"] / EVERY_VERSIONS + lived["journal_bytes"]
+    return {
+        "step_s": round(calm, 4),
+        "stall_share": round(cycle / calm - 1, 4),
+        "copy_s": round(lived["copy_s"], 4),
+        "write_s": round(lived["write_s"], 3),
+        "checkpoint_bytes": lived["checkpoint_bytes"],
+        "journal_bytes": round(lived["journal_bytes"]),
+        "written_bytes": round(written),
+        "over_per_step": round(lived["checkpoint_bytes"] / written, 1),
+        "resume_s": round(time.monotonic() - started_s, 2),
+        "replayed_steps": again["replayed_steps"],
+        "replay_s": round(again["replay_s"], 3),
+    }
+
+
+def _alone(
+    config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path, steps: int
+) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_tell, args=(config, batch, directory, steps))
+    process.start()
+    process.join()
+    if process.exitcode != 0:
+        raise RuntimeError(f"a learner of {config.dp_shard} ranks ended with exit code {process.exitcode}")
+    told: dict[str, Any] = json.loads((directory / "figures").read_text())
+    return told
+
+
+def _tell(config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path, steps: int) -> None:
+    (directory / "figures").write_text(json.dumps(live(config, batch, directory, steps=steps)))
+
+
+def live(
+    config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path, *, steps: int
+) -> dict[str, Any]:
+    """Go on from what is in a directory, and take steps; leave it as a kill would."""
+    fleet = Fleet(config) if config.dp_shard > 1 else None
+    ranks: Ranks = ONE_RANK if fleet is None else fleet.group
+    policy = load_policy(config.model_dir, device="cpu", ranks=ranks)
+    if fleet is not None:
+        fleet.leads(policy)
+    state = TrainingState(
+        config,
+        policy,
+        directory=directory,
+        origin=Origin("bench", policy.layout.digest.hex(), "00" * 16),
+        learner_epoch=1,
+        clock=SystemClock(),
+        published=lambda: None,
+    )
+    figures = _take_steps(state, batch, steps) if steps else {}
+    if fleet is not None:
+        fleet.end()
+    return figures | {"replayed_steps": state.restart.replayed_steps, "replay_s": state.restart.took_s}
+
+
+def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int) -> dict[str, Any]:
+    """Take steps and make checkpoints as the training loop does."""
+    took, begun, copy_s, sizes, journal = [], list[int](), [], list[int](), []
+    writing: Future[int] | None = None
+    write_s = list[float]()
+
+    def write(copied: CheckpointCopy) -> int:
+        started_s = time.monotonic()
+        size_bytes = state.write(copied)
+        write_s.append(time.monotonic() - started_s)
+        return size_bytes
+
+    with ThreadPoolExecutor(1) as thread:
+        for number in range(steps):
+            started_s, before = time.monotonic(), state.journal_bytes
+            delivered = [
+                DeliveredGroup(replace(group, group_id=f"{number * len(batch) + place}.1"), "bench", 0.0)
+                for place, group in enumerate(batch)
+            ]
+            taken = state.take_step(
+                delivered,
+                unacknowledged=(),
+                expected_divergence=lambda _, ages: np.zeros(len(ages)),
+                evaluations=EvaluationNotice,
+            )
+            if taken is None or taken.record is None:
+                raise RuntimeError(f"step {number + 1} was not taken: its batch teaches nothing")
+            state.save(taken)
+            journal.append(state.journal_bytes - before)
+            state.master_access.hold(state.version)
+            if writing is not None and writing.done():
+                sizes.append(writing.result())
+                state.written()
+                writing = None
+            if state.checkpoint_due() is not Due.NOT and writing is None:
+                copied_s = time.monotonic()
+                copied = state.copy()
+                copy_s.append(time.monotonic() - copied_s)
+                begun.append(number)
+                writing = thread.submit(write, copied)
+            took.append(time.monotonic() - started_s)
+        if writing is not None:
+            sizes.append(writing.result())
+            state.written()
+    first, second = begun[0], begun[1]
+    return {
+        "calm_s": took[EVERY_VERSIONS // 2 : first],  # before the first checkpoint, and after torch is warm
+        "cycle_s": sum(took[first:second]),
+        "copy_s": statistics.median(copy_s),
+        "write_s": max(write_s),
+        "checkpoint_bytes": max(sizes),
+        "journal_bytes": statistics.fmean(journal[1:first]),
+    }

@@ -1,0 +1,129 @@
+"""``heterorl-node plan``: which layouts of ranks fit, how long a step takes, how far a sampler lags."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from learner.sizing.devices import DEVICES, Estimate
+from learner.sizing.layouts import Planned, plan_layouts
+from learner.sizing.model_shape import ModelShape, UnknownModelError
+from learner.sizing.rank_costs import Lag, lag
+from node.commands.terminal import console, table
+from node.errors import StartupError
+from node.exit_code import ExitCode
+
+SHOWN: Final = 8
+
+EXAMPLE: Final = """\
+  heterorl-node plan 8B --gpus 8 --memory 80 --link 100
+  heterorl-node plan runs/own/model --gpus 4 --memory 4 --device core --json
+Arithmetic alone: no weights are read, nothing is started. Bounds are in brackets.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``heterorl-node plan``."""
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a directory with config.json, or a size such as 8B or 135M")
+    add("--gpus", type=_count(4096), required=True, metavar="N", help="ranks: GPUs, or cores")
+    add("--memory", type=_amount, required=True, metavar="GB", help="of each, in 10^9 bytes")
+    add("--device", choices=sorted(DEVICES), default="h100", help="default: %(default)s")
+    add(
+        "--link",
+        type=_amount,
+        default=100.0,
+        metavar="MBIT",
+        help="a sampler's, Mbit/s; default: %(default)s",
+    )
+    add("--tokens", type=_count(1 << 40), default=1 << 18, help="of a step; default: %(default)s")
+    add("--row", type=_count(1 << 24), default=2048, help="tokens of the longest row; default: %(default)s")
+    add("--json", action="store_true", help="print every layout, with all figures")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; exit 1 where nothing fits.
+
+    Raises:
+        StartupError: the model's sizes cannot be told.
+    """
+    shape, device = _shape(arguments.model), DEVICES[arguments.device]
+    planned = plan_layouts(
+        shape,
+        device,
+        ranks=arguments.gpus,
+        memory_bytes=arguments.memory * 1e9,
+        tokens=max(arguments.tokens, arguments.row),
+        row_tokens=arguments.row,
+    )
+    behind = lag(shape, link_mbit_s=arguments.link, step_s=planned[0].step_s.middle)
+    if arguments.json:
+        layouts = [asdict(one) | {"keys": one.layout.keys} for one in planned]
+        model = {**asdict(shape), "parameters": shape.parameters}
+        told = {"model": model, "device": asdict(device), "lag": asdict(behind), "layouts": layouts}
+        print(json.dumps(told, indent=1))
+    else:
+        _show(shape, planned, behind, arguments)
+    return ExitCode.DRAINED if planned[0].fits else ExitCode.FAILED
+
+
+def _show(shape: ModelShape, planned: Sequence[Planned], behind: Lag, arguments: argparse.Namespace) -> None:
+    fitting = [one for one in planned if one.fits]
+    rows = table("GB a rank", "held", "gathered", "casts", "activations", "step, s", right=True)
+    rows.add_column("set", no_wrap=True)
+    for one in (fitting or planned)[:SHOWN]:
+        sizes = [f"{size / 1e9:.2f}" for size in (one.needed_bytes, *one.memory.values())]
+        settings = (f"{key} = {json.dumps(value)}" for key, value in one.layout.keys.items())
+        rows.add_row(*sizes, _bounded(one.step_s), "  ".join(settings) or "nothing")
+    out, memory = console(), arguments.memory
+    out.print(f"{shape.name}: {shape.parameters:,} parameters; {len(fitting)} of {len(planned)} layouts fit")
+    out.print(rows)
+    if not fitting:
+        out.print(f"None fits {memory:g} GB. Take more ranks or memory, or a shorter --row.", style="bold")
+    megabytes = Estimate(*(size / 1e6 for size in behind.delta_bytes))
+    out.print(
+        f"a version: delta {_bounded(megabytes)} MB, keyframe {behind.keyframe_bytes / 1e6:.4g} MB\n"
+        f"a sampler at {arguments.link:g} Mbit/s: a delta takes {_bounded(behind.delta_s)} s, a keyframe "
+        f"{behind.keyframe_s:.3g} s; by its link it lags at most {_bounded(behind.versions)} versions\n"
+        f"each rank's host also holds {4e-9 * shape.parameters / arguments.gpus:.3g} GB of published words\n"
+        f"{arguments.device}: {DEVICES[arguments.device].source}"
+    )
+
+
+def _bounded(one: Estimate) -> str:
+    return f"{one.middle:.3g} ({one.low:.3g}-{one.high:.3g})"
+
+
+def _shape(text: str) -> ModelShape:
+    path = Path(text) / "config.json"
+    try:
+        if not path.parent.is_dir():
+            return ModelShape.of_size(text)
+        return ModelShape.of_config(json.loads(path.read_text()), name=text)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        what = error if isinstance(error, UnknownModelError) else f"{path} cannot be read: {error}"
+        raise StartupError(
+            f"the size of {text!r} cannot be told: {what}",
+            fix="Name a directory with the config.json of such a model, or a size such as 8B or 135M.",
+        ) from error
+
+
+def _count(most: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if not (text.isdecimal() and 1 <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+        return int(text)
+
+    return count
+
+
+def _amount(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number

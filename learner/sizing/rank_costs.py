@@ -1,0 +1,144 @@
+"""What a rank of a layout holds at the height of a step, how long the step takes, how far samplers lag; pure.
+
+held         the rank's part of masters, gradients and two moments, float32
+gathered     FSDP2: two layers, a layer's gradient, twice each, tensor and buffer; embedding, head, theirs
+casts        autocast: a bfloat16 copy of every matrix of the stage, kept until the backward pass
+activations  what autograd keeps, of every micro-batch in flight, and a chunk of logits
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from learner.sizing.devices import APPLY_S, DELTA_SHARE, KEYFRAME_SHARE, LINE_SHARE, Device, Estimate
+from learner.sizing.model_shape import ModelShape
+
+Rematerialise = Literal["none", "selective", "layers"]
+
+LOGITS_BYTES: Final = 4 << 25
+"""One chunk of logits; see ``learner.training.token_logprob``."""
+
+_ADAM_BYTES: Final = 28
+"""Read and written by AdamW for each parameter."""
+
+_A_STAGE: Final = 4
+"""Micro-batches of a pipeline's round, for each stage; the last are cut smaller for it."""
+
+_HOST_BYTES_S: Final = 20e9
+"""Of a host's memory, and of PCIe, for what is offloaded; assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """How ranks share a model, and what they keep of it; fields as in LearnerConfig, at their defaults."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    pp: int = 1
+    rematerialise: Rematerialise = "none"
+    offload: bool = False
+    micro_batch_tokens: int = 16_384
+
+    @property
+    def ranks(self) -> int:
+        """Processes, each with a device."""
+        return self.dp_replicate * self.dp_shard * self.tp * self.pp
+
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        """The settings of [learner] that differ from their defaults."""
+        default = RankLayout()
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {f"learner.{name}": one for name, one in values.items() if one != getattr(default, name)}
+
+
+def rank_memory(shape: ModelShape, layout: RankLayout, *, compute_bytes: int) -> dict[str, float]:
+    """Return the bytes on the fullest rank, by what they are of; without what libraries take themselves."""
+    tp, width, tokens = layout.tp, shape.width, layout.micro_batch_tokens
+    layer, ends, layers = _layer(shape, tp), _ends(shape, layout), -(-shape.layers // layout.pp)
+    stage = layers * layer + ends
+    # Counted in what autograd saves: hidden states, norms, casts, which every slice has; inputs of products.
+    of_heads = 2 * compute_bytes + (compute_bytes + 4) * shape.has_head_norms
+    whole: float = (24 if compute_bytes == 4 else 26) * width
+    whole += (of_heads * shape.attention + 4 * compute_bytes * shape.inner) / tp
+    products = compute_bytes * (2 * width + 2 * (shape.attention + shape.inner) / tp)
+    kept = {"none": whole, "selective": 4 * width + products, "layers": 4 * width}[layout.rematerialise]
+    again = 0 if layout.rematerialise == "none" else tokens * whole
+    return {
+        "held": 0.0 if layout.offload else 16 * stage / layout.dp_shard,
+        "gathered": 4.0 * (6 * layer + 3 * ends) if layout.ranks > 1 else 0.0,
+        "casts": 2.0 * stage if compute_bytes == 2 else 0.0,
+        "activations": tokens * layout.pp * layers * kept + again  # pp of them, one forward one backward
+        + min(LOGITS_BYTES, 4 * tokens * shape.vocabulary / tp),
+    }  # fmt: skip
+
+
+def step_time(
+    shape: ModelShape, layout: RankLayout, device: Device, *, tokens: int, row_tokens: int
+) -> Estimate:
+    """Return the seconds of a step: compute, exchanges and AdamW.
+
+    Torch overlaps the first two in part: at best the shorter is hidden, at worst nothing is, on slow links.
+
+    Args:
+        tokens: of prompts and completions, padding included; row_tokens: of the longest row.
+    """
+    own = -(-tokens // (layout.dp_replicate * layout.dp_shard))
+    micro_batches = math.ceil(own / layout.micro_batch_tokens)
+    if layout.pp > 1:
+        micro_batches = max(micro_batches, _A_STAGE * layout.pp)
+    scores = shape.layers * shape.attention * row_tokens / 2
+    flops = 6 * (shape.layers * shape.active_matrices + shape.embedding + scores) * tokens / layout.ranks
+    flops *= {"none": 1.0, "selective": 1.1, "layers": 4 / 3}[layout.rematerialise]
+    flops *= 1 + (layout.pp - 1) / (_A_STAGE * layout.pp)  # stages idle at both ends of a round
+    layers = shape.layers / layout.pp
+    stage = math.ceil(layers) * _layer(shape, layout.tp) + _ends(shape, layout)
+    # Float32: gathered for the forward and the backward pass, gradients scattered; then copies are added up.
+    sharded = 12 * stage * (1 - 1 / layout.dp_shard) * micro_batches
+    replicated = 8 * stage / layout.dp_shard * (1 - 1 / layout.dp_replicate) * micro_batches
+    sums = 6 if layout.rematerialise == "layers" else 4  # over the hidden states of a layer, there and back
+    sliced = 2 * sums * (1 - 1 / layout.tp) * layers * own * shape.width * device.compute_bytes
+    exchange = (sharded + replicated + sliced) / device.exchange_bytes_s
+    moved = stage / layout.dp_shard
+    adam = _ADAM_BYTES * moved / (_HOST_BYTES_S if layout.offload else device.memory_bytes_s)
+    adam += 8 * moved * micro_batches / _HOST_BYTES_S if layout.offload else 0.0
+    low, middle, high = sorted(flops / rate for rate in device.flops_s)
+    return Estimate(
+        max(low, exchange) + adam,
+        max(middle, exchange) + 0.3 * min(middle, exchange) + adam,
+        high + 2 * exchange + 2 * adam,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What following the learner costs a sampler on a link."""
+
+    delta_bytes: Estimate
+    keyframe_bytes: float
+    delta_s: Estimate
+    keyframe_s: float
+    versions: Estimate
+    """Steps from the one that made a version until it is served; of the link alone, without generation."""
+
+
+def lag(shape: ModelShape, *, link_mbit_s: float, step_s: float) -> Lag:
+    """Return how far a sampler is behind; where deltas take longer than steps, up to a keyframe's time."""
+    whole, bytes_s = 2.0 * shape.parameters, link_mbit_s * 1e6 / 8 * LINE_SHARE
+    delta = Estimate(*(whole * share for share in DELTA_SHARE))
+    delta_s = Estimate(*(size / bytes_s + APPLY_S for size in delta))
+    keyframe_s = whole * KEYFRAME_SHARE / bytes_s + APPLY_S
+    behind = (one if one <= step_s else keyframe_s for one in delta_s)
+    versions = Estimate(*(seconds / step_s for seconds in behind))
+    return Lag(delta, whole * KEYFRAME_SHARE, delta_s, keyframe_s, versions)
+
+
+def _layer(shape: ModelShape, tp: int) -> float:
+    return shape.layer_matrices / tp + shape.layer_vectors
+
+
+def _ends(shape: ModelShape, layout: RankLayout) -> float:
+    """Return what the fullest stage has besides layers: one end of the model, where there are two stages."""
+    return (shape.ends if layout.pp == 1 else shape.embedding + shape.width) / layout.tp
