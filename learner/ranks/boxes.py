@@ -39,9 +39,11 @@ class Sharding:
     shape: tuple[int, ...]
     shard_axis: int | None = None
     slice_axis: int | None = None
+    stage: int = 0
+    """That has it; the first of two that do."""
 
     def box(self, at: Coordinate, sizes: MeshSizes) -> "Box":
-        """Return the part that the rank at a coordinate holds.
+        """Return the part that the rank at a coordinate holds, on a stage that has the tensor.
 
         Raises:
             ValueError: an axis beyond the second is divided.
@@ -64,7 +66,8 @@ class Sharding:
     def is_sent_by(self, at: Coordinate) -> bool:
         """Whether the rank at a coordinate speaks for its part, which others may hold too."""
         return (
-            at.replica == 0
+            at.stage == self.stage
+            and at.replica == 0
             and (at.shard == 0 or self.shard_axis is not None)
             and (at.slice == 0 or self.slice_axis is not None)
         )

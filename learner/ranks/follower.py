@@ -45,7 +45,7 @@ class Follower:
             config.model_dir,
             device=device,
             compute_dtype=compute_dtype,
-            checkpoints_activations=config.checkpoints_activations,
+            rematerialise=config.rematerialise,
             ranks=group,
         )
         self._reference = None
@@ -131,7 +131,8 @@ def _follow() -> None:
     config = config_of(orders.receive())
     if config.threads:
         torch.set_num_threads(config.threads)
-    group = RankGroup(mesh_sizes(config), device_type=config.device.partition(":")[0], orders=orders)
+    device_type = config.device.partition(":")[0]
+    group = RankGroup(mesh_sizes(config), device_type=device_type, orders=orders, offloads=config.offload)
     follower = Follower(config, group)
     for work in (follower.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]
         threading.Thread(target=work, daemon=True).start()

@@ -45,7 +45,7 @@ END_LIMIT_S: Final = 10.0
 
 def mesh_sizes(config: LearnerConfig) -> MeshSizes:
     """Return the mesh that a configuration asks for."""
-    return MeshSizes(config.dp_replicate, config.dp_shard, config.tp)
+    return MeshSizes(config.dp_replicate, config.dp_shard, config.tp, config.pp)
 
 
 def is_under_torchrun() -> bool:
@@ -133,7 +133,13 @@ class Fleet:
         self._watched: Sequence[Child | Neighbour] = self.children or there
         self._orders.send(Order("begin", {"config": _as_json(config)}))
         device_type = config.device.partition(":")[0]
-        self.group = RankGroup(sizes, device_type=device_type, orders=self._orders, diagnose=self.diagnose)
+        self.group = RankGroup(
+            sizes,
+            device_type=device_type,
+            orders=self._orders,
+            diagnose=self.diagnose,
+            offloads=config.offload,
+        )
         self._words: ShardWords | None = None
 
     def _start(self, sizes: MeshSizes, config: LearnerConfig) -> Sequence[Child]:
@@ -221,7 +227,7 @@ def check_world_size(processes: int, sizes: MeshSizes) -> None:
     if processes != sizes.ranks:
         raise StartupError(
             f"torchrun started {processes} processes, the mesh ({sizes}) has {sizes.ranks} ranks",
-            fix=f"Start {sizes.ranks}, or change learner.dp_replicate, learner.dp_shard and learner.tp.",
+            fix=f"Start {sizes.ranks}, or change learner.pp, dp_replicate, dp_shard and tp.",
         )
 
 

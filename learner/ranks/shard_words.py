@@ -8,8 +8,10 @@ Ranks round what they have, so two bytes an element travel and not four. What se
 them sends. One frame is exchanged at a time.
 """
 
+import json
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Final
 
 import torch
@@ -44,7 +46,7 @@ class ShardWords(MasterWords):
                 for name, tensor in tensors.items()
             }
         super().__init__(local, layout)
-        self._shardings = {name: _sharding(tensor) for name, tensor in tensors.items()}
+        self._shardings = shardings(tensors, sizes=sizes, group=group)
         self._ranks = coordinates(sizes)
         self._boxes = [
             {name: sharding.box(at, sizes) for name, sharding in self._shardings.items()}
@@ -127,11 +129,28 @@ class ShardWords(MasterWords):
         return self._spans[name].dtype.element_bytes
 
 
-def _sharding(tensor: Tensor) -> Sharding:
+def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: ProcessGroup) -> dict[str, Sharding]:
+    """Tell all ranks the tensors of this one's stage; return those of all stages. Every rank calls this."""
+    stage = sizes.coordinate(dist.get_rank()).stage
+    own = {name: asdict(_sharding(tensor, stage=stage)) for name, tensor in tensors.items()}
+    found: dict[str, Sharding] = {}
+    for number in range(sizes.pp):
+        told = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
+        length = torch.tensor([len(told)])
+        first = number * sizes.ranks // sizes.pp
+        dist.broadcast(length, src=first, group=group)
+        heard = told if dist.get_rank() == first else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(heard, src=first, group=group)
+        for name, of_tensor in json.loads(heard.numpy().tobytes()).items():
+            found.setdefault(name, Sharding(**of_tensor | {"shape": tuple(of_tensor["shape"])}))
+    return found
+
+
+def _sharding(tensor: Tensor, *, stage: int) -> Sharding:
     axes: dict[str, int] = {}
     if isinstance(tensor, DTensor):
         names = tensor.device_mesh.mesh_dim_names or ()
         for name, placed in zip(names, tensor.placements, strict=True):
             if not placed.is_replicate():
                 axes[name] = placed.dim  # type: ignore[attr-defined]
-    return Sharding(tuple(tensor.shape), axes.get("dp_shard"), axes.get("tp"))
+    return Sharding(tuple(tensor.shape), axes.get("dp_shard"), axes.get("tp"), stage)

@@ -14,7 +14,15 @@ from learner.training.checkpoint import load_into
 from learner.training.model import Policy
 from learner.training.train_step import train_step
 from support.made_up_groups import VERSION, made_up_groups
-from support.rank_processes import Case, Compared, compare_all, run_on_ranks, save_and_publish, tiny_model
+from support.rank_processes import (
+    Case,
+    Compared,
+    compare_all,
+    run_on_ranks,
+    save_and_publish,
+    take_step,
+    tiny_model,
+)
 from support.step_settings import make_step_settings
 
 RANKS: Final = 4
@@ -23,7 +31,7 @@ CASES: Final = {
         MeshSizes(1, 4, 1),
         has_reference=True,
         settings={"reference_kl_coefficient": 0.1},
-        checkpoints_activations=True,
+        rematerialise="layers",
     ),
     "dp_replicate": Case(MeshSizes(4, 1, 1), settings={"scales_rate_by_sample_size": True}),
     "dp_replicate and dp_shard, the whole batch at once": Case(MeshSizes(2, 2, 1), objective="eqp"),
@@ -31,12 +39,33 @@ CASES: Final = {
         MeshSizes(1, 1, 4), objective="version_aware", settings={"micro_batch_tokens": 1 << 20}
     ),
     "tp and dp_shard, a head of its own, normalised queries": Case(
-        MeshSizes(1, 2, 2), model="qwen3", settings={"staleness_discount": "sample_size"}
+        MeshSizes(1, 2, 2),
+        model="qwen3",
+        settings={"staleness_discount": "sample_size"},
+        rematerialise="selective",
     ),
     "tp and dp_replicate, fast steps": Case(
         MeshSizes(2, 1, 2), settings={"fast_steps": 1, "reposition_share": 0.5}
     ),
     "no plan": Case(MeshSizes(1, 2, 2), model="gpt2"),
+    "pp": Case(MeshSizes(pp=4), layers=5, rematerialise="selective"),
+    "pp and dp_shard, a tied head on both ends": Case(
+        MeshSizes(dp_shard=2, pp=2),
+        layers=3,
+        has_reference=True,
+        settings={"reference_kl_coefficient": 0.1},
+        rematerialise="layers",
+    ),
+    "pp and tp, two rounds, the whole batch at once": Case(
+        MeshSizes(tp=2, pp=2),
+        model="qwen3",
+        objective="eqp",
+        has_reference=True,
+        settings={"reference_kl_coefficient": 0.1},
+    ),
+    "pp and dp_replicate, fast steps, scaled embeddings and logits": Case(
+        MeshSizes(dp_replicate=2, pp=2), model="granite", settings={"fast_steps": 1, "reposition_share": 0.5}
+    ),
 }
 
 
@@ -65,22 +94,26 @@ def test_a_rank_of_four_holds_a_quarter_of_parameters_gradients_and_moments(
 def test_a_family_without_a_plan_for_tensor_parallelism_is_sharded_over_all_ranks(
     compared: dict[str, Compared],
 ) -> None:
-    assert compared["no plan"].sizes == "dp_replicate 1, dp_shard 4, tp 1"
+    assert compared["no plan"].sizes == "pp 1, dp_replicate 1, dp_shard 4, tp 1"
 
 
 def test_a_checkpoint_goes_on_in_any_layout_and_the_words_are_those_of_one_process(tmp_path: Path) -> None:
     run_on_ranks(save_and_publish, tmp_path, ranks=RANKS)
+    # The checkpoint of stages and slices goes on as stages alone too.
+    run_on_ranks(take_step, tmp_path, 2, MeshSizes(pp=2), "-again", ranks=2)
     settings = make_step_settings(objective=load_objective("drift_aware"))
-    policy = Policy(tiny_model("qwen3"))
+    policy = Policy(tiny_model("llama"))
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
-    for number in range(2):
-        load_into(policy, optimizer, tmp_path / f"checkpoint-{number}")
+    for name, before in (("0", None), ("1", "0"), ("2", "1"), ("2-again", "1")):
+        load_into(policy, optimizer, tmp_path / f"checkpoint-{name}")
         words = np.empty(policy.layout.words, np.uint16)
         policy.snapshot(words)
-        assert (words == np.load(tmp_path / f"words-{number}.npy")).all()
-    # Slices resumed from the first checkpoint's shards; one process does too, and takes the same step.
-    resumed = {name: tensor.detach().clone() for name, tensor in policy.tensors.items()}
-    load_into(policy, optimizer, tmp_path / "checkpoint-0")
-    train_step(policy, optimizer, made_up_groups(1), version=VERSION, settings=settings)
-    for name, tensor in policy.tensors.items():
-        assert torch.allclose(tensor, resumed[name], rtol=0, atol=1e-9), name
+        assert (words == np.load(tmp_path / f"words-{name}.npy")).all()
+        if before is None:
+            continue
+        # Resumed from a checkpoint of another layout; one process does too, and takes the same step.
+        resumed = {name: tensor.detach().clone() for name, tensor in policy.tensors.items()}
+        load_into(policy, optimizer, tmp_path / f"checkpoint-{before}")
+        train_step(policy, optimizer, made_up_groups(int(name[0])), version=VERSION, settings=settings)
+        for tensor_name, tensor in policy.tensors.items():
+            assert torch.allclose(tensor, resumed[tensor_name], rtol=0, atol=1e-9), (name, tensor_name)

@@ -12,13 +12,16 @@ from support.tiny_model import make_tiny_model
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    return make_tiny_model(tmp_path / "model", hidden=32, layers=1)
+    return make_tiny_model(tmp_path / "model", hidden=32, layers=2)
 
 
+@pytest.mark.parametrize("layout", [{"dp_shard": 2}, {"pp": 2}], ids=str)
 def test_a_rank_that_is_told_takes_the_same_steps_and_is_named_when_it_dies(
-    model_dir: Path, tmp_path: Path
+    layout: dict[str, int], model_dir: Path, tmp_path: Path
 ) -> None:
-    first = multiprocessing.get_context("spawn").Process(target=lead, args=(0, model_dir, tmp_path / "told"))
+    first = multiprocessing.get_context("spawn").Process(
+        target=lead, args=(layout, model_dir, tmp_path / "told")
+    )
     first.start()
     first.join()
     assert first.exitcode == 0

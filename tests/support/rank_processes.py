@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -25,7 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, Rematerialise
 from learner.objective.registry import load_objective
 from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
@@ -42,6 +44,9 @@ from support.step_settings import make_step_settings
 STEPS: Final = 3
 LIMIT: Final = timedelta(seconds=120)
 
+LAYOUTS: Final = (MeshSizes(2, 2), MeshSizes(tp=2, pp=2), MeshSizes(dp_shard=2, tp=2))
+"""Of successive steps of ``save_and_publish``."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -52,7 +57,8 @@ class Case:
     objective: str = "drift_aware"
     settings: Mapping[str, Any] | None = None
     has_reference: bool = False
-    checkpoints_activations: bool = False
+    rematerialise: Rematerialise = "none"
+    layers: int = 2
 
 
 @dataclass(frozen=True)
@@ -71,13 +77,13 @@ class Compared:
     """After sharding: a family without a plan has no slices."""
 
 
-def tiny_model(kind: str) -> PreTrainedModel:
+def tiny_model(kind: str, *, layers: int = 2) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "vocab_size": 44,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "max_position_embeddings": 64,
@@ -86,16 +92,21 @@ def tiny_model(kind: str) -> PreTrainedModel:
     model: PreTrainedModel
     if kind == "llama":
         model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+    elif kind == "granite":  # scales embeddings and logits
+        scales = {"embedding_multiplier": 3.0, "logits_scaling": 2.0}
+        model = GraniteForCausalLM(GraniteConfig(**sizes, **scales, tie_word_embeddings=True))
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=False))
     else:
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=44, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=44, n_embd=32, n_layer=layers, n_head=4, n_positions=64)
+        )
     return model.double()
 
 
 def compare(case: Case) -> Compared | None:
     """Take the same steps on all ranks, and in one process on the first, which returns the figures."""
-    model, reference = tiny_model(case.model), tiny_model(case.model)
+    model, reference = (tiny_model(case.model, layers=case.layers) for _ in range(2))
     with torch.no_grad():  # the base model is another one, or the penalty has no gradient at first
         for parameter in reference.parameters():
             parameter.mul_(1.01)
@@ -112,16 +123,23 @@ def compare(case: Case) -> Compared | None:
             expected = one.step(number)
             differ = max(differ, float(((figures - expected).abs() / expected.abs()).max()))
     assert shared.policy.is_finite()
-    held = torch.tensor(float(shared.elements()))
-    dist.all_reduce(held, op=dist.ReduceOp.MAX)
-    whole = {name: _whole(tensor.detach()) for name, tensor in shared.policy.tensors.items()}
+    difference = 0.0
+    tensors = {name: start[name].clone() for name in shared.names}
+    for name, tensor in tensors.items():
+        if one is not None:
+            tensor.copy_(one.policy.tensors[name].detach())
+        dist.broadcast(tensor, src=0)
+        if name in shared.policy.tensors:  # a stage has some of them
+            whole = _whole(shared.policy.tensors[name].detach())
+            difference = max(difference, float((whole - tensor).abs().max()))
+    largest = torch.tensor([difference, shared.elements()], dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     if one is None:
         return None
-    tensors = {name: tensor.detach() for name, tensor in one.policy.tensors.items()}
     return Compared(
-        difference=max(float((whole[name] - tensor).abs().max()) for name, tensor in tensors.items()),
+        difference=float(largest[0]),
         moved=max(float((start[name] - tensor).abs().max()) for name, tensor in tensors.items()),
-        held_share=float(held) / one.elements(),
+        held_share=float(largest[1]) / one.elements(),
         figures_differ_by=differ,
         sizes=str(group.sizes),
     )
@@ -138,7 +156,7 @@ class Taker:
 
     @classmethod
     def of(cls, case: Case, model: PreTrainedModel, reference: PreTrainedModel, **ranks: Any) -> "Taker":
-        policy = Policy(model, checkpoints_activations=case.checkpoints_activations, **ranks)
+        policy = Policy(model, rematerialise=case.rematerialise, **ranks)
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, weight_decay=0.1, fused=True)
         plain = {"micro_batch_tokens": 24, "gradient_clip_norm": 0.05, "kl_coefficient": 0.005}
         settings = make_step_settings(
@@ -160,6 +178,11 @@ class Taker:
         assert outcome.is_applied
         figures = [outcome.loss, outcome.gradient_norm, outcome.kl_nats, outcome.ess_ratio, outcome.tokens]
         return torch.tensor([*figures, outcome.surprisal_nats], dtype=torch.float64)
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors of the whole model."""
+        return [span.name for span in self.policy.layout.tensors]
 
     def elements(self) -> int:
         """Count what this process holds of parameters, gradients, which are as many, and moments."""
@@ -203,42 +226,42 @@ def compare_all(cases: Mapping[str, Case], path: Path) -> None:
 
 
 def save_and_publish(directory: Path) -> None:
-    """Take steps on four ranks; leave their checkpoint, its words, and the masters one step later.
+    """Take steps on four ranks, each in another layout, from the checkpoint of the one before; leave them."""
+    for number, sizes in enumerate(LAYOUTS):
+        take_step(directory, number, sizes)
 
-    The first half is taken as two copies of two shards, and goes on as two slices of two shards: a checkpoint
-    is loaded into another layout here too.
-    """
+
+def take_step(directory: Path, number: int, sizes: MeshSizes, name: str = "") -> None:
+    """Take a step from the checkpoint of the step before; leave a checkpoint and its words."""
     settings = make_step_settings(objective=load_objective("drift_aware"))
-    first, second = MeshSizes(2, 2, 1), MeshSizes(1, 2, 2)
-    saved: Path | None = None
-    for number, sizes in enumerate((first, second)):
-        group = RankGroup(sizes, device_type="cpu")
-        policy = Policy(tiny_model("qwen3"), ranks=group)
-        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
-        if saved is not None:
-            load_into(policy, optimizer, saved)
-        train_step(policy, optimizer, made_up_groups(number), version=VERSION, settings=settings)
-        saved = directory / f"checkpoint-{number}"
-        for name, tensors in parts_of(policy, optimizer).items():
-            if dist.get_rank() == 0:
-                (saved / name).mkdir(parents=True)
-            dist.barrier()
-            save_tensors(saved / name, tensors, group=group.saves.group)
-        words = policy.master_words
-        assert isinstance(words, ShardWords)
+    saved = directory / f"checkpoint-{number - 1}" if number else None
+    group = RankGroup(sizes, device_type="cpu")
+    policy = Policy(tiny_model("llama"), ranks=group)
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+    if saved is not None:
+        load_into(policy, optimizer, saved)
+    train_step(policy, optimizer, made_up_groups(number), version=VERSION, settings=settings)
+    saved = directory / f"checkpoint-{number}{name}"
+    for name, tensors in parts_of(policy, optimizer).items():
         if dist.get_rank() == 0:
-            made = np.empty(policy.layout.words, np.uint16)
-            words.snapshot(made)
-            words.end()
-            np.save(directory / f"words-{number}.npy", made)
-        else:
-            words.follow()
+            (saved / name).mkdir(parents=True)
         dist.barrier()
+        save_tensors(saved / name, tensors, group=group.saves.group)
+    words = policy.master_words
+    assert isinstance(words, ShardWords)
+    if dist.get_rank() == 0:
+        made = np.empty(policy.layout.words, np.uint16)
+        words.snapshot(made)
+        words.end()
+        np.save(directory / f"words-{number}{name}.npy", made)
+    else:
+        words.follow()
+    dist.barrier()
 
 
-def lead(_: int, model_dir: Path, path: Path) -> None:
+def lead(layout: Mapping[str, int], model_dir: Path, path: Path) -> None:
     """Be the first of two ranks and start the other; take steps, lose it, and write down what came of it."""
-    config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, dp_shard=2, rank_timeout_s=LIMIT.seconds)
+    config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
     settings = StepSettings.of(config)
     fleet = Fleet(config)
     shared, one = (
