@@ -132,7 +132,13 @@ def _follow() -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     device_type = config.device.partition(":")[0]
-    group = RankGroup(mesh_sizes(config), device_type=device_type, orders=orders, offloads=config.offload)
+    group = RankGroup(
+        mesh_sizes(config),
+        device_type=device_type,
+        orders=orders,
+        offloads=config.offload,
+        limit_s=config.rank_timeout_s,
+    )
     follower = Follower(config, group)
     for work in (follower.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]
         threading.Thread(target=work, daemon=True).start()

@@ -139,6 +139,7 @@ class Fleet:
             orders=self._orders,
             diagnose=self.diagnose,
             offloads=config.offload,
+            limit_s=config.rank_timeout_s,
         )
         self._words: ShardWords | None = None
 

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.tensor import DTensor
 
 from learner.ranks.errors import RankLostError
@@ -52,12 +54,14 @@ class RankGroup:
         orders: OrderStream | None = None,
         diagnose: Diagnose = lambda: "",
         offloads: bool = False,
+        limit_s: float | None = None,
     ) -> None:
         """Lay a mesh over all ranks; every rank does.
 
         Args:
             orders: by which the first rank tells the others what to do; None: they do the same anyway.
             offloads: keep shards in the host's memory.
+            limit_s: longest wait for other ranks in a step; None: torch's own, half an hour with gloo.
         """
         self.rank: int = dist.get_rank()
         self.sizes = sizes
@@ -66,6 +70,7 @@ class RankGroup:
             device_type, torch.cuda.current_device() if device_type == "cuda" else None
         )
         """What it computes on."""
+        self._limit = None if limit_s is None else timedelta(seconds=limit_s)
         self._offloads = offloads and device_type != "cpu"
         if offloads and not self._offloads:
             logger.warning("learner.offload changes nothing on a CPU: shards are in the host's memory anyway")
@@ -85,7 +90,10 @@ class RankGroup:
         if sizes.pp > 1:
             of_stage = sizes.ranks // sizes.pp
             ends = [[first, first + sizes.ranks - of_stage] for first in range(of_stage)]
-            self._ends, _ = dist.new_subgroups_by_enumeration(ends)
+            self._ends, _ = dist.new_subgroups_by_enumeration(ends, timeout=self._limit)
+        # A mesh makes groups with torch's limit, whatever that of the group of all ranks is.
+        for one in (*(mesh[name] for name in DIMENSIONS), self._scored) if self._limit else ():
+            _set_pg_timeout(self._limit, one.get_group())
         return mesh
 
     @property

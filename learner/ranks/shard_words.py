@@ -131,8 +131,7 @@ class ShardWords(MasterWords):
 
 def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: ProcessGroup) -> dict[str, Sharding]:
     """Tell all ranks the tensors of this one's stage; return those of all stages. Every rank calls this."""
-    stage = sizes.coordinate(dist.get_rank()).stage
-    own = {name: asdict(_sharding(tensor, stage=stage)) for name, tensor in tensors.items()}
+    own = {name: asdict(_sharding(tensor)) for name, tensor in tensors.items()}
     found: dict[str, Sharding] = {}
     for number in range(sizes.pp):
         told = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
@@ -142,15 +141,16 @@ def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: Process
         heard = told if dist.get_rank() == first else torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(heard, src=first, group=group)
         for name, of_tensor in json.loads(heard.numpy().tobytes()).items():
-            found.setdefault(name, Sharding(**of_tensor | {"shape": tuple(of_tensor["shape"])}))
+            stages = (*found[name].stages, number) if name in found else (number,)
+            found[name] = Sharding(**of_tensor | {"shape": tuple(of_tensor["shape"]), "stages": stages})
     return found
 
 
-def _sharding(tensor: Tensor, *, stage: int) -> Sharding:
+def _sharding(tensor: Tensor) -> Sharding:
     axes: dict[str, int] = {}
     if isinstance(tensor, DTensor):
         names = tensor.device_mesh.mesh_dim_names or ()
         for name, placed in zip(names, tensor.placements, strict=True):
             if not placed.is_replicate():
                 axes[name] = placed.dim  # type: ignore[attr-defined]
-    return Sharding(tuple(tensor.shape), axes.get("dp_shard"), axes.get("tp"), stage)
+    return Sharding(tuple(tensor.shape), axes.get("dp_shard"), axes.get("tp"))

@@ -1,6 +1,7 @@
 """A step is the same step however a learner's ranks share it, to the last bits of float64."""
 
 import json
+import re
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from learner.objective.registry import load_objective
-from learner.ranks.mesh_sizes import MeshSizes
+from learner.ranks.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.training.checkpoint import load_into
 from learner.training.model import Policy
 from learner.training.train_step import train_step
@@ -68,11 +69,16 @@ CASES: Final = {
     ),
 }
 
+NARROW: Final = {
+    "bfloat16, tp": Case(MeshSizes(tp=4), is_narrow=True),
+    "bfloat16, pp and dp_shard": Case(MeshSizes(dp_shard=2, pp=2), is_narrow=True, rematerialise="selective"),
+}
+
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
     path = tmp_path_factory.mktemp("ranks") / "figures.json"
-    run_on_ranks(compare_all, CASES, path, ranks=RANKS)
+    run_on_ranks(compare_all, CASES | NARROW, path, ranks=RANKS)
     return {name: Compared(**figures) for name, figures in json.loads(path.read_text()).items()}
 
 
@@ -84,11 +90,47 @@ def test_ranks_take_the_steps_of_one_process(name: str, compared: dict[str, Comp
     assert of_case.figures_differ_by < 1e-9
 
 
+@pytest.mark.parametrize("name", NARROW)
+def test_in_bfloat16_a_step_of_ranks_is_that_of_one_process_to_half_a_percent(
+    name: str, compared: dict[str, Compared]
+) -> None:
+    assert 0 < compared[name].first_figures_differ_by < 5e-3
+    assert compared[name].figures_differ_by < 0.1
+
+
 @pytest.mark.parametrize("name", ["dp_shard", "no plan"])
 def test_a_rank_of_four_holds_a_quarter_of_parameters_gradients_and_moments(
     name: str, compared: dict[str, Compared]
 ) -> None:
     assert compared[name].held_share <= 1.1 / RANKS
+
+
+def test_the_manuals_table_says_what_is_tested_with_what() -> None:
+    def is_in_use(key: str, case: Case) -> bool:
+        if key in DIMENSIONS:
+            return case.sizes.shape[DIMENSIONS.index(key)] > 1
+        name, _, value = key.partition(" = ")
+        if name == "rematerialise":
+            return case.rematerialise == value.strip('"')
+        return case.is_narrow if name == "compute_dtype" else bool((case.settings or {}).get(name))
+
+    def is_tested(row: str, column: str) -> bool:
+        others = {row, column} if row in DIMENSIONS else {column, *DIMENSIONS}
+        return any(
+            is_in_use(row, case)
+            and is_in_use(column, case)
+            and {key for key in DIMENSIONS if is_in_use(key, case)} <= others
+            for case in (CASES | NARROW).values()
+        )
+
+    manual = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    head, _, *rows = re.search(r"(\| tested with (?:.*\n)+?)\n", manual)[1].splitlines()  # type: ignore[index]
+    columns = [cell.strip(" `") for cell in head.split("|")[2:-1]]
+    assert columns == list(DIMENSIONS)
+    for row in rows:
+        name, *cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        said = dict(zip(columns, [cell == "yes" for cell in cells], strict=True))
+        assert said == {column: is_tested(name.strip("`"), column) for column in columns}, name
 
 
 def test_a_family_without_a_plan_for_tensor_parallelism_is_sharded_over_all_ranks(

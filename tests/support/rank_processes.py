@@ -59,6 +59,8 @@ class Case:
     has_reference: bool = False
     rematerialise: Rematerialise = "none"
     layers: int = 2
+    is_narrow: bool = False
+    """Whether products are in bfloat16, of float32 masters; else all is in float64."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Compared:
     """Elements of parameters, gradients and moments on the fullest rank, over those of one process."""
     figures_differ_by: float
     """Largest relative difference of loss, norm, KL and ESS of any step."""
+    first_figures_differ_by: float
+    """The same of the first step, which begins from the same parameters."""
     sizes: str
     """After sharding: a family without a plan has no slices."""
 
@@ -107,6 +111,8 @@ def tiny_model(kind: str, *, layers: int = 2) -> PreTrainedModel:
 def compare(case: Case) -> Compared | None:
     """Take the same steps on all ranks, and in one process on the first, which returns the figures."""
     model, reference = (tiny_model(case.model, layers=case.layers) for _ in range(2))
+    if case.is_narrow:
+        model, reference = model.float(), reference.float()
     with torch.no_grad():  # the base model is another one, or the penalty has no gradient at first
         for parameter in reference.parameters():
             parameter.mul_(1.01)
@@ -116,12 +122,12 @@ def compare(case: Case) -> Compared | None:
     shared, one = Taker.of(case, copy.deepcopy(model), copy.deepcopy(reference), ranks=group), None
     if dist.get_rank() == 0:
         one = Taker.of(case, model, reference)
-    differ = 0.0
+    differ: list[float] = []
     for number in range(STEPS):
         figures = shared.step(number)
         if one is not None:
             expected = one.step(number)
-            differ = max(differ, float(((figures - expected).abs() / expected.abs()).max()))
+            differ.append(float(((figures - expected).abs() / expected.abs()).max()))
     assert shared.policy.is_finite()
     difference = 0.0
     tensors = {name: start[name].clone() for name in shared.names}
@@ -140,7 +146,8 @@ def compare(case: Case) -> Compared | None:
         difference=float(largest[0]),
         moved=max(float((start[name] - tensor).abs().max()) for name, tensor in tensors.items()),
         held_share=float(largest[1]) / one.elements(),
-        figures_differ_by=differ,
+        figures_differ_by=max(differ),
+        first_figures_differ_by=differ[0],
         sizes=str(group.sizes),
     )
 
@@ -156,6 +163,7 @@ class Taker:
 
     @classmethod
     def of(cls, case: Case, model: PreTrainedModel, reference: PreTrainedModel, **ranks: Any) -> "Taker":
+        ranks["compute_dtype"] = torch.bfloat16 if case.is_narrow else None
         policy = Policy(model, rematerialise=case.rematerialise, **ranks)
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, weight_decay=0.1, fused=True)
         plain = {"micro_batch_tokens": 24, "gradient_clip_norm": 0.05, "kl_coefficient": 0.005}
@@ -231,7 +239,7 @@ def save_and_publish(directory: Path) -> None:
         take_step(directory, number, sizes)
 
 
-def take_step(directory: Path, number: int, sizes: MeshSizes, name: str = "") -> None:
+def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") -> None:
     """Take a step from the checkpoint of the step before; leave a checkpoint and its words."""
     settings = make_step_settings(objective=load_objective("drift_aware"))
     saved = directory / f"checkpoint-{number - 1}" if number else None
@@ -241,7 +249,7 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, name: str = "") ->
     if saved is not None:
         load_into(policy, optimizer, saved)
     train_step(policy, optimizer, made_up_groups(number), version=VERSION, settings=settings)
-    saved = directory / f"checkpoint-{number}{name}"
+    saved = directory / f"checkpoint-{number}{suffix}"
     for name, tensors in parts_of(policy, optimizer).items():
         if dist.get_rank() == 0:
             (saved / name).mkdir(parents=True)
@@ -253,7 +261,7 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, name: str = "") ->
         made = np.empty(policy.layout.words, np.uint16)
         words.snapshot(made)
         words.end()
-        np.save(directory / f"words-{number}{name}.npy", made)
+        np.save(directory / f"words-{number}{suffix}.npy", made)
     else:
         words.follow()
     dist.barrier()

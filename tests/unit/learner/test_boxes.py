@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from learner.ranks.boxes import Sharding, coordinates
 from learner.ranks.mesh_sizes import Coordinate, MeshSizes
 
-SIZES = st.builds(MeshSizes, st.integers(1, 2), st.integers(1, 4), st.integers(1, 3), st.integers(1, 2))
+STAGES = 3
+SIZES = st.builds(MeshSizes, st.integers(1, 2), st.integers(1, 4), st.integers(1, 3), st.just(STAGES))
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
 
 
@@ -17,7 +18,8 @@ def shardings(draw: st.DrawFn) -> Sharding:
     shape = draw(SHAPES)
     axes = st.sampled_from([None, *range(min(2, len(shape)))])
     shard_axis = draw(st.sampled_from([None, 0]) if shape else st.none())
-    return Sharding(shape, shard_axis, draw(axes), stage=0)
+    stages = draw(st.lists(st.integers(0, STAGES - 1), min_size=1, unique=True).map(sorted))
+    return Sharding(shape, shard_axis, draw(axes), stages=tuple(stages))
 
 
 def chunked(sharding: Sharding, at: Coordinate, sizes: MeshSizes) -> list[int]:
@@ -30,7 +32,7 @@ def chunked(sharding: Sharding, at: Coordinate, sizes: MeshSizes) -> list[int]:
         if axis is not None:
             runs = torch.chunk(part, parts, dim=axis)
             part = runs[number] if number < len(runs) else part.narrow(axis, 0, 0)
-    return part.flatten().tolist()
+    return part.flatten().tolist() if at.stage in sharding.stages else []
 
 
 @settings(deadline=None)

@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from learner.training.model import Policy, has_plain_head, load_policy
@@ -104,6 +106,25 @@ def test_rematerialised_layers_change_nothing_but_memory(model_dir: Path) -> Non
         assert torch.equal(actual, expected)
         assert all(torch.equal(got[name], wanted[name]) for name in wanted)
     assert saved_bytes(whole) < 0.7 * saved_bytes(plain)
+    assert products_backward(selective) == products_backward(plain) < products_backward(whole)
+
+
+class CountsProducts(TorchDispatchMode):
+    """Counts products of matrices and attention."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += any(word in str(func) for word in ("mm", "dot_product"))
+        return func(*args, **kwargs or {})
+
+
+def products_backward(policy: Policy) -> int:
+    tokens = torch.arange(40)[None] % 30
+    logprob = policy.token_logprobs(tokens[:, :-1], torch.arange(39), tokens[0, 1:], torch.ones(39))
+    with CountsProducts() as products:
+        logprob.sum().backward()
+    return products.count
 
 
 def saved_bytes(policy: Policy) -> int:
