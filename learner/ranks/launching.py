@@ -128,15 +128,15 @@ class Fleet:
             join_ranks(limit_s=config.rank_timeout_s)
         else:
             self.children = self._start(sizes, config)
-        self._orders = OrderStream()
-        there = neighbours(self._orders)
+        self.orders = OrderStream(limit_s=config.rank_timeout_s)
+        there = neighbours(self.orders)
         self._watched: Sequence[Child | Neighbour] = self.children or there
-        self._orders.send(Order("begin", {"config": _as_json(config)}))
+        self.orders.send(Order("begin", {"config": _as_json(config)}))
         device_type = config.device.partition(":")[0]
         self.group = RankGroup(
             sizes,
             device_type=device_type,
-            orders=self._orders,
+            orders=self.orders,
             diagnose=self.diagnose,
             offloads=config.offload,
             limit_s=config.rank_timeout_s,
@@ -206,7 +206,7 @@ class Fleet:
             if self._words is not None:
                 self._words.end()
             self.group.saves.send(Order("end", {}))
-            self._orders.send(Order("end", {}))
+            self.orders.send(Order("end", {}))
         for child in self.children:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(END_LIMIT_S)

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from learner.ranks.errors import RankLostError
@@ -66,10 +65,9 @@ class RankGroup:
         self.rank: int = dist.get_rank()
         self.sizes = sizes
         self._device_type = device_type
-        self.device = torch.device(
-            device_type, torch.cuda.current_device() if device_type == "cuda" else None
-        )
-        """What it computes on."""
+        device = f"cuda:{torch.cuda.current_device()}" if device_type == "cuda" else device_type
+        self.device = torch.device(device)
+        """The device that this rank computes on."""
         self._limit = None if limit_s is None else timedelta(seconds=limit_s)
         self._offloads = offloads and device_type != "cpu"
         if offloads and not self._offloads:
@@ -83,18 +81,19 @@ class RankGroup:
         self._tied: list[TiedEmbedding] = []
 
     def _meshed(self, sizes: MeshSizes) -> DeviceMesh:
-        mesh = init_device_mesh(self._device_type, sizes.shape, mesh_dim_names=DIMENSIONS)
         self._at = sizes.coordinate(self.rank)
-        self._scored: DeviceMesh = mesh["pp", "dp_replicate", "dp_shard"]._flatten("scored")
-        self._ends: ProcessGroup | None = None
-        if sizes.pp > 1:
-            of_stage = sizes.ranks // sizes.pp
-            ends = [[first, first + sizes.ranks - of_stage] for first in range(of_stage)]
-            self._ends, _ = dist.new_subgroups_by_enumeration(ends, timeout=self._limit)
-        # A mesh makes groups with torch's limit, whatever that of the group of all ranks is.
-        for one in (*(mesh[name] for name in DIMENSIONS), self._scored) if self._limit else ():
-            _set_pg_timeout(self._limit, one.get_group())
-        return mesh
+        grid = torch.arange(sizes.ranks).view(sizes.shape)
+        # The mesh's own groups would wait for torch's half an hour, whatever the limit of all ranks is.
+        groups = [self._group_of(grid.movedim(axis, -1)) for axis in range(grid.ndim)]
+        self._scored = self._group_of(grid.movedim(-1, 0).flatten(1))
+        self._ends = self._group_of(grid[[0, -1]].movedim(0, -1)) if sizes.pp > 1 else None
+        return DeviceMesh.from_group(groups, self._device_type, grid, mesh_dim_names=DIMENSIONS)
+
+    def _group_of(self, ranks: Tensor) -> ProcessGroup:
+        """Make a group of each row, in the last dimension; return this rank's."""
+        rows = ranks.reshape(-1, ranks.shape[-1]).tolist()
+        group, _ = dist.new_subgroups_by_enumeration(rows, timeout=self._limit)  # type: ignore[no-untyped-call]
+        return group
 
     @property
     def _has_head(self) -> bool:
@@ -203,7 +202,7 @@ class RankGroup:
         known, flat = torch.zeros_like(logprob).view(-1), logprob.view(-1)
         if self._has_head:
             known[places] = flat[places]
-        dist.all_reduce(known, group=self._scored.get_group())
+        dist.all_reduce(known, group=self._scored)
         flat.copy_(known)
 
     def local(self, tensor: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def slice_layers(scorer: TokenScorer, mesh: DeviceMesh, *, tokens: int) -> None:
             sliced = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
             module.register_parameter(name, torch.nn.Parameter(sliced, parameter.requires_grad))
     vocabulary = VocabularySlice(mesh.get_local_rank() * tokens, tokens, GroupReduction(mesh.get_group()))
-    if not isinstance(embedding, Absent):
+    if isinstance(embedding, torch.nn.Embedding):
         embedding.forward = partial(_look_up, embedding, vocabulary)  # type: ignore[method-assign]
     scorer.vocabulary = vocabulary
 

@@ -16,7 +16,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("layout", [{"dp_shard": 2}, {"pp": 2}], ids=str)
-def test_a_rank_that_is_told_takes_the_same_steps_and_is_named_when_it_dies(
+def test_a_rank_that_is_told_takes_the_same_steps_and_is_named_when_it_stops_or_dies(
     layout: dict[str, int], model_dir: Path, tmp_path: Path
 ) -> None:
     first = multiprocessing.get_context("spawn").Process(
@@ -28,4 +28,6 @@ def test_a_rank_that_is_told_takes_the_same_steps_and_is_named_when_it_dies(
     told = json.loads((tmp_path / "told").read_text())
     # Masters differ by the rounding of float32 sums, which a few words of bfloat16 show.
     assert told["differing_words"] < 0.01
-    assert f"rank 1 (process {told['pid']}) was killed" in told["said"]
+    stopped, killed = told["said"]
+    assert f"rank 1 (process {told['pid']}) is stopped: continue it with kill -CONT" in stopped
+    assert f"rank 1 (process {told['pid']}) was killed" in killed

@@ -3,6 +3,7 @@
 import copy
 import json
 import multiprocessing
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -289,11 +290,15 @@ def lead(layout: Mapping[str, int], model_dir: Path, path: Path) -> None:
         words.append(np.empty(policy.layout.words, np.uint16))
         policy.snapshot(words[-1])
     [child] = fleet.children
-    child.process.kill()
-    child.process.wait()
-    try:
-        train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
-    except RankLostError as error:
-        said = str(error)
+    said = []
+    fleet.orders.limit_s = 1.0
+    child.process.send_signal(signal.SIGSTOP)
+    for _ in range(2):
+        try:
+            train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
+        except RankLostError as error:
+            said.append(str(error))
+        child.process.kill()
+        child.process.wait()
     differing = float((words[0] != words[1]).mean())
     path.write_text(json.dumps({"said": said, "pid": child.process.pid, "differing_words": differing}))
