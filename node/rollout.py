@@ -39,7 +39,7 @@ class Verdict(enum.StrEnum):
 
 
 class Finish(enum.StrEnum):
-    """What ended a completion."""
+    """Why a completion ended."""
 
     END = "end"
     """The model's end token, which is the completion's last."""
@@ -73,12 +73,12 @@ class SamplingParameters:
 
     @property
     def truncation(self) -> str:
-        """What cuts off the vocabulary, for messages."""
+        """The settings that cut off the vocabulary, for messages."""
         return f"min_p={self.min_p} top_k={self.top_k} top_p={self.top_p}"
 
 
 class LeasePurpose(enum.StrEnum):
-    """What the group of a lease is for."""
+    """The use of a lease's group."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"
@@ -99,7 +99,7 @@ class PromptLease:
     row: bytes = b""
     """The prompt's row of the run's data, a JSON object; empty: the run has no data."""
     task_digest: bytes = b""
-    """Of the task's name and options, by which the prompt is made and graded."""
+    """Digest of the task's name and options, by which the prompt is made and graded."""
     policy_version: int | None = None
     """The version that has to draw every token; None: any that is not too old."""
 
@@ -122,7 +122,7 @@ class LeaseGrant:
 
 @dataclass(frozen=True, slots=True)
 class GroupVerdict:
-    """What the learner or the coordinator decided about one group."""
+    """The learner's or the coordinator's decision about one group."""
 
     group_id: str
     verdict: Verdict
@@ -174,7 +174,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTerms:
-    """What a group says of itself besides its columns."""
+    """A group's header: everything besides its columns."""
 
     run_id: str
     group_id: str
@@ -187,9 +187,9 @@ class GroupTerms:
     sampling_finished_at_s: float
     graded_at_s: float
     task_digest: bytes = b""
-    """Of the task's name and options by which it was graded."""
+    """Digest of the task's name and options by which it was graded."""
     grader_digest: bytes = b""
-    """Of the code that graded it."""
+    """Digest of the code that graded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class GroupHeader(GroupTerms):
     longest_completion: int
     """Tokens."""
     tokens: int
-    """Of all completions, replies included."""
+    """Tokens of all completions, replies included."""
     oldest_version: int
     newest_version: int
     least_reward: float

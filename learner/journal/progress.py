@@ -23,7 +23,7 @@ class BestVersion:
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """What the journal says of a step, beside its blob: the random state and the groups' bytes."""
+    """A step's line in the journal; its blob has the random state and the groups' bytes."""
 
     line: StepLine
     acknowledged_version: int
@@ -57,10 +57,10 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True)
 class NewsEntry:
-    """What the journal says of anything else that is worth remembering; the version stays."""
+    """A line for anything else worth remembering; the version stays."""
 
     reward_mean: float | None
-    """Of a batch that taught nothing; None: there was none."""
+    """Mean reward of a batch that taught nothing; None if there was none."""
     best: BestVersion | None
 
 

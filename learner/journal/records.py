@@ -66,7 +66,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself."""
+    """A segment's header."""
 
     origin: Origin
     number: int
@@ -120,7 +120,7 @@ class Segment:
     header: SegmentHeader
     records: tuple[JournalRecord, ...]
     digest: bytes
-    """Of its last record."""
+    """Digest of its last record."""
     torn_bytes: int
     """At its end; see above."""
 

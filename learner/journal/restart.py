@@ -1,4 +1,4 @@
-"""What a restart has to do, and when a checkpoint is due; pure.
+"""The plan of a restart, and when a checkpoint is due; pure.
 
     checkpoint c, segments, published p --plan--> load c; take the steps c+1..h again; compare at p
 

@@ -1,4 +1,4 @@
-"""What is published already when a learner starts, and its words: the next version is coded against them."""
+"""The version already published when a learner starts, and its words: the next is coded against them."""
 
 import logging
 from concurrent.futures import Executor

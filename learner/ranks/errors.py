@@ -1,4 +1,4 @@
-"""What is raised where ranks cannot go on together."""
+"""The error of ranks that cannot go on together."""
 
 from node.errors import HeteroRLError
 

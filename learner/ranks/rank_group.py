@@ -34,7 +34,7 @@ from node.weights.format.layout import Layout
 logger = logging.getLogger(__name__)
 
 _EXCHANGE: Final = re.compile("gloo|nccl|connection|socket|timed out", re.IGNORECASE)
-"""What torch's own errors of a failed exchange say; most are plain RuntimeErrors."""
+"""Words in torch's own errors of a failed exchange; most are plain RuntimeErrors."""
 
 Diagnose = Callable[[], str]
 """Returns which other ranks are known to have ended or stopped, and how; empty where none is."""
@@ -76,7 +76,7 @@ class RankGroup:
         self._diagnose = diagnose
         self._words_group = dist.new_group(backend="gloo", timeout=ANY_TIME)
         self.saves = OrderStream()
-        """What to save."""
+        """Orders to save."""
         self._mesh = self._meshed(sizes)
         self._tied: list[TiedEmbedding] = []
 

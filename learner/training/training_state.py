@@ -93,7 +93,7 @@ class Restart:
     is_exact: bool | None
     """Whether the published words came out again; None: none were published since the checkpoint."""
     published_version: int | None
-    """Of the words that were compared."""
+    """The version whose words were compared."""
     changed: tuple[str, ...]
     """Settings that differ from those of the steps that were taken again, in words."""
 

@@ -52,7 +52,7 @@ class EvaluationConfig(BaseModel):
     groups. With 1 any single sampler can forge a score; a run of one sampler evaluates with its answers
     alone, and the record says so."""
     best_by: str = Field(default=REWARD, pattern=f"^{limits.METRIC_NAME_PATTERN}$")
-    """What the best version has most of: "reward", or a metric that the grader returns, such as one that a
+    """The metric that picks the best version: "reward", or one that the grader returns, such as one that a
     hacked reward does not move. An evaluation without that metric is never the best; `heterorl-node status`
     says so."""
 

@@ -56,7 +56,7 @@ class HeartbeatAnswer:
     verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
     longest_lag_versions: int = 0
-    """Of any sampler; this and what follows for learners only."""
+    """The furthest any sampler is behind; this and the following fields are for learners only."""
     best_version: int | None = None
     """On held-out prompts; None: no version was evaluated."""
     evaluating_version: int | None = None

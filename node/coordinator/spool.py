@@ -84,7 +84,7 @@ class Spool:
 
     @property
     def accounts(self) -> Accounts:
-        """What the ledger adds up to; to be read only."""
+        """The accounts that the ledger adds up to; read only."""
         return self._accounts
 
     async def close(self) -> None:

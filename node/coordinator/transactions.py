@@ -33,7 +33,7 @@ WAITING_REQUESTS: Final = 4096
 """Requests that may wait for the ledger; more are told to come back."""
 
 WAITING_PER_CALLER: Final = 64
-"""Of one sampler, which sends a few at a time: one alone must not fill the room of all."""
+"""Limit for one sampler, which sends a few at a time: no sampler may fill the room of all."""
 
 WAIT_S: Final = 5.0
 """Longest a sampler waits for its turn: a third of its deadline, so that it hears why it has no answer."""
@@ -109,7 +109,7 @@ class Transactions:
         self, ledger: Ledger, accounts: Accounts, *, metrics: CoordinatorMetrics, clock: Clock
     ) -> None:
         self.accounts = accounts
-        """What the ledger adds up to; others only read it."""
+        """The accounts that the ledger adds up to; others only read them."""
         self._ledger = ledger
         self._metrics = metrics
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What operators say of nodes while the coordinator runs, in files of its state directory.
+"""Operators' words about nodes while the coordinator runs, in files of its state directory.
 
 revoked   read again whenever it changes: the coordinator frees what those nodes hold, see ``work.trust``
 pardoned  written by `heterorl-node pardon`, taken away once the ledger has it

@@ -1,4 +1,4 @@
-"""What a hub checks of a submission before it reads or stores any of it: size, whose it is, the proof."""
+"""A hub's checks of a submission before it reads or stores any of it: size, owner, proof."""
 
 import logging
 from collections.abc import Iterator

@@ -87,7 +87,7 @@ class HeldVersion:
     hand_over: Callable[[Change], Awaitable[PolicyVersion | None]]
     """``EngineThread.hand_over``."""
     saved: SavedPolicy
-    """What a restart continues from."""
+    """The state from which a restart continues."""
     monotonic: Callable[[], float]
     base_model: BaseModel = field(default_factory=BaseModel, init=False)
     """Version 0, as the coordinator is told; empty before ``load``."""

@@ -56,7 +56,7 @@ class DataConfig(BaseModel):
 
     @property
     def evaluation_source(self) -> DataSource | None:
-        """Of the rows to evaluate on; None: they are the last ones of ``source``."""
+        """Source of the held-out rows; None: the last rows of ``source``."""
         if self.evaluation_file is None and self.evaluation_split is None:
             return None
         return DataSource(self.evaluation_file or self.file, self.evaluation_split or self.split, self.subset)

@@ -67,7 +67,7 @@ class Rows:
         """Digest of as many rows as were known."""
         training.index(digest, at_most=None)
         self.digest: bytes = digest.digest(length=DIGEST_BYTES)
-        """Of all rows in the order of their numbers; blank lines and line ends do not count."""
+        """Digest of all rows in the order of their numbers; blank lines and line ends do not count."""
         self.longest_bytes = max(part.longest_bytes for part in self._parts)
         last = self._parts[-1]
         if held_out is not None and len(last) < evaluation_rows:

@@ -46,7 +46,7 @@ class KnownPeer:
     last_seen_s: float
     joins: int
     instance: str = ""
-    """Of the process that holds the name; empty: not told apart."""
+    """The process that holds the name; empty if processes are not told apart."""
     is_connected: bool = True
     """Whether its heartbeat stream may still be open."""
     refused_twins: int = 0

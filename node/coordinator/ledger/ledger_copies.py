@@ -37,7 +37,7 @@ class Restored:
     aside: Path | None
     """Where the ledger is that was there before; None: there was none."""
     first_slot: int | None
-    """Of the new generation; None where no loss was accepted."""
+    """The new generation's first slot; None where no loss was accepted."""
 
 
 def back_up(ledger: Path, *, to: Path) -> Findings:

@@ -90,12 +90,12 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """What a run asks of its samplers, as configured."""
+    """The run's demands on its samplers, as configured."""
 
     work: Work
     bounds: Bounds
     prompts: int | None
-    """Of the task, those held out included; None: as the ledger has it, or samplers report."""
+    """The task's size, held-out prompts included; None: as the ledger or the samplers say."""
     prompt_seed: int
     lease_ttl_s: float
     lease_max_s: float
@@ -119,7 +119,7 @@ class Accounts:
             terms.evaluation, balance.evaluations, lease_ttl_s=terms.lease_ttl_s, now=now
         )
         self.prompts = terms.prompts if terms.prompts is not None or self.task is None else self.task.prompts
-        """Of the task, those held out included; None while nobody has said."""
+        """The task's size, held-out prompts included; None until somebody has said it."""
         self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=terms.prompt_retry_s)
         self.slots = SlotTable(
             balance.slots,
@@ -158,7 +158,7 @@ class Accounts:
 
     @property
     def work(self) -> Work:
-        """What every lease of the run asks for."""
+        """The terms of every lease of the run."""
         return replace(self.terms.work, grader=self.grader)
 
     @property

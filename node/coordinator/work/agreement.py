@@ -1,4 +1,4 @@
-"""What samplers must agree on, as only they can know it: a prompt's tokens, the code that grades; pure.
+"""Agreement of samplers on things only they know: a prompt's tokens, the code that grades; pure.
 
 The coordinator has neither tokenizer nor grader. What most samplers say holds, so nobody's word is final. Two
 that lie together cost the first honest one a group, until as many honest ones have spoken.
@@ -23,7 +23,7 @@ PROMPTS: Final = 65_536
 """Prompts remembered, those answered last: at most 60 MB."""
 
 SAMPLERS: Final = 8
-"""Of each prompt, those that answered it last."""
+"""How many of each prompt's latest samplers are remembered."""
 
 DIGEST_BYTES: Final = 16
 

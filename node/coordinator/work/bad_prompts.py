@@ -75,7 +75,7 @@ class BadPrompts:
         """Restore from what the ledger holds; ``retry_s`` is the first pause."""
         self._retry_s = retry_s
         self._bad: dict[int, BadPrompt] = {}
-        """Those that failed last come last."""
+        """Bad prompts, oldest failure first."""
         self._kept_from: Counter[str] = Counter()
         """How many of them are kept from whom alone, or from EVERYBODY."""
         for entry in sorted(bad, key=lambda entry: entry.at_s):

@@ -18,7 +18,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is in flight, counted from the ledger."""
+    """Groups in flight, counted from the ledger."""
 
     running_groups: int
     """Leased and not submitted."""

@@ -1,4 +1,4 @@
-"""What the coordinator decides about leases: each decision is an answer and a transaction; pure.
+"""The coordinator's decisions about leases: each is an answer and a transaction; pure.
 
 ``node.coordinator.transactions`` puts the transaction on disk, applies it to the accounts, and only then
 returns the answer. A decision that raises has changed nothing. Decisions on groups are in ``verdicts``, on
@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import Report
 from node.coordinator.work.capacity import Capacity, capacity
-from node.coordinator.work.evaluation.evaluations import lease_id_of
+from node.coordinator.work.evaluation.evaluations import EvaluationChange, lease_id_of
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import check_base
 from node.coordinator.work.slots import Slot, SlotState, group_id
@@ -76,10 +76,9 @@ def lease(
         return Decision(LeaseGrant((), EMPTY_PAUSE_S, TOO_OLD))
     if held.number == PUBLIC_VERSION:
         check_base(BaseModel(held.root), learner)
-    if held.number < learner.version - accounts.terms.bounds.max_staleness_versions:
-        free = Capacity(0, TOO_OLD)
-    else:
-        free = room(accounts, behind_versions=max(0, learner.version - held.number))
+    behind = learner.version - held.number
+    is_too_old = behind > accounts.terms.bounds.max_staleness_versions
+    free = Capacity(0, TOO_OLD) if is_too_old else room(accounts, behind_versions=max(0, behind))
     share = accounts.share(sampler_id, free=free.groups, now=now)
     running = accounts.held(sampler_id)
     unused = max(0, min(wanted, share.leases - running))
@@ -91,17 +90,7 @@ def lease(
         held_out = accounts.evaluations.grant(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
-    evaluating: tuple[PromptLease, ...] = ()
-    if held_out is not None and held_out.evaluation is not None:
-        version, asked = held_out.evaluation.version, accounts.evaluations.work(accounts.work)
-        evaluating = tuple(
-            replace(
-                _lease(accounts, lease_id_of(version, slot), slot, asked),
-                purpose=LeasePurpose.EVALUATION,
-                policy_version=version,
-            )
-            for slot in held_out.slots
-        )
+    evaluating = _held_out_leases(accounts, held_out)
     granted = max(0, min(unused - len(evaluating), free.groups))
     slots = accounts.slots.grant(
         sampler_id,
@@ -130,6 +119,21 @@ def lease(
     )
     stop_from = accounts.evaluations.from_version(held.number)
     return Decision(LeaseGrant(leases, pause_s, bound, stop_from, is_left), transaction)
+
+
+def _held_out_leases(accounts: Accounts, granted: EvaluationChange | None) -> tuple[PromptLease, ...]:
+    """Return the leases of held-out slots that were granted."""
+    if granted is None or granted.evaluation is None:
+        return ()
+    version, asked = granted.evaluation.version, accounts.evaluations.work(accounts.work)
+    return tuple(
+        replace(
+            _lease(accounts, lease_id_of(version, slot), slot, asked),
+            purpose=LeasePurpose.EVALUATION,
+            policy_version=version,
+        )
+        for slot in granted.slots
+    )
 
 
 def _lease(accounts: Accounts, lease_id: str, slot: Slot, work: Work) -> PromptLease:

@@ -13,7 +13,7 @@ from node.rollout import GroupHeader, SamplingParameters, Verdict, check_header,
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every lease of the run asks for."""
+    """The terms of every lease of the run."""
 
     run_id: str
     task: str
@@ -22,7 +22,7 @@ class Work:
     prompt_tokens: int = limits.PROMPT_TOKENS
     """Most tokens of a prompt, as far as it is known."""
     task_digest: bytes = b""
-    """Of the task's name and options."""
+    """Digest of the task's name and options."""
     grader: AgreedGrader = NOT_AGREED
 
 

@@ -36,9 +36,9 @@ class Hello:
     node_id: str
     epoch: int
     version: int
-    """Of the newest step whose record it has made."""
+    """Version of the newest step whose record it has made."""
     records: tuple[StepRecord, ...] = ()
-    """Those the ledger may not have: contiguous, the last one is of ``version``."""
+    """Records the ledger may lack: contiguous, ending with that of ``version``."""
     held_group_ids: tuple[str, ...] = ()
 
 
@@ -53,7 +53,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What step records changed. Where there is a refusal, nothing of them was taken."""
+    """The changes that step records make. A refusal means that none of them was taken."""
 
     recorded: tuple[StepRecord, ...] = ()
     trained: tuple[Trained, ...] = ()
@@ -62,7 +62,7 @@ class Outcome:
     """Groups whose slot was settled before."""
     unknown: tuple[str, ...] = ()
     gap: str = ""
-    """What the ledger lacks, for people; empty: nothing."""
+    """A sentence for people about what the ledger lacks; empty if nothing."""
     accepted_loss: range = range(0)
     """Versions whose records were lost, as an operator accepted."""
 

@@ -25,10 +25,10 @@ class Learner:
     chat_template_digest: bytes = b""
     """Empty: not known."""
     base_root: bytes = b""
-    """Of version 0, where every chain starts; empty: not known."""
+    """Root of version 0, where every chain starts; empty if unknown."""
     base_parts: bytes = b""
     layout_summary: str = ""
-    """What the layout looks like, for people: "layers 30, parameters 134515008, ..."."""
+    """The layout in words: "layers 30, parameters 134515008, ..."."""
     context_tokens: int = 0
     """Most tokens of a prompt and a completion together; 0: not known."""
 

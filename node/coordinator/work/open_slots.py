@@ -26,7 +26,7 @@ class OpenSlots:
         self.suspect = LowestFirst()
         self.untrained: set[int] = set()
         self.undelivered = LowestFirst()
-        """Those of ``untrained`` that the learner's stream has not been given."""
+        """Slots of ``untrained`` that have not been sent to the learner's stream."""
         self.by_holder: dict[str, set[int]] = {}
         """Sampler -> the slots that it holds leases on."""
         self._proven: set[str] = set()

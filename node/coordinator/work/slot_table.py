@@ -73,7 +73,7 @@ class Claim(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What step records make of the slots."""
+    """How step records settle the slots."""
 
     slots: tuple[Slot, ...]
     doubled: tuple[str, ...]
@@ -117,9 +117,9 @@ class SlotTable:
         self._counts = dict.fromkeys(SlotState, 0) | dict(balance.settled)
         self._deadlines: dict[int, float] = {}
         self._retry_at_s: dict[int, float] = {}
-        """Of slots that are available and had a fault; in memory only, as all these times are."""
+        """When slots with a fault may be leased again; in memory only, like all these times."""
         self._granted_at_s: dict[int, float] = {}
-        """Of the newest lease of each slot that is leased or available again."""
+        """Time of the newest lease of each slot that is leased or available again."""
         self._waiting: dict[int, float] = {}
         """When slots that are available are given up, if their prompts are kept from somebody."""
         self._lost = LostSlots(open_ones=balance.lost, generations=balance.generations, found=balance.found)

@@ -53,7 +53,7 @@ class SlotState(enum.StrEnum):
     LOST = "lost"
     SKIPPED = "skipped"
     EVALUATED = "evaluated"
-    """Of a held-out prompt: its group is counted. Never a slot of training."""
+    """A held-out prompt's group was counted. Never a slot of training."""
 
 
 SETTLED: Final = frozenset(

@@ -70,7 +70,7 @@ class Standing:
     faulted: int = 0
     """Leases it returned because it could not answer the prompt."""
     contradicted: int = 0
-    """Of those prompts, the ones that another sampler answered soon after."""
+    """How many of those prompts another sampler answered soon after."""
     strikes: int = 0
     struck_at_s: float = 0.0
     halved_at_s: float = 0.0
@@ -162,7 +162,7 @@ class Share:
 
 @dataclass(slots=True)
 class _Pace:
-    """What is known of recent deliveries; gone with the process."""
+    """Recent deliveries, in memory only."""
 
     groups: float = 0.0
     """Recent ones, in the unit of ``Standings._unit``."""

@@ -1,4 +1,4 @@
-"""What the coordinator decides about groups: those that are submitted, and those the learner judges; pure.
+"""The coordinator's decisions about groups: submitted ones, and ones the learner has judged; pure.
 
 A verdict is written down where it changes the slot of a lease that the sampler holds. Repeats, and what no
 lease asked for, are answered only: they must not cost a write to disk each.

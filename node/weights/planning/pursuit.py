@@ -19,7 +19,7 @@ from node.policy import Announcement, Artifact
 from node.weights.planning.link_time import Link, Progress
 
 ROUND_TRIPS: Final = 2
-"""Of a fetch that was not prefetched: manifest, frames."""
+"""Round trips of a fetch that was not prefetched: manifest, frames."""
 
 LEAST_PATIENCE_S: Final = 1.0
 
@@ -35,7 +35,7 @@ link is not as measured, and the next fetch is finished."""
 
 @dataclass(slots=True)
 class Pursuit:
-    """What is known of the head and the link."""
+    """Knowledge of the head and the link."""
 
     link: Link = field(default_factory=Link)
     version_s: float | None = None

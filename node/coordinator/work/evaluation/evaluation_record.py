@@ -18,7 +18,7 @@ class Record:
     def __init__(self, *, best_by: str) -> None:
         self.best_by = best_by
         self.measures = tuple(dict.fromkeys((REWARD, best_by)))
-        """What samplers' answers are compared by."""
+        """The numbers by which samplers' answers are compared."""
         self.finished: dict[int, Evaluation] = {}
         self.kept: dict[int, tuple[PromptScore, ...]] = {}
 

@@ -25,7 +25,7 @@ class EvaluationSettings:
     answers: int = 2
     """Samplers that are asked each prompt, where there are as many."""
     best_by: str = REWARD
-    """What the best version has most of: the reward, or a metric of the grader."""
+    """The metric that picks the best version: the reward, or one of the grader's."""
 
     def terms(self, first_prompt: int) -> EvaluationTerms:
         return self.begun(0, first_prompt=first_prompt, now=0.0).terms

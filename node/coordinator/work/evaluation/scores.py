@@ -1,4 +1,4 @@
-"""What samplers' answers to held-out prompts say of a version, one by one and together; pure.
+"""Scores of versions: samplers' answers to held-out prompts, one by one and together; pure.
 
 One sampler's word never decides a score. A prompt's value is the median of what samplers say. Of two that are
 further apart than sampling explains, the lower one counts until a third is asked, so that nobody gains by a
@@ -45,7 +45,7 @@ class PromptScore:
     cut_completions: int
     tokens: int
     metrics: str = ""
-    """What the grader measured besides the reward, by name, as a JSON object; empty: nothing."""
+    """The grader's metrics besides the reward, by name, as a JSON object; empty if there are none."""
 
     @property
     def values(self) -> dict[str, float]:
