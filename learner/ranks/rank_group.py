@@ -92,7 +92,8 @@ class RankGroup:
     def _group_of(self, ranks: Tensor) -> ProcessGroup:
         """Make a group of each row, in the last dimension; return this rank's."""
         rows = ranks.reshape(-1, ranks.shape[-1]).tolist()
-        group, _ = dist.new_subgroups_by_enumeration(rows, timeout=self._limit)  # type: ignore[no-untyped-call]
+        made = dist.new_subgroups_by_enumeration(rows, timeout=self._limit)  # type: ignore[no-untyped-call]
+        group: ProcessGroup = made[0]
         return group
 
     @property

@@ -46,7 +46,7 @@ STEPS: Final = 3
 LIMIT: Final = timedelta(seconds=120)
 
 LAYOUTS: Final = (MeshSizes(2, 2), MeshSizes(tp=2, pp=2), MeshSizes(dp_shard=2, tp=2))
-"""Of successive steps of ``save_and_publish``."""
+"""Layouts of the successive steps of ``save_and_publish``."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def tiny_model(kind: str, *, layers: int = 2) -> PreTrainedModel:
     if kind == "llama":
         model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
     elif kind == "granite":  # scales embeddings and logits
-        scales = {"embedding_multiplier": 3.0, "logits_scaling": 2.0}
-        model = GraniteForCausalLM(GraniteConfig(**sizes, **scales, tie_word_embeddings=True))
+        sizes |= {"embedding_multiplier": 3.0, "logits_scaling": 2.0}
+        model = GraniteForCausalLM(GraniteConfig(**sizes, tie_word_embeddings=True))
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=False))
     else:
@@ -113,7 +113,8 @@ def compare(case: Case) -> Compared | None:
     """Take the same steps on all ranks, and in one process on the first, which returns the figures."""
     model, reference = (tiny_model(case.model, layers=case.layers) for _ in range(2))
     if case.is_narrow:
-        model, reference = model.float(), reference.float()
+        for wide in (model, reference):
+            torch.nn.Module.to(wide, torch.float32)
     with torch.no_grad():  # the base model is another one, or the penalty has no gradient at first
         for parameter in reference.parameters():
             parameter.mul_(1.01)
@@ -268,7 +269,7 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
     dist.barrier()
 
 
-def lead(layout: Mapping[str, int], model_dir: Path, path: Path) -> None:
+def lead(layout: Mapping[str, Any], model_dir: Path, path: Path) -> None:
     """Be the first of two ranks and start the other; take steps, lose it, and write down what came of it."""
     config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
     settings = StepSettings.of(config)

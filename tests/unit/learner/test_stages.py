@@ -15,8 +15,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-import learner.ranks.stages as stages
 from learner.ranks.stages import check_stages, keep_stage, layers_of
+from learner.training import sliced_loading
 from learner.training.micro_batches import collate, even_micro_batches, padded, rows_of
 from node.errors import StartupError
 from support.made_up_groups import groups_with_replies
@@ -41,7 +41,7 @@ def llama() -> PreTrainedModel:
 
 
 def gpt2() -> PreTrainedModel:
-    tokens = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    tokens: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=3, n_head=4, **tokens))
 
 
@@ -108,12 +108,12 @@ def test_a_family_whose_layers_share_more_than_hidden_states_is_refused(
     def sharing(*arguments: Any, **named: Any) -> PreTrainedModel | None:
         model = small(*arguments, **named)
         assert model is not None
-        layers = model.base_model.layers
+        layers: Any = model.base_model.layers
         layers[1] = AddsWhatTheFirstMade(layers[1], layers[0])
         return model
 
-    small = stages.small_model
-    monkeypatch.setattr(stages, "small_model", sharing)
+    small = sliced_loading.small_model
+    monkeypatch.setattr("learner.ranks.stages.small_model", sharing)
     with pytest.raises(StartupError, match="LlamaForCausalLM does not compute the same in stages"):
         check_stages(llama(), stages=2)
 
