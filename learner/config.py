@@ -151,8 +151,8 @@ class LearnerConfig(BaseModel):
     """CPU threads of each rank for tensor work; 0 leaves the choice to torch, or shares the cores out."""
 
     publish_threads: int = Field(default=0, ge=0)
-    """CPU threads that code a version; 0: one per core. Fewer leave more for training, and a version is ready
-    later."""
+    """CPU threads of each rank that code a version; 0: one per core, or as many as compute where there are
+    several ranks. Fewer leave more for training, and a version is ready later."""
 
     buffer_groups: int = Field(default=64, ge=1)
     """Groups held in memory at most. Less than one batch would never fill a batch."""

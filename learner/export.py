@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from learner.journal.progress import BestVersion
 from learner.publishing.kept_versions import published_versions, read_published
 from learner.training.checkpoint import CheckpointGoneError, read_masters, versions_in
+from learner.training.master_words import MasterWords, root_of
 from learner.training.model import Policy, load_policy
 from learner.training.training_state import CHECKPOINTS, progress_in
 from node.errors import RefusedError, StartupError
@@ -128,7 +129,7 @@ def export_version(directory: Path, *, state: Path, model_dir: Path, version: in
     _chosen(state, version)
     policy = load_policy(model_dir, device="cpu")
     version = _load(policy, state, version)
-    root = policy.master_words.root()
+    root = root_of(policy.master_words)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
@@ -139,7 +140,7 @@ def export_version(directory: Path, *, state: Path, model_dir: Path, version: in
     try:
         _save(policy, staged, model_dir=model_dir)
         again = load_policy(staged, device="cpu")
-        if (again.layout.digest, again.master_words.root()) != (policy.layout.digest, root):
+        if (again.layout.digest, root_of(again.master_words)) != (policy.layout.digest, root):
             raise StartupError(
                 f"version {version} as written to {directory} is not what samplers compute with",
                 fix="Report this with the model's config.json: transformers renames its tensors.",
@@ -211,7 +212,9 @@ def _load(policy: Policy, state: Path, wanted: int | None) -> int:
     for left in reversed(range(READS)):
         version = _chosen(state, wanted)
         try:
-            words = read_published(state, version, layout=policy.layout, base=policy.master_words.frame)
+            words = read_published(
+                state, version, layout=policy.layout, base=MasterWords(policy.tensors, policy.layout).frame
+            )
             if words is None:
                 read_masters(state / CHECKPOINTS, version, policy)
             else:

@@ -37,7 +37,7 @@ from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.records.writer_thread import StepWriter, WriterThread
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
-from learner.training.master_words import keep_public_base
+from learner.training.master_words import PolicyWords
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
@@ -48,7 +48,7 @@ from node.clients.rollout_drain import RolloutDrain
 from node.clock import Clock
 from node.errors import StartupError
 from node.identity.peer import Peer
-from node.policy import BaseModel, PolicyVersion
+from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rollout import DeliveredGroup
@@ -56,7 +56,8 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import chat_template_digest, tokenizer_digest
-from node.weights.format.digests import Words
+from node.weights.assembly.public_base import PublicBase
+from node.weights.assembly.stored import StoredVersions
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ArtifactUploader
 from node.weights.transfer.sources import watch_versions
@@ -141,8 +142,7 @@ class _Restored:
     store: ArtifactStore
     state: TrainingState
     step_log: StepLog
-    words0: Words
-    base: BaseModel
+    base: PublicBase
     fleet: "Fleet | None"
     """The other ranks; None: there are none."""
 
@@ -155,10 +155,12 @@ async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
     directory = context.state_dir
     signer = Signer.load(directory, context.run)
     fleet = await asyncio.to_thread(_start_ranks, config)
+    if fleet is not None:
+        await fleet.met()
     ranks: Ranks = ONE_RANK if fleet is None else fleet.group
     policy = await asyncio.to_thread(_load_base_model, config, ranks)
     reference = await asyncio.to_thread(_load_reference, config, ranks)
-    words0, base = await asyncio.to_thread(keep_public_base, directory / "base.words", policy.master_words)
+    base = await asyncio.to_thread(_keep_public_base, directory / "base.words", policy.master_words)
     store = await asyncio.to_thread(
         ArtifactStore,
         directory / PUBLISHED,
@@ -171,7 +173,7 @@ async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
         config,
         policy,
         directory=directory,
-        origin=Origin(context.run.run_id, policy.layout.digest.hex(), base.root.hex()),
+        origin=Origin(context.run.run_id, policy.layout.digest.hex(), base.model.root.hex()),
         learner_epoch=signer.learner_epoch,
         clock=context.clock,
         published=store.head,
@@ -179,7 +181,7 @@ async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
     )
     step_log = StepLog(directory / "steps.jsonl")
     await asyncio.to_thread(step_log.catch_up, state.progress.step)
-    return _Restored(signer, store, state, step_log, words0, base, fleet)
+    return _Restored(signer, store, state, step_log, base, fleet)
 
 
 def _show_restart(state: TrainingState, metrics: LearnerMetrics) -> None:
@@ -264,7 +266,7 @@ def _join(
         metrics=lambda: snapshot(context.registry, Role.LEARNER),
         step_report=lambda: None if state.progress.step is None else evidence.report(state.progress.step),
         teaching=lambda: evidence.teaching,
-        base=lambda: restored.base,
+        base=lambda: restored.base.model,
         best_version=lambda: state.best_version,
     )
     membership = MembershipClient(
@@ -302,31 +304,28 @@ def _publisher(
     membership: MembershipClient,
     instruments: Instruments,
 ) -> Publisher:
-    layout, words0, state = restored.policy.layout, restored.words0, restored.state
+    state, words = restored.state, restored.policy.master_words
+    stored = StoredVersions(restored.store, words.layout, restored.base.words)
 
     def wanted() -> list[int]:
         worth = (state.best_version, membership.evaluations.best, membership.evaluations.under_way)
         return [version for version in worth if version is not None]
 
-    kept = KeptVersions(context.state_dir / KEPT, restored.store, layout=layout, words0=words0, wanted=wanted)
+    kept = KeptVersions(context.state_dir / KEPT, stored, wanted=wanted)
     further = FurtherArtifacts(
-        restored.store,
+        stored,
         restored.signer,
-        layout=layout,
-        words0=words0,
         keyframe_every_versions=config.keyframe_every_versions,
         public_delta_every_versions=config.public_delta_every_versions,
         longest_lag_versions=lambda: membership.longest_lag_versions,
     )
     return Publisher(
         state.master_access,
-        restored.policy.master_words,
-        restored.store,
+        words.coder(threads=config.publish_threads or _cores(), spool=restored.store.draft),
+        stored,
         signer=restored.signer,
         further=further,
-        words0=words0,
         before_keyframe=kept.secure,
-        threads=config.publish_threads or _cores(),
         run_settings=membership.settings,
         instruments=instruments,
     )
@@ -389,6 +388,10 @@ def _load_base_model(config: LearnerConfig, ranks: Ranks) -> Policy:
         rematerialise=config.rematerialise,
         ranks=ranks,
     )
+
+
+def _keep_public_base(path: Path, words: PolicyWords) -> PublicBase:
+    return PublicBase.keep(path, words.digests(), words.copy_frames, layout=words.layout)
 
 
 def _load_reference(config: LearnerConfig, ranks: Ranks) -> ScoringModel | None:

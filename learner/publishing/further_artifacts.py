@@ -11,15 +11,13 @@ import logging
 from collections.abc import Callable
 
 from learner.publishing.signer import Signer
+from learner.training.version_coder import VersionCoder
 from node.errors import RefusedError
-from node.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
-from node.weights.assembly.merge import merge_version, stored_version
-from node.weights.format.digests import Words
-from node.weights.format.layout import Layout
+from node.policy import ArtifactKey, PolicyVersion
+from node.weights.assembly.merge import join_merged
+from node.weights.assembly.stored import StoredVersions
 from node.weights.format.manifest import signed_by
 from node.weights.planning.skip_deltas import next_base
-from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
@@ -29,25 +27,20 @@ class FurtherArtifacts:
 
     def __init__(
         self,
-        store: ArtifactStore,
+        stored: StoredVersions,
         signer: Signer,
         *,
-        layout: Layout,
-        words0: Words,
         keyframe_every_versions: int,
         public_delta_every_versions: int,
         longest_lag_versions: Callable[[], int],
     ) -> None:
-        """Complete ``store``.
+        """Complete the store of ``stored``.
 
         Args:
-            words0: the public base model, may be a memory map.
             longest_lag_versions: of any peer, as far as is known.
         """
-        self._store = store
+        self._stored, self._store = stored, stored.store
         self._signer = signer
-        self._layout = layout
-        self._words0 = words0
         self._keyframe_every_versions = keyframe_every_versions
         self._public_delta_every_versions = public_delta_every_versions
         self._longest_lag_versions = longest_lag_versions
@@ -75,27 +68,36 @@ class FurtherArtifacts:
         key = None if base is None else ArtifactKey(head, base)
         return None if key == self._given_up else key
 
-    def make_delta(self, head: HeldPolicy, key: ArtifactKey, *, is_superseded: Callable[[], bool]) -> None:
+    def make_delta(
+        self,
+        coder: VersionCoder,
+        head: PolicyVersion,
+        key: ArtifactKey,
+        *,
+        is_superseded: Callable[[], bool],
+    ) -> None:
         """Code, sign and store one delta, unless ``is_superseded`` meanwhile. In the publishing thread.
 
         A delta that cannot be made is not tried again: the steps lead to the same words.
+
+        Args:
+            head: the version that ``coder`` has as published.
         """
         announcement = self._store.announcement()
-        base = stored_version(self._store, key.base_version, layout=self._layout, words0=self._words0)
+        manifest = None
         try:
-            with self._store.draft() as draft, base as base_frame:
-                manifest = merge_version(
-                    head,
-                    base_version=key.base_version,
-                    base_frame=base_frame,
-                    layout=self._layout,
-                    run_id=self._signer.run_id,
-                    learner_epoch=self._signer.learner_epoch,
-                    published_at_s=0.0 if announcement is None else announcement.published_at_s,
-                    put=draft.append,
-                    is_superseded=is_superseded,
-                )
-                if manifest is not None:
+            with self._store.draft() as draft, self._stored.opened(key.base_version) as old:
+                merged = coder.merge(old, draft.append, is_superseded=is_superseded)
+                if merged is not None:
+                    manifest = join_merged(
+                        merged,
+                        head=head,
+                        base_version=key.base_version,
+                        layout=coder.layout,
+                        run_id=self._signer.run_id,
+                        learner_epoch=self._signer.learner_epoch,
+                        published_at_s=0.0 if announcement is None else announcement.published_at_s,
+                    )
                     self._store.put_version(signed_by(manifest, self._signer.key), draft)
         except RefusedError as refused:
             logger.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})

@@ -16,12 +16,11 @@ from node import durable
 from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.weights.assembly.encode import FrameWords
-from node.weights.assembly.merge import rebuild_frame, stored_version
+from node.weights.assembly.stored import StoredVersions, rebuild_frame
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import SIGNATURE_BYTES, Manifest, parse
 from node.weights.planning.cheapest_chain import newest_reachable, plan_fresh
-from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +34,11 @@ class KeptVersions:
     """Keeps the words of some versions when the store is about to forget others."""
 
     def __init__(
-        self,
-        directory: Path,
-        store: ArtifactStore,
-        *,
-        layout: Layout,
-        words0: Words,
-        wanted: Callable[[], Collection[int]],
+        self, directory: Path, stored: StoredVersions, *, wanted: Callable[[], Collection[int]]
     ) -> None:
         """Keep in ``directory``; ``wanted`` returns the versions worth keeping. Any thread."""
         self._directory = directory
-        self._store = store
-        self._layout = layout
-        self._words0 = words0
+        self._stored = stored
         self._wanted = wanted
 
     def secure(self) -> None:
@@ -62,10 +53,8 @@ class KeptVersions:
         there = dict(_kept_in(self._directory))
         for version in sorted(wanted - there.keys()):
             try:
-                with stored_version(
-                    self._store, version, layout=self._layout, words0=self._words0
-                ) as frame_words:
-                    self._write(version, frame_words)
+                with self._stored.opened(version) as stored:
+                    self._write(version, stored.words)
             except RefusedError as refused:
                 logger.warning("version not kept", extra={"version": version, "detail": str(refused)})
         for version in there.keys() - wanted:
@@ -73,13 +62,13 @@ class KeptVersions:
 
     def _write(self, version: int, frame_words: FrameWords) -> None:
         durable.make_directory(self._directory)
-        digests, staged = [], self._directory / f"{version:012d}"
+        digests, layout, staged = [], self._stored.layout, self._directory / f"{version:012d}"
         with durable.replacing(staged) as file:
-            for frame in range(len(self._layout.frames)):
+            for frame in range(len(layout.frames)):
                 words = frame_words(frame)
                 digests.append(words_digest(words))
                 file.write(words.data)
-        root = version_root(self._layout.digest, digests).hex()
+        root = version_root(layout.digest, digests).hex()
         durable.rename(staged, self._directory / f"{version:012d}-{root}{_SUFFIX}")
 
 

@@ -6,9 +6,8 @@
               or deltas over many versions while no newer version waits
 
 The pass goes frame by frame: round to words, compare, code, hash, write the payload. Training goes on
-meanwhile until it would write the masters. There are two arrays of words: the version published last and the
-one being made. They change places when the artifact is stored, so a pass that fails has changed nothing.
-Beyond them, the frames under way bound the memory.
+meanwhile until it would write the masters. Where words are, and how much memory they take, is the coder's
+business: see ``learner.training.version_coder``.
 
 A version that a full disk refused is tried again until there is room or a newer version: without it, samplers
 may have nothing fresh enough to train on.
@@ -29,33 +28,27 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-import numpy as np
-
 from learner.metrics import Instruments
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
-from learner.publishing.starting_point import newest_published, published_words
+from learner.publishing.starting_point import newest_published, take_up
 from learner.training.master_access import MasterAccess
-from learner.training.master_words import MasterWords
+from learner.training.version_coder import VersionCoder
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ArtifactKey, PolicyVersion
 from node.run import RunSettings
 from node.waits import run_until
-from node.weights.assembly.encode import CodedFrame, FrameWords, code_frames, join
-from node.weights.assembly.held import HeldPolicy
-from node.weights.format.digests import Words, version_root
+from node.weights.assembly.encode import CodedFrame, join
+from node.weights.assembly.stored import StoredVersions
+from node.weights.format.digests import version_root
 from node.weights.format.manifest import signed_by
 from node.weights.store.artifact_files import Draft, disk_errors_refused
-from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
 UNCHANGED_SHARE: Final = 4
 """Version numbers may run ahead of what is published by a quarter of the staleness bound: leases of samplers
 that hold the same words under an older number are bounded as if the words were older."""
-
-_UNDER_WAY_PER_THREAD: Final = 2
-"""Frames: while one is coded, another may wait for its place in the file."""
 
 
 class Publisher:
@@ -66,44 +59,36 @@ class Publisher:
     def __init__(
         self,
         access: MasterAccess,
-        masters: MasterWords,
-        store: ArtifactStore,
+        coder: VersionCoder,
+        stored: StoredVersions,
         *,
         signer: Signer,
         further: FurtherArtifacts,
-        words0: Words,
         before_keyframe: Callable[[], None],
-        threads: int,
         run_settings: Callable[[], Awaitable[RunSettings]],
         instruments: Instruments,
     ) -> None:
-        """Publish the versions after the newest in ``store``, the one that the masters hold now among them.
+        """Publish the versions after the newest in the store, the one that the masters hold now among them.
 
         Args:
-            masters: from now on read only between ``access.take`` and ``access.release``.
-            words0: the public base model, may be a memory map.
+            coder: from now on reads masters only between ``access.take`` and ``access.release``.
             before_keyframe: called in the publishing thread before a keyframe lets the store forget versions.
-            threads: that share a pass, at least 1.
             run_settings: waits until the learner has joined.
         """
         self._access = access
-        self._masters = masters
-        self._store = store
-        self._layout = masters.layout
+        self._coder = coder
+        self._stored, self._store = stored, stored.store
         self._signer = signer
         self._further = further
-        self._threads = threads
         self._run_settings = run_settings
         self._disk_wait = instruments.disk_wait
         self._clock = instruments.clock
         self._metrics = instruments.metrics
         self._unchanged_versions = 0
-        self._words0 = words0
         self._before_keyframe = before_keyframe
-        self._base: HeldPolicy | None = None
-        self._spare: Words = np.empty(self._layout.words, np.uint16)
+        self._base: PolicyVersion | None = None
+        """The version that the coder has as published."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Publish until ``stopping``, then publish what still waits.
@@ -128,15 +113,12 @@ class Publisher:
         finally:
             self._access.give_up()
             self._thread.shutdown(wait=False, cancel_futures=True)
-            self._pool.shutdown(wait=False)
+            self._coder.close()
 
     async def _begin(self, run_head: PolicyVersion | None) -> None:
         published = newest_published(self._store.head(), run_head, learner_version=self._access.version)
         self._base = await asyncio.get_running_loop().run_in_executor(
-            self._thread,
-            lambda: published_words(
-                self._store, published, layout=self._layout, words0=self._words0, executor=self._pool
-            ),
+            self._thread, lambda: take_up(self._coder, self._stored, published)
         )
         number = 0 if published is None else published.number
         self._metrics.published_version.set(number)
@@ -152,7 +134,7 @@ class Publisher:
             taken = self._access.take() if taken is None else taken
             if taken is not None:
                 version, taken = taken, None
-                if self._base is not None and self._base.version.number == version:
+                if self._base is not None and self._base.number == version:
                     self._access.release()
                     return True
                 try:
@@ -169,7 +151,7 @@ class Publisher:
 
         await self._disk_wait.until_written(f"version {number}", publish, stopping=stopping)
 
-    async def _publish(self, number: int, make: Callable[[], HeldPolicy | None]) -> None:
+    async def _publish(self, number: int, make: Callable[[], PolicyVersion | None]) -> None:
         started_s = self._clock.monotonic()
         self._metrics.superseded_versions.inc(self._access.take_superseded())
         # If it fails, the next try or version starts from the same base.
@@ -178,18 +160,17 @@ class Publisher:
             self._metrics.unchanged_versions.inc()
             logger.info("version changes no published word", extra={"version": number})
             return
-        self._spare = np.empty_like(self._spare) if self._base is None else self._base.words
         self._base = version
         took_s = self._clock.monotonic() - started_s
         self._access.newest_published = (number, took_s)
         self._metrics.published_version.set(number)
         self._metrics.publish_seconds.observe(took_s)
-        fields = {"version": number, "root": version.version.root.hex(), "took_s": took_s}
+        fields = {"version": number, "root": version.root.hex(), "took_s": took_s}
         logger.info("published", extra=fields)
         if self._further.is_keyframe_due(number):
             await self._add_keyframe(version)
 
-    async def _add_keyframe(self, version: HeldPolicy) -> None:
+    async def _add_keyframe(self, version: PolicyVersion) -> None:
         """Store a published version as a keyframe too; if the disk is full, a later one will do."""
         try:
             await asyncio.get_running_loop().run_in_executor(
@@ -198,12 +179,12 @@ class Publisher:
         except RefusedError as refused:
             if not refused.reason.is_retryable:
                 raise
-            fields = {"version": version.version.number, "error": str(refused)}
+            fields = {"version": version.number, "error": str(refused)}
             logger.error("keyframe not stored", extra=fields)
 
     async def _catch_others_up(self, stopping: asyncio.Event) -> bool:
         """Make one catch-up delta, unless a newer version comes first; False if none is due."""
-        key = None if self._base is None else self._further.next_delta(self._base.version.number)
+        key = None if self._base is None else self._further.next_delta(self._base.number)
         if self._base is None or key is None:
             return False
         loop = asyncio.get_running_loop()
@@ -211,56 +192,39 @@ class Publisher:
         def is_superseded() -> bool:
             return self._access.has_unread or stopping.is_set()
 
-        make = partial(self._further.make_delta, self._base, key, is_superseded=is_superseded)
+        make = partial(self._further.make_delta, self._coder, self._base, key, is_superseded=is_superseded)
         await loop.run_in_executor(self._thread, make)
         return True
 
-    def _make_version(self, number: int) -> HeldPolicy | None:
+    def _make_version(self, number: int) -> PolicyVersion | None:
         """Read the masters, code and store them; None: they change no word. In the thread."""
-        made, base = self._spare, self._base
-
-        def read(frame: int) -> Words:
-            words = made[self._layout.frames[frame].slice]
-            self._masters.read(frame, words)
-            return words
-
+        base = self._base
         with ExitStack() as stack:
             try:
                 draft = stack.enter_context(self._store.draft())
-                coded = self._code(read, base=base, draft=draft)
+                coded = self._coder.code_masters(draft.append)
             finally:
                 self._access.release()
-            if base is not None and self._may_stay(number, base.version, coded):
+            if base is not None and self._may_stay(number, base, coded):
                 return None
             version = self._store_artifact(number, coded, base=base, draft=draft)
-        return HeldPolicy(version, made)
+        self._coder.keep()
+        return version
 
     def _may_stay(self, number: int, base: PolicyVersion, coded: Sequence[CodedFrame]) -> bool:
         """Whether samplers may go on with ``base``, which has the same words under an older number."""
         if self._access.is_last or number - base.number > self._unchanged_versions:
             return False
-        return version_root(self._layout.digest, [frame.digest for frame in coded]) == base.root
+        return version_root(self._coder.layout.digest, [frame.digest for frame in coded]) == base.root
 
-    def _store_keyframe(self, policy: HeldPolicy) -> HeldPolicy:
-        """Store a version that is in memory; in the thread."""
+    def _store_keyframe(self, version: PolicyVersion) -> None:
+        """Store the published version; in the thread."""
         with self._store.draft() as draft:
-            coded = self._code(policy.frame_words(self._layout), base=None, draft=draft)
-            self._store_artifact(policy.version.number, coded, base=None, draft=draft)
-        return policy
-
-    def _code(self, new: FrameWords, *, base: HeldPolicy | None, draft: Draft) -> tuple[CodedFrame, ...]:
-        return code_frames(
-            range(len(self._layout.frames)),
-            new=new,
-            base=None if base is None else base.frame_words(self._layout),
-            layout=self._layout,
-            put=draft.append,
-            executor=self._pool,
-            under_way=_UNDER_WAY_PER_THREAD * self._threads,
-        )
+            coded = self._coder.code_published(draft.append)
+            self._store_artifact(version.number, coded, base=None, draft=draft)
 
     def _store_artifact(
-        self, number: int, coded: Sequence[CodedFrame], *, base: HeldPolicy | None, draft: Draft
+        self, number: int, coded: Sequence[CodedFrame], *, base: PolicyVersion | None, draft: Draft
     ) -> PolicyVersion:
         if base is None:
             with disk_errors_refused(ArtifactKey(number, NO_BASE)):
@@ -268,8 +232,8 @@ class Publisher:
         manifest = join(
             coded,
             version=number,
-            base=None if base is None else base.version,
-            layout=self._layout,
+            base=base,
+            layout=self._coder.layout,
             run_id=self._signer.run_id,
             learner_epoch=self._signer.learner_epoch,
             published_at_s=self._clock.now(),

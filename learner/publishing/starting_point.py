@@ -1,19 +1,14 @@
 """The version already published when a learner starts, and its words: the next is coded against them."""
 
 import logging
-from concurrent.futures import Executor
 from typing import Final
 
-import numpy as np
-
+from learner.training.version_coder import VersionCoder
 from node.errors import RefusedError, StartupError
 from node.policy import PolicyVersion
-from node.weights.assembly.held import HeldPolicy
-from node.weights.assembly.merge import stored_version
-from node.weights.format.digests import Words
-from node.weights.format.layout import Layout
+from node.weights.assembly.stored import StoredVersions
+from node.weights.format.digests import version_root
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
-from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
@@ -47,34 +42,26 @@ def newest_published(
     return newest
 
 
-def published_words(
-    store: ArtifactStore,
-    published: PolicyVersion | None,
-    *,
-    layout: Layout,
-    words0: Words,
-    executor: Executor,
-) -> HeldPolicy | None:
-    """Return the newest published version, from the learner's store; None: it does not lead there.
+def take_up(
+    coder: VersionCoder, stored: StoredVersions, published: PolicyVersion | None
+) -> PolicyVersion | None:
+    """Have ``coder`` make the newest published version again, from the learner's store.
 
     Args:
-        published: None: nothing but the public base model, ``words0``.
-        executor: rebuilds frames side by side.
+        published: None: nothing but the public base model.
+    Returns:
+        That version; None: the store does not lead there, and ``coder`` has none.
     """
     number = PUBLIC_VERSION if published is None else published.number
-    words = np.empty(layout.words, np.uint16)
     try:
-        with stored_version(store, number, layout=layout, words0=words0) as frame_words:
-
-            def rebuild(frame: int) -> None:
-                words[layout.frames[frame].slice] = frame_words(frame)
-
-            list(executor.map(rebuild, range(len(layout.frames))))
+        with stored.opened(number) as version:
+            digests = coder.rebuild(version)
     except RefusedError as refused:
         logger.warning("published words not rebuilt", extra={"version": number, "detail": str(refused)})
         return None
-    held = HeldPolicy.of(number, words, layout=layout)
-    if published is not None and held.version != published:
+    made = PolicyVersion(number, version_root(coder.layout.digest, digests))
+    if published is not None and made != published:
         logger.warning("the store leads to other words", extra={"version": number})
         return None
-    return held
+    coder.keep()
+    return made

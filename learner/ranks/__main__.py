@@ -1,7 +1,19 @@
-"""Entry point for torchrun: the daemon on the first rank, followers on the others."""
+"""What torchrun starts in place of heterorl-node: the daemon on the first rank, followers on the others."""
 
 import os
 import sys
+import threading
+
+from learner.ranks.environment import STORE_PORT
+
+
+def _end_with_the_daemon() -> None:
+    """End this process when the one that started it has: its end of the pipe is closed then."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    print(f"rank {os.environ['RANK']} ends: the first one has", file=sys.stderr, flush=True)
+    os._exit(1)
+
 
 if __name__ == "__main__":
     if int(os.environ.get("RANK", "0")) == 0:
@@ -9,6 +21,9 @@ if __name__ == "__main__":
 
         code = daemon()
     else:
+        if STORE_PORT in os.environ:
+            # From the first moment: until ranks have met, no connection tells that one is gone.
+            threading.Thread(target=_end_with_the_daemon, daemon=True).start()
         from learner.ranks.follower import main as follower
 
         code = follower()

@@ -84,6 +84,12 @@ class Box:
     width: int
     """Columns of the whole matrix."""
 
+    def count(self, first: int, count: int) -> int:
+        """Return how many of a run of the tensor's elements the box has."""
+        start = max(first, self.rows.first * self.width)
+        end = min(first + count, (self.rows.first + self.rows.count) * self.width)
+        return max(0, self._before(end) - self._before(start)) if start < end else 0
+
     def within(self, first: int, count: int) -> tuple[Places, Places, int]:
         """Return what the box has of a run of the tensor's elements.
 
@@ -101,6 +107,11 @@ class Box:
         is_here = (row >= 0) & (row < self.rows.count) & (column >= 0) & (column < self.columns.count)
         places = (row * self.columns.count + column)[is_here]
         return places, np.flatnonzero(is_here), len(places)
+
+    def _before(self, element: int) -> int:
+        """Return how many elements before this one lie in the box's columns, whatever their row."""
+        row, column = divmod(element, self.width)
+        return row * self.columns.count + min(max(column - self.columns.first, 0), self.columns.count)
 
 
 def coordinates(sizes: MeshSizes) -> Sequence[Coordinate]:

@@ -8,15 +8,15 @@ saving      its shards of the newest copy
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from learner.config import LearnerConfig
-from learner.ranks.launching import config_of, join_ranks, mesh_sizes, neighbours
+from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, is_out_of_memory
+from learner.ranks.launching import coding_threads, config_of, join_ranks, mesh_sizes, neighbours
 from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.rank_group import RankGroup
 from learner.training.checkpoint import load_into, parts_of
@@ -114,14 +114,32 @@ def rank_device(device: str) -> str:
 
 def main() -> int:
     """Meet the other ranks, follow the first one, and return the exit code."""
-    rank = int(os.environ["RANK"])
-    logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format=f"rank {os.environ['RANK']}: %(levelname)s %(name)s: %(message)s"
+    )
     try:
         _follow()
-    except (HeteroRLError, RuntimeError, dist.DistError) as error:
-        logger.error("rank %d ends: %s", rank, error, exc_info=not isinstance(error, HeteroRLError))
-        return 1
+    except Exception as error:  # of any kind: it is told, and the first rank told by the code
+        return _code_of(error)
     return 0
+
+
+def _code_of(error: Exception) -> int:
+    """Log why this rank ends, and return its exit code."""
+    rank = os.environ["RANK"]
+    if is_out_of_memory(error):
+        logger.error("rank %s is out of memory: %s. To go on: %s", rank, error, MEMORY_FIX)
+        return OUT_OF_MEMORY
+    logger.error("rank %s ends: %s", rank, error, exc_info=not isinstance(error, HeteroRLError))
+    return 1
+
+
+def _or_end(work: Callable[[], None]) -> None:
+    """Do a thread's work; if that fails, end the process: the first rank would wait for it for ever."""
+    try:
+        work()
+    except Exception as error:
+        os._exit(_code_of(error))
 
 
 def _follow() -> None:
@@ -131,16 +149,16 @@ def _follow() -> None:
     config = config_of(orders.receive())
     if config.threads:
         torch.set_num_threads(config.threads)
-    device_type = config.device.partition(":")[0]
     group = RankGroup(
         mesh_sizes(config),
-        device_type=device_type,
+        device_type=config.device.partition(":")[0],
         orders=orders,
+        coding_threads=coding_threads(config),
         offloads=config.offload,
         limit_s=config.rank_timeout_s,
     )
     follower = Follower(config, group)
     for work in (follower.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=_or_end, args=(work,), daemon=True).start()
     while (order := orders.receive()).name != "end":
         follower.obey(order)

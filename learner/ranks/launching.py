@@ -10,34 +10,37 @@ import asyncio
 import hashlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from learner.config import LearnerConfig
-from learner.ranks.errors import RankLostError
+from learner.ranks.environment import LIMIT_S, STORE_PORT
+from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, OrderStream
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shard_words import ShardWords
+from learner.ranks.shared_words import SharedWords
 from learner.training.model import Policy
 from node.errors import StartupError
+from node.process.abandoned_threads import abandon
 
 LOOPBACK: Final = "127.0.0.1"
 
-_STORE_PORT: Final = "HETERORL_RANK_STORE_PORT"
-_LIMIT_S: Final = "HETERORL_RANK_TIMEOUT_S"
-"""Variables of the ranks that a daemon starts."""
+ENDING_S: Final = 2.0
+"""For a rank whose connections were closed to have ended."""
 
 END_LIMIT_S: Final = 10.0
 """For ranks to end after they were told; then they are killed."""
@@ -46,6 +49,11 @@ END_LIMIT_S: Final = 10.0
 def mesh_sizes(config: LearnerConfig) -> MeshSizes:
     """Return the mesh that a configuration asks for."""
     return MeshSizes(config.dp_replicate, config.dp_shard, config.tp, config.pp)
+
+
+def coding_threads(config: LearnerConfig) -> int:
+    """Return how many threads of this rank code a version: as many as compute, if nothing is configured."""
+    return config.publish_threads or torch.get_num_threads()
 
 
 def is_under_torchrun() -> bool:
@@ -61,15 +69,22 @@ class Child:
     process: subprocess.Popen[bytes]
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self.process.pid
+
+    @property
     def fate(self) -> str:
         """Why it does not answer, in words; empty while it runs."""
         code = self.process.poll()
-        who = f"rank {self.rank} (process {self.process.pid})"
+        who = f"rank {self.rank} (process {self.pid})"
         if code is None:
-            is_stopped = _state(self.process.pid) in ("T", "t")
+            is_stopped = _state(self.pid) in ("T", "t")
             return f"{who} is stopped: continue it with kill -CONT" if is_stopped else ""
         if code == -signal.SIGKILL:
             return f"{who} was killed, by a person or for want of memory: see dmesg"
+        if code == OUT_OF_MEMORY:
+            return f"{who} ran out of memory, see its log: {MEMORY_FIX}"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}, see its log"
         return f"{who} ended {how}"
 
@@ -113,63 +128,122 @@ class Fleet:
     """The ranks of a learner, as the first one has them: told what to do, watched, ended. A service."""
 
     name = "ranks"
+    group: RankGroup
+    """All of them, once they have met."""
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Start the other ranks, unless torchrun did, and meet them.
+        """Start the other ranks, unless torchrun did; ``met`` must follow.
 
         Raises:
-            StartupError: torchrun started another number of processes; a rank did not come.
+            StartupError: torchrun started another number of processes.
         """
-        sizes = mesh_sizes(config)
+        self._config = config
+        self._sizes = mesh_sizes(config)
+        self._store: TCPStore | None = None
         self.children: Sequence[Child] = ()
         """The other ranks, if they were started here."""
         if is_under_torchrun():
-            check_world_size(int(os.environ["WORLD_SIZE"]), sizes)
-            join_ranks(limit_s=config.rank_timeout_s)
+            check_world_size(int(os.environ["WORLD_SIZE"]), self._sizes)
         else:
-            self.children = self._start(sizes, config)
-        self.orders = OrderStream(limit_s=config.rank_timeout_s)
-        there = neighbours(self.orders)
-        self._watched: Sequence[Child | Neighbour] = self.children or there
-        self.orders.send(Order("begin", {"config": _as_json(config)}))
-        device_type = config.device.partition(":")[0]
-        self.group = RankGroup(
-            sizes,
-            device_type=device_type,
-            orders=self.orders,
-            diagnose=self.diagnose,
-            offloads=config.offload,
-            limit_s=config.rank_timeout_s,
-        )
-        self._words: ShardWords | None = None
+            limit = timedelta(seconds=config.rank_timeout_s)
+            self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=limit)
+            self.children = self._start(self._store.port)
+        self._watched: Sequence[Child | Neighbour] = self.children
+        self._words: SharedWords | None = None
 
-    def _start(self, sizes: MeshSizes, config: LearnerConfig) -> Sequence[Child]:
-        limit = timedelta(seconds=config.rank_timeout_s)
-        store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=limit)
-        threads = config.threads or max(1, len(os.sched_getaffinity(0)) // sizes.ranks)
+    def _start(self, store_port: int) -> Sequence[Child]:
+        config, ranks = self._config, self._sizes.ranks
+        threads = config.threads or max(1, len(os.sched_getaffinity(0)) // ranks)
         torch.set_num_threads(threads)
         children = []
-        for rank in range(1, sizes.ranks):
+        for rank in range(1, ranks):
             environment = os.environ | {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(sizes.ranks),
+                "WORLD_SIZE": str(ranks),
                 "OMP_NUM_THREADS": str(threads),
-                _STORE_PORT: str(store.port),
-                _LIMIT_S: str(config.rank_timeout_s),
+                STORE_PORT: str(store_port),
+                LIMIT_S: str(config.rank_timeout_s),
             }
             command = [sys.executable, "-m", "learner.ranks"]
-            children.append(Child(rank, subprocess.Popen(command, env=environment)))
-        dist.init_process_group(_backends(), store=store, rank=0, world_size=sizes.ranks, timeout=limit)
+            # Nothing is ever written to the pipe: its end tells that this process has ended.
+            started = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+            children.append(Child(rank, started))
         return children
 
+    async def met(self) -> None:
+        """Wait until all ranks have met. If one ends before that, or the wait is cancelled, all end.
+
+        Raises:
+            StartupError: a rank ended, or did not come in time.
+        """
+        meeting = _in_thread_of_its_own(self.meet)
+        try:
+            with self._watching() as lost:
+                losing = asyncio.create_task(lost.wait())
+                try:
+                    first: set[asyncio.Future[Any]] = {meeting, losing}
+                    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    losing.cancel()
+            if not meeting.done():
+                raise StartupError(
+                    f"{self.diagnose()}, before all ranks had met",
+                    fix="See its log; it was started with the environment of this process.",
+                )
+        finally:
+            if not meeting.done():
+                self.kill()
+                abandon("meeting of ranks")
+        try:
+            meeting.result()
+        except (dist.DistError, RuntimeError) as error:
+            self.kill()
+            raise StartupError(
+                f"the {self._sizes.ranks} ranks did not meet: {error}",
+                fix="Start all, with one configuration; they wait for learner.rank_timeout_s.",
+            ) from error
+
+    def meet(self) -> None:
+        """Wait for the other ranks, and tell them the configuration. Blocking, for as long as that takes."""
+        config = self._config
+        join_ranks(self._store, ranks=self._sizes.ranks, limit_s=config.rank_timeout_s)
+        self.orders = OrderStream(limit_s=config.rank_timeout_s)
+        there = neighbours(self.orders)
+        self._watched = self.children or there
+        self.orders.send(Order("begin", {"config": _as_json(config)}))
+        self.group = RankGroup(
+            self._sizes,
+            device_type=config.device.partition(":")[0],
+            orders=self.orders,
+            diagnose=self.diagnose,
+            coding_threads=coding_threads(config),
+            offloads=config.offload,
+            limit_s=config.rank_timeout_s,
+        )
+
     def diagnose(self) -> str:
-        """Return which of this host's ranks ended or are stopped, and how."""
-        return "; ".join(fate for one in self._watched if (fate := one.fate))
+        """Return which of this host's ranks ended or are stopped, and how.
+
+        Where none is, wait a moment for one to end: its connections are closed a little earlier.
+        """
+        if not (fates := self._fates()):
+            ending = select.poll()
+            with ExitStack() as stack, suppress(ProcessLookupError):
+                for one in self._watched:
+                    descriptor = os.pidfd_open(one.pid)
+                    stack.callback(os.close, descriptor)
+                    ending.register(descriptor, select.POLLIN)
+                ending.poll(1000 * ENDING_S)
+            fates = self._fates()
+        return "; ".join(fates)
+
+    def _fates(self) -> list[str]:
+        return [fate for one in self._watched if (fate := one.fate)]
 
     def leads(self, policy: Policy) -> None:
         """Take over ending the exchanges of this policy."""
-        assert isinstance(policy.master_words, ShardWords)
+        assert isinstance(policy.master_words, SharedWords)
         self._words = policy.master_words
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
@@ -179,26 +253,38 @@ class Fleet:
             RankLostError: one ended by itself.
         """
         ready()
-        lost = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        watched = [os.pidfd_open(child.process.pid) for child in self.children]
+        with self._watching() as lost:
+            waits = [asyncio.create_task(event.wait()) for event in (stopping, lost)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                # A rank is stopped, and a thread here waits for it: only its end ends that.
+                self.kill()
+                raise
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        if lost.is_set() and not stopping.is_set():
+            fates = self.diagnose()
+            self.kill()
+            raise RankLostError(
+                f"{fates}. All ranks end; start the learner again, and it goes on from its journal"
+            )
+        await asyncio.to_thread(self.end)
+
+    @contextmanager
+    def _watching(self) -> Iterator[asyncio.Event]:
+        """Yield an event that is set once a rank that was started here has ended."""
+        lost, loop = asyncio.Event(), asyncio.get_running_loop()
+        watched = [os.pidfd_open(child.pid) for child in self.children]
         for descriptor in watched:
             loop.add_reader(descriptor, lost.set)
-        waits = [asyncio.create_task(event.wait()) for event in (stopping, lost)]
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            yield lost
         finally:
-            for wait in waits:
-                wait.cancel()
             for descriptor in watched:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
-        if lost.is_set() and not stopping.is_set():
-            self.kill()
-            raise RankLostError(
-                f"{self.diagnose()}. All ranks end; start the learner again, and it goes on from its journal"
-            )
-        await asyncio.to_thread(self.end)
 
     def end(self) -> None:
         """Tell the other ranks to end, and wait for those started here."""
@@ -232,15 +318,50 @@ def check_world_size(processes: int, sizes: MeshSizes) -> None:
         )
 
 
-def join_ranks(*, limit_s: float | None = None) -> None:
-    """Meet the other ranks where the environment says: at the daemon that started this one, or torchrun's."""
-    limit = timedelta(seconds=limit_s or float(os.environ.get(_LIMIT_S, "600")))
-    if (port := os.environ.get(_STORE_PORT)) is None:
-        dist.init_process_group(_backends(), timeout=limit)
-        return
-    store = TCPStore(LOOPBACK, int(port), wait_for_workers=False, timeout=limit)
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def join_ranks(
+    store: TCPStore | None = None, *, ranks: int | None = None, limit_s: float | None = None
+) -> None:
+    """Meet the other ranks where the environment says: at the daemon that started this one, or torchrun's.
+
+    Args:
+        store: of the first rank, which started the others.
+    """
+    limit = timedelta(seconds=limit_s or float(os.environ.get(LIMIT_S, "600")))
+    rank = 0
+    if store is None:
+        if (port := os.environ.get(STORE_PORT)) is None:
+            dist.init_process_group(_backends(), timeout=limit)
+            return
+        store = TCPStore(LOOPBACK, int(port), wait_for_workers=False, timeout=limit)
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    assert ranks is not None
     dist.init_process_group(_backends(), store=store, rank=rank, world_size=ranks, timeout=limit)
+
+
+def _in_thread_of_its_own(work: Callable[[], None]) -> "asyncio.Future[None]":
+    """Start ``work`` in a thread that keeps no process from ending; return what becomes of it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop may be closed by then
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="meeting of ranks", daemon=True).start()
+    return future
 
 
 def _as_json(config: LearnerConfig) -> dict[str, object]:

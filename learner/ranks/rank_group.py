@@ -21,11 +21,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from learner.ranks.errors import RankLostError
+from learner.ranks.frame_work import FrameWork
 from learner.ranks.mesh_sizes import DIMENSIONS, MeshSizes
-from learner.ranks.orders import ANY_TIME, Order, OrderStream, StepOrder
+from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
 from learner.ranks.shard_words import ShardWords
 from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
+from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
 from learner.training.micro_batches import Row, even_micro_batches, micro_batches, share_out
 from learner.training.model import TokenScorer
@@ -52,6 +54,7 @@ class RankGroup:
         device_type: str,
         orders: OrderStream | None = None,
         diagnose: Diagnose = lambda: "",
+        coding_threads: int = 1,
         offloads: bool = False,
         limit_s: float | None = None,
     ) -> None:
@@ -59,6 +62,7 @@ class RankGroup:
 
         Args:
             orders: by which the first rank tells the others what to do; None: they do the same anyway.
+            coding_threads: that code this rank's frames of a version.
             offloads: keep shards in the host's memory.
             limit_s: longest wait for other ranks in a step; None: torch's own, half an hour with gloo.
         """
@@ -74,7 +78,8 @@ class RankGroup:
             logger.warning("learner.offload changes nothing on a CPU: shards are in the host's memory anyway")
         self._orders = orders if self.rank == 0 else None
         self._diagnose = diagnose
-        self._words_group = dist.new_group(backend="gloo", timeout=ANY_TIME)
+        self._coding_threads = coding_threads
+        self._words_stream = OrderStream()
         self.saves = OrderStream()
         """Orders to save."""
         self._mesh = self._meshed(sizes)
@@ -173,9 +178,11 @@ class RankGroup:
                 f"{who}. All ranks end; start the learner again, and it goes on with the step that was lost"
             ) from error
 
-    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> ShardWords:
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> SharedWords:
         """Return what reads a version's words off the masters of all ranks, on the first."""
-        return ShardWords(tensors, layout, sizes=self.sizes, group=self._words_group)
+        shards = ShardWords(tensors, layout, sizes=self.sizes, group=self._words_stream.group)
+        work = FrameWork(shards, threads=self._coding_threads)
+        return SharedWords(work, self._words_stream, failures_named=self.failures_named)
 
     def follow_writes(self, optimizer: torch.optim.Optimizer) -> None:
         """Have no rank write before the first; call it there after adding the hook that waits for readers."""

@@ -1,35 +1,36 @@
-"""A version's words on the first rank, a frame at a time, made of masters that lie on all ranks.
+"""Words of this rank's own frames, made of masters that lie on all ranks.
 
-    first rank: read(frame) --number of the frame--> every rank: rounds its part of it
-                     ^                                     |
-                     `--------------words------------------'
+    every rank: rounds what it holds of each frame of a round --words--> the frame's owner
 
-Ranks round what they have, so two bytes an element travel and not four. What several ranks hold, the first of
-them sends. One frame is exchanged at a time.
+Ranks round what they have, so two bytes an element travel and not four. All ranks call ``fill`` with the same
+frames, and only then.
 """
 
 import json
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from learner.ranks.boxes import Box, Places, Sharding, coordinates
+from learner.ranks.boxes import Sharding
+from learner.ranks.frame_plan import FramePlan, Part
 from learner.ranks.mesh_sizes import MeshSizes
-from learner.training.master_words import MasterWords, round_into
+from learner.training.master_words import round_into
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 
-_END: Final = -1
+_ALIGNED_BYTES: Final = 8
+"""Parts travel one after the other, each from a multiple of this on: the widest element's."""
 
 
-class ShardWords(MasterWords):
+class ShardWords:
     """Rounds masters to the words of a layout, together with the other ranks."""
 
     def __init__(
@@ -38,95 +39,90 @@ class ShardWords(MasterWords):
         """Read this rank's part of ``tensors``.
 
         Args:
-            group: all ranks, for this exchange alone; on CPU tensors.
+            group: all ranks, for this exchange and in one thread of each; on CPU tensors.
         """
         with torch.no_grad():
-            local = {
-                name: tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            self._flat = {
+                name: (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().view(-1)
                 for name, tensor in tensors.items()
             }
-        super().__init__(local, layout)
-        self._shardings = shardings(tensors, sizes=sizes, group=group)
-        self._ranks = coordinates(sizes)
-        self._boxes = [
-            {name: sharding.box(at, sizes) for name, sharding in self._shardings.items()}
-            for at in self._ranks
-        ]
-        self._sizes = sizes
+        self.plan = FramePlan(layout, shardings(tensors, sizes=sizes, group=group), sizes)
+        self.rank: Final = dist.get_rank(group)
+        self._ranks: Final = sizes.ranks
         self._group = group
-        self._rank = dist.get_rank()
-        self._lock = threading.Lock()
 
-    def read(self, frame: int, words: Words) -> None:
-        """Write the words of one frame, as many as it has; floats rounded to nearest even. First rank."""
-        with self._lock:
-            dist.broadcast(torch.tensor([frame]), src=0, group=self._group)
-            self._exchange(frame, words)
+    def fill(self, frames: Sequence[int], words: Callable[[int], Words]) -> None:
+        """Write the words of this rank's frames among ``frames``; floats rounded to nearest even.
 
-    def follow(self) -> None:
-        """Send this rank's parts of the frames that the first asks for, until it needs no more."""
-        while True:
-            number = torch.zeros(1, dtype=torch.int64)
-            dist.broadcast(number, src=0, group=self._group)
-            if (frame := int(number)) == _END:
-                return
-            self._exchange(frame, None)
+        Args:
+            words: returns where the words of a frame belong.
+        """
+        owners, own = self.plan.owners, [f for f in frames if self.plan.owners[f] == self.rank]
+        sent = [
+            [part for f in frames if owners[f] == rank != self.rank for part in self._parts(f, self.rank)]
+            for rank in range(self._ranks)
+        ]
+        expected = [
+            [(f, part) for f in own if rank != self.rank for part in self._parts(f, rank)]
+            for rank in range(self._ranks)
+        ]
+        of_sent = [sum(_padded(part) for part in parts) for parts in sent]
+        of_expected = [sum(_padded(part) for _, part in parts) for parts in expected]
+        out, received = np.empty(sum(of_sent), np.uint8), np.empty(sum(of_expected), np.uint8)
+        start = 0
+        for part in (part for parts in sent for part in parts):
+            self._round(part, into=_elements(out[start : start + part.size_bytes], part))
+            start += _padded(part)
+        dist.all_to_all_single(
+            torch.from_numpy(received),
+            torch.from_numpy(out),
+            of_expected,
+            of_sent,
+            group=self._group,
+        )
+        start = 0
+        for frame, part in (one for parts in expected for one in parts):
+            _place(part, _elements(received[start : start + part.size_bytes], part), words(frame))
+            start += _padded(part)
+        for frame in own:
+            for part in self._parts(frame, self.rank):
+                rounded = torch.empty(part.count, dtype=_dtype(part))
+                self._round(part, into=rounded)
+                _place(part, rounded, words(frame))
 
-    def end(self) -> None:
-        """Tell the other ranks that no frame is asked for any more. First rank."""
-        with self._lock:
-            dist.broadcast(torch.tensor([_END]), src=0, group=self._group)
+    def _parts(self, frame: int, sender: int) -> list[Part]:
+        return list(self.plan.parts(frame, sender=sender))
 
-    def _exchange(self, frame: int, words: Words | None) -> None:
-        """Fill ``words``, on the first rank; send, on another."""
-        for rank in range(len(self._ranks)):
-            if rank != self._rank and words is None:
-                continue
-            parts = list(self._parts(frame, rank))
-            if not parts:
-                continue
-            if rank == self._rank:
-                sent = [self._rounded(*part) for part in parts]
-                if words is None:
-                    dist.send(torch.cat([one.view(torch.uint8) for one in sent]), dst=0, group=self._group)
-                    continue
-            else:
-                lengths = [count * self._width(name) for name, _, _, count, _ in parts]
-                received = torch.empty(sum(lengths), dtype=torch.uint8)
-                dist.recv(received, src=rank, group=self._group)
-                sent = list(torch.split(received, lengths))
-            assert words is not None
-            for (name, _, to, _, target), values in zip(parts, sent, strict=True):
-                piece = torch.from_numpy(words[target]).view(self._dtype(name))
-                piece[to if isinstance(to, slice) else torch.from_numpy(to)] = values.view(piece.dtype)
+    def _round(self, part: Part, *, into: Tensor) -> None:
+        source, _ = part.places()
+        flat = self._flat[part.piece.tensor.name]
+        at = source if isinstance(source, slice) else torch.from_numpy(source).to(flat.device)
+        round_into(into, flat[at])
 
-    def _parts(self, frame: int, rank: int) -> Iterator[tuple[str, Places, Places, int, slice]]:
-        """Yield what a rank sends of a frame: tensor, where from, where to in its piece, count, the piece."""
-        for piece in self.layout.overlaps(frame):
-            name = piece.tensor.name
-            if not self._shardings[name].is_sent_by(self._ranks[rank]):
-                continue
-            width = piece.tensor.dtype.element_bytes
-            first = 2 * piece.tensor_word // width
-            count = min(2 * piece.words // width, piece.tensor.elements - first)
-            box: Box = self._boxes[rank][name]
-            source, to, here = box.within(first, count)
-            if here:
-                yield name, source, to, here, slice(piece.frame_word, piece.frame_word + piece.words)
 
-    def _rounded(self, name: str, source: Places, to: Places, count: int, target: slice) -> Tensor:
-        flat = self._flat[name]
-        values = flat[source if isinstance(source, slice) else torch.from_numpy(source).to(flat.device)]
-        rounded = torch.empty(count, dtype=self._dtype(name))
-        round_into(rounded, values)
-        return rounded
+def _padded(part: Part) -> int:
+    return -(-part.size_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
-    def _dtype(self, name: str) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self._spans[name].dtype.name)
-        return dtype
 
-    def _width(self, name: str) -> int:
-        return self._spans[name].dtype.element_bytes
+def _dtype(part: Part) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, part.piece.tensor.dtype.name)
+    return dtype
+
+
+def _elements(data: NDArray[np.uint8], part: Part) -> Tensor:
+    return torch.from_numpy(data).view(_dtype(part))
+
+
+def _place(part: Part, values: Tensor, words: Words) -> None:
+    """Write elements to where they belong in the words of their frame."""
+    piece = words[part.piece.frame_word :][: part.piece.words]
+    width = part.piece.tensor.dtype.element_bytes
+    end = 2 * part.piece.tensor_word // width + 2 * part.piece.words // width
+    if end > part.piece.tensor.elements:
+        piece.view(np.uint8)[-1] = 0  # The upper half of the last word belongs to no element.
+    _, to = part.places()
+    elements = torch.from_numpy(piece).view(values.dtype)
+    elements[to if isinstance(to, slice) else torch.from_numpy(to)] = values
 
 
 def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: ProcessGroup) -> dict[str, Sharding]:

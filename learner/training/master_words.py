@@ -4,22 +4,57 @@ Several threads may make different frames at once. They start no threads of thei
 except for transfers from a device.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from node import durable
-from node.policy import BaseModel
+from learner.training.version_coder import LocalCoder, VersionCoder
+from node.weights.assembly.public_base import TakeWords
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
+from node.weights.store.artifact_files import Draft
 
 _SERIAL_ELEMENTS: Final = 32_000
 """torch copies fewer than 32 768 elements in the calling thread; for more, each of the publisher's threads
 would start threads of its own. Costs a sixth of the copy's speed."""
+
+
+Spool = Callable[[], AbstractContextManager[Draft]]
+"""Makes a file for payloads that do not come in order."""
+
+
+class PolicyWords(Protocol):
+    """The words that a model's masters round to, wherever they are."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of the model."""
+        ...
+
+    def digests(self) -> list[int]:
+        """Return ``words_digest`` of every frame."""
+        ...
+
+    def copy_frames(self, take: TakeWords) -> None:
+        """Hand over the words of every frame, one at a time, in order."""
+        ...
+
+    def coder(self, *, threads: int, spool: Spool) -> VersionCoder:
+        """Return what codes versions of them.
+
+        Args:
+            threads: of this process.
+        """
+        ...
+
+
+def root_of(words: PolicyWords) -> bytes:
+    """Return the root of the version that the masters round to."""
+    return version_root(words.layout.digest, words.digests())
 
 
 class MasterWords:
@@ -37,11 +72,6 @@ class MasterWords:
         self._flat = {name: tensor.detach().view(-1) for name, tensor in tensors.items()}
         self._spans = {span.name: span for span in layout.tensors}
         self.layout = layout
-
-    def snapshot(self, words: Words) -> None:
-        """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
-        for number, frame in enumerate(self.layout.frames):
-            self.read(number, words[frame.slice])
 
     def read(self, frame: int, words: Words) -> None:
         """Write the words of one frame, as many as it has; floats rounded to nearest even."""
@@ -61,31 +91,22 @@ class MasterWords:
         self.read(number, words)
         return words
 
-    def root(self) -> bytes:
-        """Return the root of the version that the masters round to."""
-        digests = [words_digest(self.frame(number)) for number in range(len(self.layout.frames))]
-        return version_root(self.layout.digest, digests)
+    def digests(self) -> list[int]:
+        """Return ``words_digest`` of every frame."""
+        digests: list[int] = []
+        self.copy_frames(lambda _, words: digests.append(words_digest(words)))
+        return digests
 
+    def copy_frames(self, take: TakeWords) -> None:
+        """Hand over the words of every frame, one at a time, in order."""
+        room: Words = np.empty(max(frame.words for frame in self.layout.frames), np.uint16)
+        for number, frame in enumerate(self.layout.frames):
+            self.read(number, room[: frame.words])
+            take(number, room[: frame.words])
 
-def keep_public_base(path: Path, masters: MasterWords) -> tuple[Words, BaseModel]:
-    """Write the public base model, version 0, where every chain starts, to a file a frame at a time.
-
-    Returns:
-        A map of the file, which costs no memory while unread, and its digests.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    layout, digests = masters.layout, []
-    room = np.empty(max(frame.words for frame in layout.frames), "<u2")
-    with durable.replacing(path) as file:
-        for number, frame in enumerate(layout.frames):
-            words = room[: frame.words]
-            masters.read(number, words)
-            file.write(words.data)
-            digests.append(words_digest(words))
-    mapped: Words = np.memmap(path, dtype=np.uint16, mode="r")
-    return mapped, layout.base_model(digests)
+    def coder(self, *, threads: int, spool: Spool) -> VersionCoder:
+        """Return what codes versions of them; their payloads come in order."""
+        return LocalCoder(self, threads=threads)
 
 
 def round_into(to: Tensor, source: Tensor) -> None:

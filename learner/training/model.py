@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -238,7 +239,9 @@ class Policy(ScoringModel):
 
     def snapshot(self, words: Words) -> None:
         """Write the whole version into ``words``: [layout.words], floats rounded to nearest even."""
-        self.master_words.snapshot(words)
+        self.master_words.copy_frames(
+            lambda number, frame: np.copyto(words[self.layout.frames[number].slice], frame)
+        )
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
@@ -262,7 +265,7 @@ def load_policy(
     Raises:
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
     """
-    with _model_errors_explained(model_dir, device=device):
+    with _model_errors_explained(model_dir, device=device), ranks.failures_named():
         empty = _empty_model(model_dir) if ranks.is_shared else None
         model = _load(model_dir) if empty is None else empty.model
         if empty is None:
@@ -292,7 +295,7 @@ def load_reference(
     Raises:
         StartupError: as ``load_policy``.
     """
-    with _model_errors_explained(model_dir, device=device):
+    with _model_errors_explained(model_dir, device=device), ranks.failures_named():
         empty = _empty_model(model_dir) if ranks.is_shared else None
         model = _load(model_dir) if empty is None else empty.model
         model.requires_grad_(False)

@@ -28,6 +28,7 @@ from learner.step_log import BatchFigures, StepLine, TrainedGroup
 from learner.training.checkpoint import CheckpointCopy, CheckpointStore, newest_index
 from learner.training.gradient_steps import GradientSteps, versions_of_tokens
 from learner.training.master_access import MasterAccess
+from learner.training.master_words import root_of
 from learner.training.model import Policy, ScoringModel
 from learner.training.replay_settings import settings_of
 from learner.training.train_step import StepOutcome
@@ -351,7 +352,7 @@ class TrainingState:
         """Whether the masters are the words of a published version; None: they are of another number."""
         if version is None or version.number != self.version:
             return None
-        return self.policy.master_words.root() == version.root
+        return root_of(self.policy.master_words) == version.root
 
     def _expected(self, one: DeliveredGroup, expected_divergence: ExpectedDivergence) -> dict[int, float]:
         """Return the divergence expected of a group's tokens, by the version that drew them."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from learner.training.master_words import MasterWords
+from learner.training.master_words import MasterWords, PolicyWords
 from learner.training.micro_batches import Row, micro_batches
 from node.weights.format.layout import Layout
 
@@ -50,8 +50,8 @@ class Ranks(Protocol):
         """Raise what other ranks' failures lead to here as one error that names them."""
         ...
 
-    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> MasterWords:
-        """Return what reads a version's words off the masters, on the first rank."""
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> PolicyWords:
+        """Return what reads a version's words off the masters of all ranks, on the first."""
         ...
 
     def follow_writes(self, optimizer: Optimizer) -> None:

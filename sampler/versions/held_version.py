@@ -126,7 +126,7 @@ class HeldVersion:
         payloads = await asyncio.to_thread(self.saved.begin, manifest)
         base, base_version = self.weights.live, self.policy.held
         if manifest.base_version == PUBLIC_VERSION != base_version.number:
-            base, base_version = self.saved.base.words, self.saved.base.version
+            base, base_version = self.saved.base_words, self.saved.base.version
         spare, spares = None, None if self.in_place else self.weights.spares
         if spares is not None:
             # Until the fetch has ended well, threads of a cancelled one may still write into the spare.

@@ -18,14 +18,15 @@ from typing import Final
 from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
+from node.weights.assembly.public_base import PublicBase
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.store.high_water import HighWater
-from sampler.engines.model_words import LiveWords, ModelWords, copy_words
+from sampler.engines.model_words import ArrayWords, LiveWords, ModelWords, copy_words
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from sampler.versions.version_assembly import VersionAssembly
-from sampler.versions.version_files import PublicBase, load_held, save_held
+from sampler.versions.version_files import keep_base, load_held, save_held
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +41,12 @@ class SavedPolicy:
 
     Attributes:
         base: The public base model.
+        base_words: Its words, as those of engines are read.
         mark: The newest version ever believed.
     """
 
     base: PublicBase
+    base_words: ArrayWords
     _log: DeltaLog
 
     def __init__(
@@ -91,7 +94,8 @@ class SavedPolicy:
                 f"{path} cannot be read: {error}",
                 fix="Restore it. Without it this sampler would believe policies older than it has seen.",
             ) from error
-        self.base = PublicBase.keep(self._directory / BASE_FILE, live, layout=self._layout)
+        self.base = keep_base(self._directory / BASE_FILE, live, layout=self._layout)
+        self.base_words = ArrayWords(self.base.words)
 
     def load(self, weights: LiveWords) -> PolicyVersion:
         """Load the newest version on disk, else the base model, into the live words, and return it.
@@ -111,7 +115,7 @@ class SavedPolicy:
             self._saved_version = 0 if held is None else held.number
             # After a long absence the log may start from the base model instead of the copy.
             if held is None or self._log.reach(self.base.version) > self._log.reach(held):
-                copy_words(self.base.words, weights.live, layout=self._layout)
+                copy_words(self.base_words, weights.live, layout=self._layout)
                 held = self.base.version
             weights.settle()
             newest: Manifest | None = None

@@ -1,6 +1,6 @@
 """Whole versions in a sampler's state directory: the public base model and a copy of the held policy.
 
-    base.words    words u16...                                                                  little-endian
+    base.words    see ``node.weights.assembly.public_base``
     held.words    magic | version i64 | root 16 | BLAKE3-16 of all before | words u16...        little-endian
 
 The root is computed again when a file is read; a damaged copy counts as none.
@@ -9,7 +9,6 @@ The root is computed again when a file is read; a damaged copy counts as none.
 import logging
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +16,9 @@ import blake3
 import numpy as np
 
 from node import durable
-from node.errors import StartupError
-from node.policy import BaseModel, PolicyVersion
+from node.policy import PolicyVersion
+from node.weights.assembly.public_base import PublicBase, TakeWords
 from node.weights.format.layout import Layout
-from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from sampler.engines.model_words import ArrayWords, ModelWords, copy_words, frame_digests, version_of
 
 logger = logging.getLogger(__name__)
@@ -30,36 +28,17 @@ _DIGEST_BYTES: Final = 16
 _MAGIC: Final = b"HRLHELD\0"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PublicBase:
-    """Version 0 on disk, from which a chain may start: memory-mapped, so that unread words cost no memory."""
+def keep_base(path: Path, live: ModelWords, *, layout: Layout) -> PublicBase:
+    """Write the base model, which is in ``live``, unless the file holds it already.
 
-    words: ArrayWords
-    version: PolicyVersion
-    model: BaseModel
-    """As it is told to the coordinator."""
+    Raises StartupError: the file cannot be written.
+    """
 
-    @classmethod
-    def keep(cls, path: Path, live: ModelWords, *, layout: Layout) -> "PublicBase":
-        """Write the base model, which is in ``live``, unless the file holds it already.
+    def copy(take: TakeWords) -> None:
+        for number, frame in enumerate(layout.frames):
+            take(number, live.read(frame))
 
-        Raises StartupError: the file cannot be written.
-        """
-        model = layout.base_model(frame_digests(live, layout.frames))
-        version = PolicyVersion(PUBLIC_VERSION, model.root)
-        try:
-            kept = _mapped(path, layout)
-            if kept is None or version_of(PUBLIC_VERSION, kept, layout=layout) != version:
-                with durable.replacing(path) as file:
-                    _write_frames(file.fileno(), live, layout=layout)
-                kept = _mapped(path, layout)
-        except OSError as error:
-            raise StartupError(
-                f"{path} cannot be written: {error}", fix="Make room on the disk of the state directory."
-            ) from error
-        if kept is None:
-            raise StartupError(f"{path} does not have the size that was written", fix="Check the disk.")
-        return cls(kept, version, model)
+    return PublicBase.keep(path, frame_digests(live, layout.frames), copy, layout=layout)
 
 
 def save_held(path: Path, version: PolicyVersion, words: ModelWords, *, layout: Layout) -> None:
@@ -97,12 +76,6 @@ def load_held(path: Path, *, layout: Layout, into: ModelWords) -> PolicyVersion 
         return None
     copy_words(copy, into, layout=layout)
     return version
-
-
-def _mapped(path: Path, layout: Layout) -> ArrayWords | None:
-    if not path.exists() or path.stat().st_size != 2 * layout.words:
-        return None
-    return ArrayWords(np.memmap(path, dtype=np.uint16, mode="r"))
 
 
 def _write_frames(descriptor: int, words: ModelWords, *, layout: Layout) -> None:

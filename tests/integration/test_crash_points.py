@@ -16,7 +16,7 @@ from learner.objective.slow_fast import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training.checkpoint import CheckpointCopy
-from learner.training.master_words import MasterWords, keep_public_base
+from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import StoredGroup, Transaction
@@ -26,13 +26,14 @@ from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup, Verdict
 from node.run import StepReport
 from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.public_base import PublicBase
 from node.weights.format.manifest import sign, signed_by
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.store.high_water import Head, HighWater
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly
-from sampler.versions.version_files import PublicBase
+from sampler.versions.version_files import keep_base
 from support.checkpoints import open_checkpoints, origin_of
 from support.clock import ManualClock
 from support.crashes import Stop, every_stop
@@ -350,9 +351,10 @@ def test_the_public_base_is_kept_whole_or_written_again(
         kept_whole.newest = 0
         path = directory / "base.words"
         if who == "learner":
-            kept, _ = keep_public_base(path, MasterWords(masters, LAYOUT))
+            words_of = MasterWords(masters, LAYOUT)
+            kept = PublicBase.keep(path, words_of.digests(), words_of.copy_frames, layout=LAYOUT).words
         else:
-            kept = PublicBase.keep(path, live_words(words).live, layout=LAYOUT).words.words
+            kept = keep_base(path, live_words(words).live, layout=LAYOUT).words
         assert HeldPolicy.of(0, np.array(kept), layout=LAYOUT).version == LEARNER.versions[0].version
         kept_whole.say(1)
 

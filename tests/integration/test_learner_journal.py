@@ -11,6 +11,7 @@ import torch
 
 from bench.kill_lab.noise import disturb_moments
 from learner.training.checkpoint import versions_in
+from learner.training.master_words import root_of
 from learner.training.model import Policy
 from node.errors import StartupError
 from node.policy import PolicyVersion
@@ -24,7 +25,7 @@ def parameters(policy: Policy) -> torch.Tensor:
 
 
 def head_of(running: RunningLearner) -> PolicyVersion:
-    return PolicyVersion(running.loop.version, running.policy.master_words.root())
+    return PolicyVersion(running.loop.version, root_of(running.policy.master_words))
 
 
 async def take_steps(hub: ScriptedHub, running: RunningLearner, *, until_version: int) -> None:

@@ -21,7 +21,6 @@ from learner import learner_role
 from learner.config import LearnerConfig
 from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import read_masters, versions_in
-from learner.training.master_words import keep_public_base
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
@@ -48,6 +47,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
+from support.rank_processes import forked_context
 from support.roles import role_context
 from support.waiting import until
 
@@ -111,8 +111,8 @@ async def sampling(
 ) -> AsyncIterator[Counter[Verdict]]:
     """Lease and submit, always with version 0, until the end of the block; counts the hub's verdicts."""
     policy = load_policy(model_dir, device="cpu")
-    layout_digest = policy.layout.digest
-    _, base = keep_public_base(made.directory / "base.words", policy.master_words)
+    layout = policy.layout
+    base = layout.base_model(policy.master_words.digests())
     version0 = PolicyVersion(0, base.root)
     control, rollouts = (
         dial(hub, made.sampler, purpose=purpose, now=CLOCK.now())
@@ -121,7 +121,7 @@ async def sampling(
     verdicts: Counter[Verdict] = Counter()
     membership = MembershipClient(
         control,
-        Member(made.run_id, Role.SAMPLER, layout_digest, tokenizer_digest(model_dir)),
+        Member(made.run_id, Role.SAMPLER, layout.digest, tokenizer_digest(model_dir)),
         reports=PeerReports(held=lambda: version0, waits_for=str, metrics=tuple, base=lambda: base),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
         clock=CLOCK,
@@ -135,7 +135,7 @@ async def sampling(
         while True:
             grant = await client.lease(4, version0)
             for lease in grant.leases:
-                group = answer(lease, made, model_dir, layout_digest, reward_of=reward_of)
+                group = answer(lease, made, model_dir, layout.digest, reward_of=reward_of)
                 verdict, detail = await client.submit(group)
                 assert verdict is Verdict.SPOOLED, detail
             if not grant.leases:
@@ -157,7 +157,13 @@ async def sampling(
 
 
 async def learn(
-    made: MadeRun, hub: str, model_dir: Path, *, max_versions: int, quarantine_mismatch_nats: float = 0.2
+    made: MadeRun,
+    hub: str,
+    model_dir: Path,
+    *,
+    max_versions: int,
+    quarantine_mismatch_nats: float = 0.2,
+    ranks: int = 1,
 ) -> tuple[ExitCode, RoleContext]:
     """Run the learner's daemon until it ends by itself."""
     config = LearnerConfig(
@@ -170,13 +176,14 @@ async def learn(
         reference_kl_coefficient=0.01,
         max_versions=max_versions,
         quarantine_mismatch_nats=quarantine_mismatch_nats,
+        dp_shard=ranks,
     )
     context = role_context(made, Role.LEARNER, config, hub=hub)
 
     async def build() -> list[Service]:
         return await learner_role.build(context)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60 * ranks):
         code = await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
     return code, context
 
@@ -240,6 +247,32 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     }
     assert shown["heterorl_learner_version"] == shown["heterorl_learner_published_version"] == 5
     assert shown["heterorl_learner_trained_tokens_total"] == 2 * 2 * 2 * 4
+
+
+async def _learn_on_two_ranks_then_one(made: MadeRun, model_dir: Path) -> None:
+    published = made.directory / "learner" / "published"
+    async with coordinator(made) as hub, sampling(made, hub, model_dir):
+        assert (await learn(made, hub, model_dir, max_versions=3, ranks=2))[0] is ExitCode.DRAINED
+        words0 = (made.directory / "learner" / "base.words").read_bytes()
+        assert (await learn(made, hub, model_dir, max_versions=5))[0] is ExitCode.DRAINED
+    assert (made.directory / "learner" / "base.words").read_bytes() == words0
+    store = ArtifactStore(
+        published, public_key=made.run.learner_public_key, run_id=made.run_id, retained_keyframes=2
+    )
+    assert store.head() == version_in_checkpoint(made, model_dir)
+    assert {path.name for path in (published / "complete").iterdir()} >= {"2-key", "4-3", "5-4"}
+
+
+def learn_on_two_ranks_then_one(directory: Path, model_dir: Path) -> None:
+    """Do so in this process, which torch's process group stays in."""
+    asyncio.run(_learn_on_two_ranks_then_one(make_run(directory, now=time.time()), model_dir))
+
+
+def test_a_learner_of_two_ranks_publishes_and_one_rank_goes_on(tmp_path: Path, model_dir: Path) -> None:
+    process = forked_context().Process(target=learn_on_two_ranks_then_one, args=(tmp_path / "run", model_dir))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 async def test_verdicts_reach_the_sampler_that_wrote_the_groups(made: MadeRun, model_dir: Path) -> None:

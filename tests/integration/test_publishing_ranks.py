@@ -1,82 +1,69 @@
-"""A learner in two processes publishes what one alone would, byte for byte."""
+"""Four ranks publish what one process would, byte for byte, and none has more words than its share."""
 
-import multiprocessing
+import json
 from pathlib import Path
+from typing import Final
 
-import numpy as np
 import pytest
 
-from bench.whole_versions import encode_version
-from learner.training.master_words import MasterWords
-from node.identity.signatures import SigningKey
-from node.weights.assembly.encode import join
-from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import sign, signed_by
-from node.weights.store.artifact_store import ArtifactStore
-from support.ranks import LAYOUT, frames_of, names_of, publish_share, read_share, tensors_of
+from learner.ranks.frame_work import ROUND_FRAMES
+from support.rank_processes import run_on_ranks
+from support.shared_frames import FRAME_WORDS, model_of, publish_all
 
-RANKS = 2
-KEY = SigningKey.generate()
-
-
-def whole_version(number: int) -> HeldPolicy:
-    masters = MasterWords(tensors_of({span.name for span in LAYOUT.tensors}, version=number), LAYOUT)
-    words = np.empty(LAYOUT.words, np.uint16)
-    for frame, span in enumerate(LAYOUT.frames):
-        masters.read(frame, words[span.slice])
-    return HeldPolicy.of(number, words, layout=LAYOUT)
+RANKS: Final = 4
+CASES: Final = {
+    "dp_shard": ((1, 4, 1), 16),
+    "tp and dp_shard": ((1, 2, 2), 1),
+    "dp_replicate and dp_shard": ((2, 2, 1), 1),
+}
+"""Meshes and numbers of layers."""
+UNDER_WAY_FRAMES: Final = 12 * ROUND_FRAMES
+"""Two rounds: words received and sent, payloads alone and joined, and what coding a frame takes."""
 
 
-def test_two_processes_with_half_of_the_frames_each_make_the_artifact_that_one_makes(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(
-        target=publish_share, args=(1, RANKS, str(tmp_path))
-    )
-    process.start()
-    publish_share(0, RANKS, str(tmp_path))
-    process.join(timeout=60)
-    assert process.exitcode == 0
-
-    shares = [share for rank in range(RANKS) for share in read_share(rank, tmp_path)]
-    manifest = join(
-        [coded for coded, _ in shares],
-        version=1,
-        base=whole_version(0).version,
-        layout=LAYOUT,
-        run_id="run",
-        learner_epoch=1,
-        published_at_s=5.0,
-    )
-    alone = encode_version(
-        whole_version(1).words,
-        version=1,
-        base=whole_version(0),
-        layout=LAYOUT,
-        run_id="run",
-        learner_epoch=1,
-        published_at_s=5.0,
-    )
-    assert sign(manifest, KEY) == sign(alone.manifest, KEY)
-    assert tuple(payload for _, payload in shares) == alone.payloads
-    assert sum(map(len, alone.payloads)) > 0
-
-    store = ArtifactStore(tmp_path / "store", public_key=KEY.public_key, run_id="run", retained_keyframes=1)
-    with store.draft() as draft:
-        for _, payload in shares:
-            draft.append(payload)
-        store.put_version(signed_by(manifest, KEY), draft)
-    assert store.head() == whole_version(1).version
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("published")
+    model_of(1).save_pretrained(directory / "model")
+    run_on_ranks(publish_all, directory, CASES, ranks=RANKS)
+    return directory
 
 
-def test_a_share_that_is_missing_is_not_signed_over(tmp_path: Path) -> None:
-    publish_share(0, RANKS, str(tmp_path))
-    assert len(names_of(frames_of(0, ranks=RANKS))) < len(LAYOUT.tensors)
-    with pytest.raises(ValueError, match=f"frames were coded, the layout has {len(LAYOUT.frames)}"):
-        join(
-            [coded for coded, _ in read_share(0, tmp_path)],
-            version=1,
-            base=whole_version(0).version,
-            layout=LAYOUT,
-            run_id="run",
-            learner_epoch=1,
-            published_at_s=5.0,
-        )
+def content(directory: Path) -> dict[str, bytes]:
+    complete = (directory / "published" / "complete").glob("*/*")
+    files = [directory / "base.words", *complete]
+    return {str(file.relative_to(directory)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_deltas_keyframes_merged_deltas_and_those_after_a_restart_are_those_of_one_process(
+    published: Path, name: str
+) -> None:
+    shared, alone = (content(published / name / which) for which in ("shared", "alone"))
+    assert sorted({path.split("/")[2] for path in shared if "/" in path}) == [
+        *("1-0", "2-1", "2-key", "3-0", "3-1", "3-2", "4-3"),
+    ]
+    assert shared == alone
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_full_disk_and_a_number_that_is_not_finite_are_told_as_by_one_process_and_change_nothing(
+    published: Path, name: str
+) -> None:
+    said = json.loads((published / name / "said.json").read_text())
+    assert said[:2] == said[2:]
+    assert said[0] == "no room"
+    assert said[1].startswith("tensor 'model.norm.weight' has a NaN or an infinity at element 0")
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_rank_reads_a_quarter_of_the_model_files(published: Path, rank: int) -> None:
+    read, whole = json.loads((published / f"read-{rank}.json").read_text())
+    assert 0 < read <= 1.1 / RANKS * whole
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_rank_has_a_quarter_of_the_words_and_a_few_frames_under_way(published: Path, rank: int) -> None:
+    for held in json.loads((published / "dp_shard" / f"held-{rank}.json").read_text()):
+        assert held["words"] <= 1.1 / RANKS * held["whole"]
+        assert held["peak"] <= 1.1 / RANKS * held["whole"] + 2 * FRAME_WORDS * UNDER_WAY_FRAMES

@@ -18,6 +18,7 @@ from learner.config import LearnerConfig
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
 from node.policy import Announcement, Artifact, ArtifactKey
+from node.weights.assembly.stored import StoredVersions
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
@@ -27,6 +28,7 @@ from sampler.versions.version_files import save_held
 from support.identity import MadeRun, make_run
 from support.policy_hub import PolicyHub, policy_hub
 from support.policy_sync import IN_PLACE, syncing
+from support.publishing import coder_of
 from support.weights import Learner
 
 TINY = Layout.of([TensorSpec("a", (16, 16)), TensorSpec("b", (70,))], frame_words=128)
@@ -70,10 +72,8 @@ def publish_all(learner: Learner, store: ArtifactStore) -> None:
     every = LearnerConfig.model_fields["keyframe_every_versions"].default
     signer = Signer(learner.key, learner.run_id, learner.epoch)
     further = FurtherArtifacts(
-        store,
+        StoredVersions(store, TINY, learner.words(0)),
         signer,
-        layout=TINY,
-        words0=learner.words(0),
         keyframe_every_versions=every,
         public_delta_every_versions=LearnerConfig.model_fields["public_delta_every_versions"].default,
         longest_lag_versions=lambda: HEAD,
@@ -83,7 +83,8 @@ def publish_all(learner: Learner, store: ArtifactStore) -> None:
         if further.is_keyframe_due(version):
             learner.put(store, (version, None))
         while (key := further.next_delta(version)) is not None:
-            further.make_delta(learner.versions[version], key, is_superseded=lambda: False)
+            coder, head = coder_of(learner.words(version), TINY), learner.versions[version].version
+            further.make_delta(coder, head, key, is_superseded=lambda: False)
 
 
 async def arrive(hub: PolicyHub, directory: Path, *, held: int) -> float:

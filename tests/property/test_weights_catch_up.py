@@ -13,7 +13,8 @@ from bench.whole_versions import WholeVersion
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact
 from node.weights.assembly.held import HeldPolicy
-from node.weights.assembly.merge import merge_version, stored_version
+from node.weights.assembly.merge import join_merged, merge_frame
+from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import Manifest, sign
@@ -29,20 +30,22 @@ def merged(
     learner: Learner, store: ArtifactStore, version: int, base: int, words0: Words
 ) -> tuple[Manifest, list[bytes]]:
     """Make the delta ``base`` -> ``version`` from what is stored."""
-    payloads: list[bytes] = []
-    with stored_version(store, base, layout=learner.layout, words0=words0) as base_frame:
-        manifest = merge_version(
-            learner.versions[version],
-            base_version=base,
-            base_frame=base_frame,
-            layout=learner.layout,
-            run_id=learner.run_id,
-            learner_epoch=learner.epoch,
-            published_at_s=1000.0 + version,
-            put=payloads.append,
-            is_superseded=lambda: False,
-        )
-    assert manifest is not None
+    head, payloads, frames = learner.versions[version], list[bytes](), []
+    with StoredVersions(store, learner.layout, words0).opened(base) as old:
+        for number, span in enumerate(learner.layout.frames):
+            new = head.words[span.slice]
+            frame, payload = merge_frame(number, new=new, old=old.words(number), layout=learner.layout)
+            frames.append(frame)
+            payloads.append(payload)
+    manifest = join_merged(
+        frames,
+        head=head.version,
+        base_version=base,
+        layout=learner.layout,
+        run_id=learner.run_id,
+        learner_epoch=learner.epoch,
+        published_at_s=1000.0 + version,
+    )
     return manifest, payloads
 
 

@@ -19,12 +19,14 @@ from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import MasterWords
+from learner.training.version_coder import LocalCoder
 from node.clock import SystemClock
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey, PolicyVersion
 from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
 from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import Manifest
@@ -50,10 +52,18 @@ def held(version: int, layout: Layout = LAYOUT) -> HeldPolicy:
     return HeldPolicy.of(version, words_of(version), layout=layout)
 
 
-def wide(words: Words) -> dict[str, torch.Tensor]:
+def wide(words: Words, layout: Layout = LAYOUT) -> dict[str, torch.Tensor]:
     """The float32 numbers that round to some words."""
     flat = torch.from_numpy(words.copy()).view(torch.bfloat16).float()
-    return {span.name: flat[span.start_word :][: span.words].view(span.shape) for span in LAYOUT.tensors}
+    return {span.name: flat[span.start_word :][: span.words].view(span.shape) for span in layout.tensors}
+
+
+def coder_of(words: Words, layout: Layout = LAYOUT) -> LocalCoder:
+    """Return a coder that has some words as published."""
+    coder = LocalCoder(MasterWords(wide(words, layout), layout), threads=1)
+    coder.code_masters(lambda _: None)
+    coder.keep()
+    return coder
 
 
 def masters_of(version: int) -> dict[str, torch.Tensor]:
@@ -131,7 +141,7 @@ async def publishing(
     instruments = Instruments.of(registry, NodeMetrics(registry, roles=["learner"], clock=clock), clock=clock)
     access = MasterAccess(version=start.version.number, monotonic=clock.monotonic)
     masters = wide(start.words)
-    signer = Signer(KEY, "run", 1)
+    signer, stored = Signer(KEY, "run", 1), StoredVersions(store, layout, words_of(0))
     keyframes: list[int] = []
 
     def before_keyframe() -> None:
@@ -140,21 +150,17 @@ async def publishing(
 
     publisher = Publisher(
         access,
-        MasterWords(masters, layout),
-        store,
+        LocalCoder(MasterWords(masters, layout), threads=threads),
+        stored,
         signer=signer,
         further=FurtherArtifacts(
-            store,
+            stored,
             signer,
-            layout=layout,
-            words0=words_of(0),
             keyframe_every_versions=keyframe_every,
             public_delta_every_versions=public_every,
             longest_lag_versions=lambda: lag,
         ),
-        words0=words_of(0),
         before_keyframe=before_keyframe,
-        threads=threads,
         run_settings=run_settings,
         instruments=instruments,
     )

@@ -1,13 +1,18 @@
 """Learners of several processes on gloo, each beside a learner of one process that takes the same steps."""
 
+import asyncio
 import copy
+import faulthandler
 import json
 import multiprocessing
 import signal
 import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,11 +39,15 @@ from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shard_words import ShardWords
+from learner.ranks.shared_words import SharedWords
 from learner.training.checkpoint import load_into, parts_of
 from learner.training.model import Policy, ScoringModel, load_policy
 from learner.training.tensor_files import save_tensors
 from learner.training.train_step import StepSettings, train_step
+from node.errors import StartupError
+from node.process.abandoned_threads import exit_without_them
+from node.process.daemon import StartStage, run_daemon
+from node.process.service import Service
 from support.made_up_groups import VERSION, made_up_groups
 from support.step_settings import make_step_settings
 
@@ -207,19 +216,26 @@ def _whole(tensor: Tensor) -> Tensor:
     return whole
 
 
+def forked_context() -> ForkServerContext:
+    """Return what starts processes from one that has imported torch: imports take longer than the work."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 def run_on_ranks(work: Callable[..., None], *arguments: Any, ranks: int) -> None:
     """Call ``work(*arguments)`` in as many processes that know each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # Forked from a process that has imported torch: four imports take longer than the work.
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    forked_context()
     torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call, attr-defined]
         _run, args=(ranks, port, work, arguments), nprocs=ranks, start_method="forkserver"
     )
 
 
 def _run(rank: int, ranks: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    faulthandler.enable()
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=LIMIT
@@ -258,10 +274,10 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
         dist.barrier()
         save_tensors(saved / name, tensors, group=group.saves.group)
     words = policy.master_words
-    assert isinstance(words, ShardWords)
+    assert isinstance(words, SharedWords)
     if dist.get_rank() == 0:
         made = np.empty(policy.layout.words, np.uint16)
-        words.snapshot(made)
+        policy.snapshot(made)
         words.end()
         np.save(directory / f"words-{number}{suffix}.npy", made)
     else:
@@ -269,11 +285,17 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
     dist.barrier()
 
 
-def lead(layout: Mapping[str, Any], model_dir: Path, path: Path) -> None:
-    """Be the first of two ranks and start the other; take steps, lose it, and write down what came of it."""
+def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> None:
+    """Be the first of two ranks and start the other; take steps, lose it, and write down what came of it.
+
+    Args:
+        fault: "memory", for want of which what saves its shards ends it, told to expect more bytes than there
+            are; or "stop", after which it is killed.
+    """
     config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
     settings = StepSettings.of(config)
     fleet = Fleet(config)
+    fleet.meet()
     shared, one = (
         load_policy(model_dir, device="cpu", ranks=fleet.group),
         load_policy(model_dir, device="cpu"),
@@ -291,15 +313,41 @@ def lead(layout: Mapping[str, Any], model_dir: Path, path: Path) -> None:
         words.append(np.empty(policy.layout.words, np.uint16))
         policy.snapshot(words[-1])
     [child] = fleet.children
+    if fault == "memory":
+        dist.broadcast(torch.tensor([1 << 60]), src=0, group=fleet.group.saves.group)
+    else:
+        fleet.orders.limit_s = 1.0
+        child.process.send_signal(signal.SIGSTOP)
     said = []
-    fleet.orders.limit_s = 1.0
-    child.process.send_signal(signal.SIGSTOP)
-    for _ in range(2):
+    for has_ended in (True,) if fault == "memory" else (False, True):
+        if has_ended:
+            if fault == "stop":
+                child.process.kill()
+            child.process.wait()
         try:
             train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
         except RankLostError as error:
             said.append(str(error))
-        child.process.kill()
-        child.process.wait()
     differing = float((words[0] != words[1]).mean())
     path.write_text(json.dumps({"said": said, "pid": child.process.pid, "differing_words": differing}))
+
+
+def meet_in_vain(model_dir: Path, told: Connection) -> None:
+    """Be a daemon whose other rank does not come; tell its process, and the error that ends the wait."""
+
+    async def build() -> Sequence[Service]:
+        fleet = Fleet(LearnerConfig(model_dir=model_dir, learning_rate=1e-2, dp_shard=2))
+        [child] = fleet.children
+        child.process.send_signal(signal.SIGSTOP)
+        told.send(child.pid)
+        try:
+            await fleet.met()
+        except StartupError as error:
+            told.send(str(error))
+            raise
+        return ()
+
+    stages = [StartStage("learner", build)]
+    code = asyncio.run(run_daemon(stages, drain_timeout_s=10, announce=lambda _: None))
+    exit_without_them(code)
+    sys.exit(code)

@@ -17,6 +17,7 @@ from learner.metrics import Instruments
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
 from learner.training.master_access import MasterAccess
+from learner.training.master_words import root_of
 from learner.training.model import Policy, load_policy
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
@@ -134,7 +135,7 @@ async def learner(
         **{"learning_rate": 1e-3, "buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
     )
     policy = load_policy(model_dir, device="cpu")
-    published = [PolicyVersion(0, policy.master_words.root())]
+    published = [PolicyVersion(0, root_of(policy.master_words))]
     if head is not None:
         published.append(head)
     training_state = TrainingState(

@@ -63,12 +63,12 @@ def code_frames(
 
     if executor is None:
         for frame in frames:
-            take(_code(frame, new=new, base=base, layout=layout))
+            take(code_frame(frame, new=new, base=base, layout=layout))
         return tuple(coded_frames)
     begun: deque[Future[tuple[CodedFrame, bytes]]] = deque()
     try:
         for frame in frames:
-            begun.append(executor.submit(_code, frame, new=new, base=base, layout=layout))
+            begun.append(executor.submit(code_frame, frame, new=new, base=base, layout=layout))
             if len(begun) == under_way:
                 take(begun.popleft().result())
         while begun:
@@ -115,9 +115,15 @@ def join(
     )
 
 
-def _code(
+def code_frame(
     frame: int, *, new: FrameWords, base: FrameWords | None, layout: Layout
 ) -> tuple[CodedFrame, bytes]:
+    """Code one frame as small as possible; return it with its payload.
+
+    Args:
+        base: what the receiver holds; None: the frame is of a keyframe.
+    Raises RefusedError: as ``code_frames``.
+    """
     words = new(frame)
     base_words = None if base is None else base(frame)
     coded = encode_frame(words, base=base_words, dtype=layout.frames[frame].dtype)

@@ -49,6 +49,11 @@ class Draft:
         with _cannot_be_stored(_BEING_MADE):
             self._file.close()
 
+    def reopen(self) -> BinaryIO:
+        """Finish, and return the payloads to be read from the first on. Raises RefusedError: DISK."""
+        self.finish()
+        return self.path.open("rb")
+
     def close(self) -> None:
         """Remove the file, unless it became an artifact."""
         with suppress(OSError):  # What a full disk did not take is thrown away here.

@@ -46,7 +46,9 @@ def test_a_box_has_the_elements_that_torch_deals_to_the_rank(
     sent: list[int] = []
     for at in coordinates(sizes):
         whole = chunked(sharding, at, sizes)
-        source, to, here = sharding.box(at, sizes).within(first, count)
+        box = sharding.box(at, sizes)
+        source, to, here = box.within(first, count)
+        assert box.count(first, count) == here
         of_run = np.arange(first, first + count)[to].tolist()
         assert np.array(whole, np.int64)[source].tolist() == of_run
         assert len(of_run) == here

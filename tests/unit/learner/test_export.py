@@ -23,6 +23,7 @@ from node.errors import StartupError
 from node.identity.signatures import SigningKey
 from node.rollout import RolloutGroup
 from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.stored import StoredVersions
 from node.weights.format.manifest import sign
 from node.weights.store.artifact_store import ArtifactStore
 from sampler.engines.model_words import version_of
@@ -167,7 +168,9 @@ def publish(
         state_dir / "learner/published", public_key=key.public_key, run_id="run", retained_keyframes=1
     )
     kept = KeptVersions(
-        state_dir / "learner/kept", store, layout=policy.layout, words0=words0, wanted=lambda: (2, 4)
+        state_dir / "learner/kept",
+        StoredVersions(store, policy.layout, words0),
+        wanted=lambda: (2, 4),
     )
     roots = {}
     for version in range(1, versions + 1):

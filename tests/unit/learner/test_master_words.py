@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.training.master_words import MasterWords, keep_public_base
+from learner.training.master_words import MasterWords, root_of
 from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.public_base import PublicBase
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 
@@ -86,9 +87,11 @@ def test_masters_that_do_not_lie_in_order_are_our_own_mistake() -> None:
 
 def test_the_public_base_on_disk_is_the_whole_version(tmp_path: Path) -> None:
     masters = make_masters()
-    kept, base = keep_public_base(tmp_path / "base.words", MasterWords(masters, LAYOUT))
-    assert (np.asarray(kept) == words_by_tensor(masters)).all()
-    assert base.root == HeldPolicy.of(0, np.asarray(kept), layout=LAYOUT).version.root
+    words = MasterWords(masters, LAYOUT)
+    base = PublicBase.keep(tmp_path / "base.words", words.digests(), words.copy_frames, layout=LAYOUT)
+    assert (np.asarray(base.words) == words_by_tensor(masters)).all()
+    assert base.version == HeldPolicy.of(0, np.asarray(base.words), layout=LAYOUT).version
+    assert base.model.root == base.version.root == root_of(words)
 
 
 @pytest.mark.parametrize("frame_words", [4, 16, 1 << 20])

@@ -14,9 +14,21 @@ from learner.training.master_words import MasterWords
 from node.errors import RefusedError, StartupError
 from node.policy import ArtifactKey, PolicyVersion
 from node.weights.assembly.held import HeldPolicy
+from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words
 from node.weights.format.manifest import sign
-from support.publishing import FRAMED, KEY, LAYOUT, fetched, held, open_store, publishing, slow_disk, words_of
+from support.publishing import (
+    FRAMED,
+    KEY,
+    LAYOUT,
+    coder_of,
+    fetched,
+    held,
+    open_store,
+    publishing,
+    slow_disk,
+    words_of,
+)
 from support.waiting import until
 from support.weights import put_version
 
@@ -237,10 +249,8 @@ async def test_while_nobody_is_behind_it_makes_steps_only(tmp_path: Path) -> Non
 def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
     store, signer = open_store(tmp_path), Signer(KEY, "run", 1)
     further = FurtherArtifacts(
-        store,
+        StoredVersions(store, LAYOUT, words_of(0)),
         signer,
-        layout=LAYOUT,
-        words0=words_of(0),
         keyframe_every_versions=100,
         public_delta_every_versions=2,
         longest_lag_versions=lambda: 0,
@@ -257,8 +267,9 @@ def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
         )
         put_version(store, sign(encoded.manifest, KEY), encoded.payloads)
     assert further.next_delta(2) == ArtifactKey(2, 0)
-    further.make_delta(held(2), ArtifactKey(2, 0), is_superseded=lambda: True)
+    coder, head = coder_of(words_of(2)), held(2).version
+    further.make_delta(coder, head, ArtifactKey(2, 0), is_superseded=lambda: True)
     assert further.next_delta(2) == ArtifactKey(2, 0)
-    further.make_delta(held(2), ArtifactKey(2, 0), is_superseded=lambda: False)
+    further.make_delta(coder, head, ArtifactKey(2, 0), is_superseded=lambda: False)
     assert further.next_delta(2) is None
     assert further.next_delta(1) is None

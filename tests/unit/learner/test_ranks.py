@@ -1,5 +1,6 @@
 """Orders, shares and diagnoses of ranks, without any."""
 
+import errno
 import math
 import signal
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from learner.config import LearnerConfig
+from learner.ranks.errors import is_out_of_memory
 from learner.ranks.launching import Child, Neighbour, check_world_size
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, StepOrder
@@ -44,6 +47,16 @@ def test_the_fate_of_a_rank_is_told_with_its_number(child: Child) -> None:
     child.process.wait()
     assert "was killed" in child.fate
     assert f"process {child.process.pid}) ended" in Neighbour(2, child.process.pid).fate
+
+
+def test_an_allocation_that_fails_is_told_from_other_errors() -> None:
+    for allocate in (lambda: np.empty(1 << 55), lambda: torch.empty(1 << 55)):
+        with pytest.raises((MemoryError, RuntimeError)) as failed:
+            allocate()
+        assert is_out_of_memory(failed.value)
+    assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert not is_out_of_memory(RuntimeError("Connection closed by peer"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
 
 
 def test_another_number_of_processes_than_the_mesh_has_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from bench.whole_versions import EncodedVersion
 from node.weights.assembly.apply import WrongBaseError, make_frame
-from node.weights.assembly.merge import rebuild_frame
+from node.weights.assembly.stored import rebuild_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.manifest import DamagedFrameError, Manifest
 from support.weights import LAYOUT, Learner

@@ -1,0 +1,140 @@
+"""What a rank does for its own frames, in threads of its own.
+
+    work       with the masters' words of a frame     or with the published ones
+    digest     hash them                              keyframe   code them alone
+    copy       hand them over                         merge      code them against an older version's
+    code       code them against the published ones
+    rebuild    make an older version's in their place
+
+Whatever is refused becomes the frame's result.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from learner.ranks.frame_results import FrameResult
+from learner.ranks.shard_words import ShardWords
+from learner.training.version_coder import OwnFrames
+from node.errors import RefusedError
+from node.weights.assembly.encode import code_frame
+from node.weights.assembly.merge import merge_frame
+from node.weights.assembly.stored import rebuild_frame
+from node.weights.format.digests import Words
+from node.weights.format.manifest import Manifest
+
+ROUND_FRAMES: Final = 4
+"""Frames of each rank in a round. One round's are coded while the next one's words travel."""
+
+_OF_MASTERS: Final = ("digest", "copy", "code")
+OF_STORE: Final = ("merge", "rebuild")
+"""Work that takes the way to an old version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The way to a frame of an older version."""
+
+    start: Words | None
+    """Its words where the artifacts start from; None: the first one is a keyframe."""
+    payloads: Sequence[bytes]
+    """Its payload in each of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """Some frames of every rank, and this rank's, under way."""
+
+    frames: Sequence[int] = ()
+    own: Sequence[tuple[int, Future[FrameResult]]] = ()
+
+    def wait(self) -> None:
+        """Wait until no thread is at work for it."""
+        wait([future for _, future in self.own])
+
+    def results(self) -> list[FrameResult]:
+        """Wait for the results of this rank's frames."""
+        return [future.result() for _, future in self.own]
+
+
+class FrameWork:
+    """The frames of this rank, and what is done to them."""
+
+    def __init__(self, shards: ShardWords, *, threads: int) -> None:
+        """Work on frames of what ``shards`` reads.
+
+        Args:
+            threads: that share the work, at least 1.
+        """
+        self.plan, self.rank = shards.plan, shards.rank
+        self.words = OwnFrames(shards.plan.layout, shards.plan.own(shards.rank))
+        """This rank's, published and being made."""
+        self._shards = shards
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
+
+    def rounds(self, work: str) -> list[list[int]]:
+        """Return the frames of each round, the same on all ranks.
+
+        What is copied goes one by one and in order. The way to an old version comes from the first rank, in
+        whose memory it is for one frame of each rank.
+        """
+        if work == "copy":
+            return [[frame] for frame in range(len(self.plan.layout.frames))]
+        return self.plan.rounds(1 if work in OF_STORE else ROUND_FRAMES)
+
+    def own(self, frames: Sequence[int], *, rank: int | None = None) -> list[int]:
+        """Return which of some frames are this rank's, or another's."""
+        rank = self.rank if rank is None else rank
+        return [frame for frame in frames if self.plan.owners[frame] == rank]
+
+    def begin(
+        self, work: str, frames: Sequence[int], manifests: Sequence[Manifest], steps: Mapping[int, Steps]
+    ) -> Round:
+        """Begin a round, together with the other ranks.
+
+        Args:
+            manifests: that lead to an older version.
+            steps: the way there of each of this rank's frames.
+        """
+        if work in _OF_MASTERS:
+            self._shards.fill(frames, self.words.made)
+        begun = [
+            (frame, self._pool.submit(self._outcome, work, frame, manifests, steps.get(frame)))
+            for frame in self.own(frames)
+        ]
+        return Round(frames, begun)
+
+    def close(self) -> None:
+        """Begin nothing any more."""
+        self._pool.shutdown(wait=False)
+
+    def _outcome(
+        self, work: str, frame: int, manifests: Sequence[Manifest], steps: Steps | None
+    ) -> FrameResult:
+        try:
+            old = None if steps is None else self._old(frame, manifests, steps)
+            return self._result(work, frame, old)
+        except RefusedError as refused:
+            return FrameResult.of_refusal(refused)
+
+    def _result(self, work: str, frame: int, old: Words | None) -> FrameResult:
+        words, layout = self.words, self.plan.layout
+        if work == "code":
+            base = words.published if words.has_published else None
+            return FrameResult(*code_frame(frame, new=words.made, base=base, layout=layout))
+        if work == "keyframe":
+            return FrameResult(*code_frame(frame, new=words.published, base=None, layout=layout))
+        if work == "merge" and old is not None:
+            merged, payload = merge_frame(frame, new=words.published(frame), old=old, layout=layout)
+            return FrameResult(merged.coded, payload, merged.base_digest)
+        made = words.made(frame)
+        if old is not None:
+            np.copyto(made, old)
+        return FrameResult.of_words(made, is_copied=work == "copy")
+
+    def _old(self, frame: int, manifests: Sequence[Manifest], steps: Steps) -> Words:
+        way = list(zip(manifests, steps.payloads, strict=True))
+        return rebuild_frame(frame, way, layout=self.plan.layout, start=steps.start)
