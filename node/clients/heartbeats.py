@@ -5,6 +5,7 @@ A peer writes a heartbeat only when it has the answer to the one before, so that
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,9 @@ class Heartbeats:
         self._instance = instance
         self._clock = clock
         self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
+        self._metrics_every_s: float | None = None
+        """As the coordinator asked; None: it does not show them."""
+        self._metrics_sent_s = -math.inf
         self._last_verdicts: frozenset[GroupVerdict] = frozenset()
         self.clock_offset_s = 0.0
         self.longest_lag_versions = 0
@@ -111,6 +115,8 @@ class Heartbeats:
         Raises RefusedError, ConnectionLost: the stream ended before.
         """
         stream = self._stub.Heartbeat()
+        # The coordinator may be another process, without our metrics.
+        self._metrics_every_s, self._metrics_sent_s = None, -math.inf
         try:
             with classified():
                 sequence = 0
@@ -141,6 +147,7 @@ class Heartbeats:
         if not isinstance(answer, membership_pb2.HeartbeatResponse):  # grpc.aio.EOF
             raise ConnectionLost("the coordinator ended the heartbeat stream")
         self._compare_clocks(sent_at_s, answer)
+        self._metrics_every_s = answer.metrics_every_s if answer.HasField("metrics_every_s") else None
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
         self.evaluations = EvaluationNotice(
             best=answer.best_version if answer.HasField("best_version") else None,
@@ -170,7 +177,7 @@ class Heartbeats:
             held=optional_to_wire(common_pb2.PolicyVersion, held),
             running_lease_ids=self._reports.running_leases(),
             clock_offset_s=self.clock_offset_s,
-            metrics=[to_wire(membership_pb2.MetricFamily, family) for family in self._reports.metrics()],
+            metrics=[to_wire(membership_pb2.MetricFamily, family) for family in self._due_metrics()],
             waits_for=self._reports.waits_for(),
             step=optional_to_wire(membership_pb2.StepReport, self._reports.step_report()),
             teaching=optional_to_wire(membership_pb2.Teaching, self._reports.teaching()),
@@ -178,6 +185,13 @@ class Heartbeats:
             instance=self._instance,
             best_version=self._reports.best_version(),
         )
+
+    def _due_metrics(self) -> tuple[MetricFamily, ...]:
+        now = self._clock.monotonic()
+        if self._metrics_every_s is None or now - self._metrics_sent_s < self._metrics_every_s:
+            return ()
+        self._metrics_sent_s = now
+        return self._reports.metrics()
 
     def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:
         sample = clock_sample(

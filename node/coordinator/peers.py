@@ -25,7 +25,7 @@ from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, Verdict
 from node.run import PeerStatus, Role, StepReport, Teaching
-from node.telemetry.fleet_collector import FleetCollector
+from node.telemetry.fleet_collector import METRICS_EVERY_S, FleetCollector
 from node.telemetry.metrics import MetricFamily
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
@@ -55,6 +55,8 @@ class HeartbeatAnswer:
     head: PolicyVersion | None
     verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
+    metrics_every_s: float | None
+    """How often the peer is to send its metrics; None: they are not shown."""
     longest_lag_versions: int = 0
     """The furthest any sampler is behind; this and the following fields are for learners only."""
     best_version: int | None = None
@@ -139,7 +141,7 @@ class Peers:
         self._reports[peer] = replace(
             heartbeat, metrics=(), waits_for=heartbeat.waits_for[:_WAITS_FOR_CHARACTERS]
         )
-        self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
+        is_shown = self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
         if heartbeat.metrics:
             self._fleet.update(peer, heartbeat.metrics)
         if heartbeat.step is not None:
@@ -150,6 +152,7 @@ class Peers:
             self.head,
             self._verdicts_for(peer, has_heard=heartbeat.has_heard),
             self._must_repair(heartbeat.held),
+            METRICS_EVERY_S if is_shown else None,
         )
         if peer.role is not Role.LEARNER:
             return answer

@@ -299,7 +299,9 @@ class HeartbeatRequest(_message.Message):
 
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricFamily]:
-        """The peer's metrics, at most 1000 families; re-exported by the coordinator. Empty: unchanged."""
+        """The peer's metrics, at most 1000 families, where an answer's metrics_every_s has asked for them; re-exported by the
+        coordinator. Empty: unchanged.
+        """
 
     @_builtins.property
     def step(self) -> Global___StepReport:
@@ -597,6 +599,7 @@ class HeartbeatResponse(_message.Message):
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     EVALUATING_VERSION_FIELD_NUMBER: _builtins.int
     IS_EVALUATED_FIELD_NUMBER: _builtins.int
+    METRICS_EVERY_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The heartbeat this answers."""
     received_at_s: _builtins.float
@@ -619,6 +622,10 @@ class HeartbeatResponse(_message.Message):
     """
     is_evaluated: _builtins.bool
     """Learners: whether the run evaluates versions, so that only an evaluation says which one is the best."""
+    metrics_every_s: _builtins.float
+    """The peer sends its metrics with its next heartbeat, and again with one each so many seconds. Unset: with none,
+    because the coordinator does not show them.
+    """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -652,19 +659,24 @@ class HeartbeatResponse(_message.Message):
         best_version: _builtins.int | None = ...,
         evaluating_version: _builtins.int | None = ...,
         is_evaluated: _builtins.bool = ...,
+        metrics_every_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "revocations", b"revocations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
     _WhichOneofReturnType__evaluating_version: _TypeAlias = _typing.Literal["evaluating_version"]  # noqa: Y015
     _WhichOneofArgType__evaluating_version: _TypeAlias = _typing.Literal["_evaluating_version", b"_evaluating_version"]  # noqa: Y015
+    _WhichOneofReturnType__metrics_every_s: _TypeAlias = _typing.Literal["metrics_every_s"]  # noqa: Y015
+    _WhichOneofArgType__metrics_every_s: _TypeAlias = _typing.Literal["_metrics_every_s", b"_metrics_every_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluating_version) -> _WhichOneofReturnType__evaluating_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metrics_every_s) -> _WhichOneofReturnType__metrics_every_s | None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 

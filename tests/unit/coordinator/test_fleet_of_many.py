@@ -13,7 +13,7 @@ from node.coordinator.work.accounts import Balance
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
-from node.telemetry.fleet_collector import SAMPLERS, FleetCollector
+from node.telemetry.fleet_collector import METRICS_EVERY_S, SAMPLERS, FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample, exposition
 from support.coordinator import LEARNER, NOW_S, make_accounts
 
@@ -128,5 +128,8 @@ def test_the_metrics_of_a_peer_without_a_place_need_not_be_read(run: Run) -> Non
     run.join(*map(sampler, range(SAMPLERS + 1)))
     assert run.peers.shows_metrics_of(sampler(0))
     assert not run.peers.shows_metrics_of(sampler(SAMPLERS))
+    beat = HeartbeatReport(None)
+    assert run.peers.heartbeat(sampler(0), beat, now=NOW_S).metrics_every_s == METRICS_EVERY_S
+    assert run.peers.heartbeat(sampler(SAMPLERS), beat, now=NOW_S).metrics_every_s is None
     run.join(LEARNER_PEER)
     assert run.peers.shows_metrics_of(LEARNER_PEER)

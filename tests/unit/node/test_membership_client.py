@@ -161,9 +161,22 @@ async def test_a_heartbeat_says_what_the_peer_holds_works_on_and_waits_for() -> 
         assert (heartbeat.held.number, heartbeat.held.root) == (HELD.number, HELD.root)
         assert list(heartbeat.running_lease_ids) == ["5.1"]
         assert heartbeat.waits_for == "prompt lease"
-        assert heartbeat.metrics[0].samples[0].value == 7.0
         assert not heartbeat.HasField("step")
         assert [heartbeat.sequence, (await hub.heartbeats.get()).sequence] == [1, 2]
+
+
+async def test_metrics_go_with_a_heartbeat_where_the_coordinator_asks_and_as_seldom_as_it_asks() -> None:
+    hub = Hub()
+    hub.repeats = True
+    async with serving(hub) as port, peering(port):
+        hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=3600)
+        sent = [await hub.heartbeats.get() for _ in range(6)]
+        assert [len(heartbeat.metrics) for heartbeat in sent] == [0, 1, 0, 0, 0, 0]
+        assert sent[1].metrics[0].samples[0].value == 7.0
+        hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=0)
+        assert [await hub.heartbeats.get() for _ in range(4)][-1].metrics
+        hub.answer = membership_pb2.HeartbeatResponse()
+        assert not [await hub.heartbeats.get() for _ in range(4)][-1].metrics
 
 
 async def test_verdicts_lost_leases_and_repairs_are_passed_on() -> None:
