@@ -86,6 +86,8 @@ def live(
 ) -> dict[str, Any]:
     """Go on from what is in a directory, and take steps; leave it as a kill would."""
     fleet = Fleet(config) if config.dp_shard > 1 else None
+    if fleet is not None:
+        fleet.meet()
     ranks: Ranks = ONE_RANK if fleet is None else fleet.group
     policy = load_policy(config.model_dir, device="cpu", ranks=ranks)
     if fleet is not None:

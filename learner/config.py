@@ -18,6 +18,8 @@ from learner.objective.menu import check_name, check_options
 from learner.objective.options import StalenessDiscount
 from node.extras import NeededPackage
 
+Rematerialise = Literal["none", "layers", "selective"]
+
 
 class LearnerConfig(BaseModel):
     """Settings of the learner. Batch size and staleness bound belong to the run: see [coordinator]."""
@@ -111,14 +113,15 @@ class LearnerConfig(BaseModel):
     """Precision of matrix products; the parameters being trained are float32 either way. bfloat16 is fast on
     devices that have it, and moves learner logprobs by about 0.05 nats a token."""
 
-    checkpoints_activations: bool = False
-    """Keep only the input of each layer for the backward pass: a third more work, memory for many more
-    tokens."""
+    rematerialise: Rematerialise = "none"
+    """What of each layer is computed again for its backward pass instead of kept. ``layers``: all but its
+    input, which is a third more work, and leaves memory for many more tokens. ``selective``: all but the
+    results of products and attention, which is little more work."""
 
     dp_replicate: int = Field(default=1, ge=1)
     """Copies of the model, each in ranks of its own, which share out the rows of a step. More cost memory and
-    save exchanges. The product of this, ``dp_shard`` and ``tp`` is the number of ranks, processes that the
-    learner starts on its host unless torchrun started them."""
+    save exchanges. The product of this, ``dp_shard``, ``tp`` and ``pp`` is the number of ranks, processes
+    that the learner starts on its host unless torchrun started them."""
 
     dp_shard: int = Field(default=1, ge=1)
     """Ranks over which parameters, gradients and moments of each copy are sharded (FSDP2), and its rows
@@ -127,6 +130,15 @@ class LearnerConfig(BaseModel):
     tp: int = Field(default=1, ge=1)
     """Ranks that slice every layer and the vocabulary, and work on the same rows (tensor parallelism). Needs
     a fast link between them. Families whose slices are not known get FSDP2 over these ranks too."""
+
+    pp: int = Field(default=1, ge=1)
+    """Ranks that have a run of the layers each and pass hidden states on (pipeline parallelism); at most as
+    many as layers. Needs the least of links, and memory for several micro-batches. Those are cut until each
+    stage has four, and padded to the longest completion."""
+
+    offload: bool = False
+    """Keep parameters, gradients and moments of a GPU's shard in the host's memory, and take the optimizer's
+    step there. Needs ``dp_shard`` above 1; changes nothing on a CPU. Untested on GPUs."""
 
     rank_timeout_s: float = Field(default=600.0, ge=1, le=86_400)
     """Longest wait of ranks for each other, at the start and in a step. One that is stopped for longer ends
@@ -205,6 +217,11 @@ class LearnerConfig(BaseModel):
         return options
 
     @property
+    def ranks(self) -> int:
+        """Processes that share the model."""
+        return self.dp_replicate * self.dp_shard * self.tp * self.pp
+
+    @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
         """The packages of the trackers that are configured."""
         trackers = {"tensorboard": "tensorboard_dir", "wandb": "wandb_project"}
@@ -219,6 +236,12 @@ class LearnerConfig(BaseModel):
         if (self.lr_schedule == "constant") == (self.decay_steps > 0):
             rule = "has no decline, so decay_steps must be" if self.decay_steps else "needs decay_steps above"
             raise ValueError(f"lr_schedule {self.lr_schedule!r} {rule} 0; decay_steps is {self.decay_steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _only_shards_are_offloaded(self) -> "LearnerConfig":
+        if self.offload and self.dp_shard == 1:
+            raise ValueError("offload needs dp_shard above 1, which is 1: set dp_shard, or leave offload out")
         return self
 
     @model_validator(mode="after")

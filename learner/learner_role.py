@@ -371,7 +371,7 @@ def _disk_errors_explained(state_dir: Path) -> Iterator[None]:
 
 
 def _start_ranks(config: LearnerConfig) -> "Fleet | None":
-    if config.dp_replicate * config.dp_shard * config.tp == 1 and "WORLD_SIZE" not in os.environ:
+    if config.ranks == 1 and "WORLD_SIZE" not in os.environ:
         return None
     from learner.ranks.launching import Fleet
 
@@ -385,7 +385,7 @@ def _load_base_model(config: LearnerConfig, ranks: Ranks) -> Policy:
         config.model_dir,
         device=config.device,
         compute_dtype=_compute_dtype(config),
-        checkpoints_activations=config.checkpoints_activations,
+        rematerialise=config.rematerialise,
         ranks=ranks,
     )
 

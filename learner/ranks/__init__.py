@@ -1,1 +1,1 @@
-"""A learner of several processes, each with its part of the model: torch's FSDP2 and tensor parallelism."""
+"""A learner of several processes, each with its part of the model, by torch's own ways to share one out."""

@@ -39,9 +39,11 @@ class Sharding:
     shape: tuple[int, ...]
     shard_axis: int | None = None
     slice_axis: int | None = None
+    stages: tuple[int, ...] = (0,)
+    """The stages that have the tensor, ascending."""
 
     def box(self, at: Coordinate, sizes: MeshSizes) -> "Box":
-        """Return the part that the rank at a coordinate holds.
+        """Return the part that the rank at a coordinate holds; it is empty on other stages.
 
         Raises:
             ValueError: an axis beyond the second is divided.
@@ -55,6 +57,8 @@ class Sharding:
                 if axis > 1:
                     raise ValueError(f"axis {axis} of a tensor of shape {self.shape} is divided")
                 runs[axis] = runs[axis].cut(part, parts=parts)
+        if at.stage not in self.stages:
+            runs[0] = Run(0, 0)
         rest = math.prod(self.shape[2:])
         whole = self.shape[1] if len(self.shape) > 1 else 1
         return Box(
@@ -64,7 +68,8 @@ class Sharding:
     def is_sent_by(self, at: Coordinate) -> bool:
         """Whether the rank at a coordinate speaks for its part, which others may hold too."""
         return (
-            at.replica == 0
+            at.stage == self.stages[0]
+            and at.replica == 0
             and (at.shard == 0 or self.shard_axis is not None)
             and (at.slice == 0 or self.slice_axis is not None)
         )

@@ -45,7 +45,7 @@ class Follower:
             config.model_dir,
             device=device,
             compute_dtype=compute_dtype,
-            checkpoints_activations=config.checkpoints_activations,
+            rematerialise=config.rematerialise,
             ranks=group,
         )
         self._reference = None
@@ -154,6 +154,8 @@ def _follow() -> None:
         device_type=config.device.partition(":")[0],
         orders=orders,
         coding_threads=coding_threads(config),
+        offloads=config.offload,
+        limit_s=config.rank_timeout_s,
     )
     follower = Follower(config, group)
     for work in (follower.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ END_LIMIT_S: Final = 10.0
 
 def mesh_sizes(config: LearnerConfig) -> MeshSizes:
     """Return the mesh that a configuration asks for."""
-    return MeshSizes(config.dp_replicate, config.dp_shard, config.tp)
+    return MeshSizes(config.dp_replicate, config.dp_shard, config.tp, config.pp)
 
 
 def coding_threads(config: LearnerConfig) -> int:
@@ -208,16 +208,18 @@ class Fleet:
         """Wait for the other ranks, and tell them the configuration. Blocking, for as long as that takes."""
         config = self._config
         join_ranks(self._store, ranks=self._sizes.ranks, limit_s=config.rank_timeout_s)
-        self._orders = OrderStream()
-        there = neighbours(self._orders)
+        self.orders = OrderStream(limit_s=config.rank_timeout_s)
+        there = neighbours(self.orders)
         self._watched = self.children or there
-        self._orders.send(Order("begin", {"config": _as_json(config)}))
+        self.orders.send(Order("begin", {"config": _as_json(config)}))
         self.group = RankGroup(
             self._sizes,
             device_type=config.device.partition(":")[0],
-            orders=self._orders,
+            orders=self.orders,
             diagnose=self.diagnose,
             coding_threads=coding_threads(config),
+            offloads=config.offload,
+            limit_s=config.rank_timeout_s,
         )
 
     def diagnose(self) -> str:
@@ -290,7 +292,7 @@ class Fleet:
             if self._words is not None:
                 self._words.end()
             self.group.saves.send(Order("end", {}))
-            self._orders.send(Order("end", {}))
+            self.orders.send(Order("end", {}))
         for child in self.children:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(END_LIMIT_S)
@@ -312,7 +314,7 @@ def check_world_size(processes: int, sizes: MeshSizes) -> None:
     if processes != sizes.ranks:
         raise StartupError(
             f"torchrun started {processes} processes, the mesh ({sizes}) has {sizes.ranks} ranks",
-            fix=f"Start {sizes.ranks}, or change learner.dp_replicate, learner.dp_shard and learner.tp.",
+            fix=f"Start {sizes.ranks}, or change learner.pp, dp_replicate, dp_shard and tp.",
         )
 
 

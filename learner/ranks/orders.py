@@ -58,15 +58,27 @@ class Order:
 class OrderStream:
     """Orders in sequence, from the first rank to all others, for one thread of each."""
 
-    def __init__(self) -> None:
-        """Make a process group for it: every rank does, in the same sequence."""
+    def __init__(self, *, limit_s: float | None = None) -> None:
+        """Make a process group for it: every rank does, in the same sequence.
+
+        Args:
+            limit_s: longest wait for others to take an order; None: any time.
+        """
+        self.limit_s = limit_s
         self.group: ProcessGroup = dist.new_group(backend="gloo", timeout=ANY_TIME)
 
     def send(self, order: Order) -> None:
-        """Tell all others. First rank."""
+        """Tell all others. First rank.
+
+        Raises:
+            RuntimeError: another rank did not take it within the limit, or is gone.
+        """
+        limit = ANY_TIME if self.limit_s is None else timedelta(seconds=self.limit_s)
         data = torch.frombuffer(bytearray(order.to_bytes()), dtype=torch.uint8)
-        dist.broadcast(torch.tensor([len(data)]), src=0, group=self.group)
-        dist.broadcast(data, src=0, group=self.group)
+        for part in (torch.tensor([len(data)]), data):
+            sent = dist.broadcast(part, src=0, group=self.group, async_op=True)
+            assert sent is not None
+            sent.wait(limit)
 
     def receive(self) -> Order:
         """Wait for the next order. Others."""

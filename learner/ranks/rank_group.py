@@ -8,6 +8,8 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,17 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from learner.ranks.errors import RankLostError
 from learner.ranks.frame_work import FrameWork
 from learner.ranks.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.ranks.orders import Order, OrderStream, StepOrder
+from learner.ranks.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
 from learner.ranks.shard_words import ShardWords
-from learner.ranks.sharding import layer_plan, shard_fully, shrink, slice_layers
+from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
 from learner.ranks.shared_words import SharedWords
-from learner.training.micro_batches import Row, share_out
+from learner.ranks.stages import check_stages, has_tied_head, keep_stage
+from learner.training.micro_batches import Row, even_micro_batches, micro_batches, share_out
 from learner.training.model import TokenScorer
 from node.weights.format.layout import Layout
 
@@ -51,16 +55,27 @@ class RankGroup:
         orders: OrderStream | None = None,
         diagnose: Diagnose = lambda: "",
         coding_threads: int = 1,
+        offloads: bool = False,
+        limit_s: float | None = None,
     ) -> None:
         """Lay a mesh over all ranks; every rank does.
 
         Args:
             orders: by which the first rank tells the others what to do; None: they do the same anyway.
             coding_threads: that code this rank's frames of a version.
+            offloads: keep shards in the host's memory.
+            limit_s: longest wait for other ranks in a step; None: torch's own, half an hour with gloo.
         """
         self.rank: int = dist.get_rank()
         self.sizes = sizes
         self._device_type = device_type
+        device = f"cuda:{torch.cuda.current_device()}" if device_type == "cuda" else device_type
+        self.device = torch.device(device)
+        """The device that this rank computes on."""
+        self._limit = None if limit_s is None else timedelta(seconds=limit_s)
+        self._offloads = offloads and device_type != "cpu"
+        if offloads and not self._offloads:
+            logger.warning("learner.offload changes nothing on a CPU: shards are in the host's memory anyway")
         self._orders = orders if self.rank == 0 else None
         self._diagnose = diagnose
         self._coding_threads = coding_threads
@@ -68,17 +83,33 @@ class RankGroup:
         self.saves = OrderStream()
         """Orders to save."""
         self._mesh = self._meshed(sizes)
+        self._tied: list[TiedEmbedding] = []
 
     def _meshed(self, sizes: MeshSizes) -> DeviceMesh:
-        mesh = init_device_mesh(self._device_type, sizes.shape, mesh_dim_names=DIMENSIONS)
-        self._rows: DeviceMesh = mesh["dp_replicate", "dp_shard"]._flatten("dp")
-        return mesh
+        self._at = sizes.coordinate(self.rank)
+        grid = torch.arange(sizes.ranks).view(sizes.shape)
+        # The mesh's own groups would wait for torch's half an hour, whatever the limit of all ranks is.
+        groups = [self._group_of(grid.movedim(axis, -1)) for axis in range(grid.ndim)]
+        self._scored = self._group_of(grid.movedim(-1, 0).flatten(1))
+        self._ends = self._group_of(grid[[0, -1]].movedim(0, -1)) if sizes.pp > 1 else None
+        return DeviceMesh.from_group(groups, self._device_type, grid, mesh_dim_names=DIMENSIONS)
 
-    def shard(self, scorer: TokenScorer) -> None:
-        """Keep this rank's part of a model, in place.
+    def _group_of(self, ranks: Tensor) -> ProcessGroup:
+        """Make a group of each row, in the last dimension; return this rank's."""
+        rows = ranks.reshape(-1, ranks.shape[-1]).tolist()
+        made = dist.new_subgroups_by_enumeration(rows, timeout=self._limit)  # type: ignore[no-untyped-call]
+        group: ProcessGroup = made[0]
+        return group
+
+    @property
+    def _has_head(self) -> bool:
+        return self._at.stage == self.sizes.pp - 1
+
+    def shard(self, scorer: TokenScorer) -> Pipeline | None:
+        """Keep this rank's part of a model, in place; return what runs it, if that is a stage of a pipeline.
 
         Raises:
-            StartupError: tensor parallelism cannot divide it.
+            StartupError: tensor parallelism cannot divide it, or it cannot be cut into stages.
         """
         if self.sizes.tp > 1 and layer_plan(scorer.model) is None:
             wanted, self.sizes = self.sizes, shrink(self.sizes)
@@ -87,13 +118,36 @@ class RankGroup:
                 "no plan for tensor parallelism of this model: FSDP2 alone",
                 extra={"model": type(scorer.model).__name__, "asked": str(wanted), "mesh": str(self.sizes)},
             )
-        if self.sizes.tp > 1:
-            slice_layers(scorer, self._mesh["tp"])
+        tp, pp = self.sizes.tp, self.sizes.pp
+        is_tied, tokens = has_tied_head(scorer.model), sliced_tokens(scorer, tp=tp)
+        if tp > 1:
+            check_slices(scorer.model, tp=tp)
+        if pp > 1:
+            check_stages(scorer.model, stages=pp)
+            keep_stage(scorer.model, self._at.stage, stages=pp)
+            scorer.has_head = self._has_head
+        if tp > 1:
+            slice_layers(scorer, self._mesh["tp"], tokens=tokens)
         is_trained = any(parameter.requires_grad for parameter in scorer.parameters())
         has_replicas = self.sizes.dp_replicate > 1
         rows = self._mesh["dp_replicate", "dp_shard"] if has_replicas else self._mesh["dp_shard"]
         # Over a mesh of one too: the optimizer takes no mixture of what is sharded and what is not.
-        shard_fully(scorer, rows, is_trained=is_trained)
+        shard_fully(scorer, rows, is_trained=is_trained, offloads=self._offloads)
+        if pp == 1:
+            return None
+        tied = None
+        if is_tied and is_trained and self._ends is not None:
+            weight = scorer.model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+            tied = TiedEmbedding(weight, self._ends)
+            self._tied.append(tied)
+        return Pipeline(
+            scorer,
+            self._at.stage,
+            stages=pp,
+            group=self._mesh.get_group("pp"),
+            tied=tied,
+            device=self.device,
+        )
 
     def tell(self, order: str, **values: Any) -> None:
         """Have the other ranks do what the first one does next."""
@@ -117,7 +171,7 @@ class RankGroup:
         try:
             yield
         except (dist.DistError, RuntimeError) as error:
-            if not isinstance(error, dist.DistError) and not _EXCHANGE.search(str(error)):
+            if not _is_of_an_exchange(error):
                 raise
             who = self._diagnose() or f"another rank does not answer rank {self.rank}: {error}"
             raise RankLostError(
@@ -145,14 +199,18 @@ class RankGroup:
 
     def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
         """Return this rank's micro-batches; every rank has as many, so some may be empty."""
-        shares = share_out(rows, shares=self.sizes.shares, budget_tokens=budget_tokens)
-        return shares[self.rank // self.sizes.tp]
+        cut = partial(micro_batches, budget_tokens=budget_tokens)
+        if self.sizes.pp > 1:
+            parts = MICRO_BATCHES_A_STAGE * self.sizes.pp
+            cut = partial(even_micro_batches, budget_tokens=budget_tokens, parts=parts)
+        return share_out(rows, shares=self.sizes.shares, cut=cut)[self.sizes.share(self.rank)]
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
         """Add the other ranks' logprobs to a batch's, [n, t]; ``places`` are this rank's own, flattened."""
         known, flat = torch.zeros_like(logprob).view(-1), logprob.view(-1)
-        known[places] = flat[places]
-        dist.all_reduce(known, group=self._rows.get_group())
+        if self._has_head:
+            known[places] = flat[places]
+        dist.all_reduce(known, group=self._scored)
         flat.copy_(known)
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -163,12 +221,14 @@ class RankGroup:
     def gradient_norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """Return the norm of the whole gradient: the root of the sum over ranks of each part's squares.
 
-        A part that several ranks hold counts once: the sum goes over the dimensions that divide it.
+        A part that several ranks hold counts once: the sum goes over the dimensions that divide it, and over
+        the stages, the first of which speaks for a tied embedding.
         """
+        counted = self._tied if self._at.stage > 0 else ()
         squares: dict[tuple[str, ...], Tensor] = {}
         for parameter in parameters:
             gradient = parameter.grad
-            if gradient is None:
+            if gradient is None or any(one.parameter is parameter for one in counted):
                 continue
             divided: tuple[str, ...] = ()
             if isinstance(gradient, DTensor):
@@ -183,7 +243,10 @@ class RankGroup:
         for divided, square in squares.items():
             for name in divided:
                 dist.all_reduce(square, group=self._mesh.get_group(name))
-        return torch.stack(list(squares.values())).sum().sqrt()
+        total = torch.stack(list(squares.values())).sum()
+        if self.sizes.pp > 1:
+            dist.all_reduce(total, group=self._mesh.get_group("pp"))
+        return total.sqrt()
 
     def agreed(self, numbers: Tensor) -> Tensor:
         """Return what the first rank has: decisions must not hang on the last bit of a rank's own sums."""
@@ -195,3 +258,12 @@ class RankGroup:
         number = torch.tensor(float(is_true), device=self._device_type)
         dist.all_reduce(number, op=dist.ReduceOp.MIN)
         return bool(number)
+
+
+def _is_of_an_exchange(error: BaseException | None) -> bool:
+    """Whether an error is of an exchange, or was raised from one: pipelining wraps what a stage raises."""
+    while error is not None:
+        if isinstance(error, dist.DistError) or _EXCHANGE.search(str(error)):
+            return True
+        error = error.__cause__
+    return False

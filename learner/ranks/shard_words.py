@@ -6,7 +6,9 @@ Ranks round what they have, so two bytes an element travel and not four. All ran
 frames, and only then.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
@@ -44,7 +46,7 @@ class ShardWords:
                 name: (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().view(-1)
                 for name, tensor in tensors.items()
             }
-        self.plan = FramePlan(layout, {name: _sharding(tensor) for name, tensor in tensors.items()}, sizes)
+        self.plan = FramePlan(layout, shardings(tensors, sizes=sizes, group=group), sizes)
         self.rank: Final = dist.get_rank(group)
         self._ranks: Final = sizes.ranks
         self._group = group
@@ -121,6 +123,23 @@ def _place(part: Part, values: Tensor, words: Words) -> None:
     _, to = part.places()
     elements = torch.from_numpy(piece).view(values.dtype)
     elements[to if isinstance(to, slice) else torch.from_numpy(to)] = values
+
+
+def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: ProcessGroup) -> dict[str, Sharding]:
+    """Tell all ranks the tensors of this one's stage; return those of all stages. Every rank calls this."""
+    own = {name: asdict(_sharding(tensor)) for name, tensor in tensors.items()}
+    found: dict[str, Sharding] = {}
+    for number in range(sizes.pp):
+        told = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
+        length = torch.tensor([len(told)])
+        first = number * sizes.ranks // sizes.pp
+        dist.broadcast(length, src=first, group=group)
+        heard = told if dist.get_rank() == first else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(heard, src=first, group=group)
+        for name, of_tensor in json.loads(heard.numpy().tobytes()).items():
+            stages = (*found[name].stages, number) if name in found else (number,)
+            found[name] = Sharding(**of_tensor | {"shape": tuple(of_tensor["shape"]), "stages": stages})
+    return found
 
 
 def _sharding(tensor: Tensor) -> Sharding:

@@ -4,11 +4,13 @@
     embedding, head             slices of the vocabulary, where logits are the head times the hidden state
     every layer, and the rest   FSDP2, ``fully_shard``
 
-A family without a plan that is known here gets FSDP2 alone, over the ranks that tensor parallelism would have
-had. Sums over ranks are sums: the loss has its divisors already, so FSDP2's averaging is turned off.
+A stage of a pipeline has some of these (``stages``). A family without a plan that is known here gets FSDP2
+alone, over the ranks that tensor parallelism would have had. Sums over ranks are sums: the loss has its
+divisors already, so FSDP2's averaging is turned off.
 """
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -17,7 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,6 +38,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from learner.ranks.mesh_sizes import MeshSizes
+from learner.ranks.stages import Absent, has_tied_head
 from learner.training.model import TokenScorer
 from learner.training.token_logprob import VocabularySlice
 from node.errors import StartupError
@@ -72,52 +81,66 @@ def check_slices(model: PreTrainedModel, *, tp: int) -> None:
             )
 
 
-def slice_layers(scorer: TokenScorer, mesh: DeviceMesh) -> None:
+def sliced_tokens(scorer: TokenScorer, *, tp: int) -> int:
+    """Return the tokens of each slice of a whole model's embedding and head; 0: these are not sliced."""
+    model = scorer.model
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    # A subclass may scale what it looks up, and a head that is not plain makes all logits at once.
+    if not scorer.has_plain_head or type(embedding) is not torch.nn.Embedding:
+        return 0
+    tokens = len(embedding.weight)
+    return 0 if tokens % tp or len(head.weight) != tokens else tokens // tp
+
+
+def slice_layers(scorer: TokenScorer, mesh: DeviceMesh, *, tokens: int) -> None:
     """Slice layers, embedding and head over a mesh of one dimension.
 
-    Raises:
-        StartupError: the heads cannot be divided.
+    Args:
+        tokens: see ``sliced_tokens``.
     """
     model = scorer.model
     plan = layer_plan(model)
     if plan is None:
         raise ValueError(f"{type(model).__name__} has no plan for tensor parallelism that is known here")
-    check_slices(model, tp=mesh.size())
-    parallelize_module(model.base_model, mesh, plan, src_data_rank=None)
+    with warnings.catch_warnings():  # of layers that other stages have
+        warnings.filterwarnings("ignore", message="Parallelize plan key")
+        parallelize_module(model.base_model, mesh, plan, src_data_rank=None)
+    if tokens == 0:
+        return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    # A subclass may scale what it looks up, and a head that is not plain makes all logits at once.
-    if not scorer.has_plain_head or type(embedding) is not torch.nn.Embedding:
-        return
-    tokens = len(embedding.weight)
-    if tokens % mesh.size():
-        return
-    if len(head.weight) != tokens:
-        return
-    is_tied = head.weight is embedding.weight
+    is_tied = has_tied_head(model)
     for module in (embedding, head):
+        if isinstance(module, Absent):
+            continue
         for name, parameter in list(module.named_parameters(recurse=False)):
             if module is head and is_tied and name == "weight":
                 module.weight = embedding.weight
                 continue
             sliced = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
             module.register_parameter(name, torch.nn.Parameter(sliced, parameter.requires_grad))
-    here = tokens // mesh.size()
-    reduction = GroupReduction(mesh.get_group())
-    vocabulary = VocabularySlice(mesh.get_local_rank() * here, here, reduction)
-    embedding.forward = partial(_look_up, embedding, vocabulary)  # type: ignore[method-assign]
+    vocabulary = VocabularySlice(mesh.get_local_rank() * tokens, tokens, GroupReduction(mesh.get_group()))
+    if isinstance(embedding, torch.nn.Embedding):
+        embedding.forward = partial(_look_up, embedding, vocabulary)  # type: ignore[method-assign]
     scorer.vocabulary = vocabulary
 
 
-def shard_fully(scorer: TokenScorer, mesh: DeviceMesh, *, is_trained: bool) -> None:
+def shard_fully(scorer: TokenScorer, mesh: DeviceMesh, *, is_trained: bool, offloads: bool) -> None:
     """Shard every layer, then what is left, over a mesh of shards or of replicas and shards.
 
     A layer is gathered for its forward and its backward pass, what is left (embedding, head) for a whole pass
-    where there is a backward pass to come.
+    where there is a backward pass to come. Gradients are added up in float32 at least.
     """
+    wide = torch.promote_types(scorer.master_dtype, torch.float32)
+    shard = partial(
+        fully_shard,
+        mesh=mesh,
+        mp_policy=MixedPrecisionPolicy(reduce_dtype=wide),
+        offload_policy=CPUOffloadPolicy() if offloads else OffloadPolicy(),
+    )
     layers = [layer for layer in scorer.modules() if isinstance(layer, GradientCheckpointingLayer)]
     for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(scorer, mesh=mesh, reshard_after_forward=not is_trained)
+        shard(layer)
+    shard(scorer, reshard_after_forward=not is_trained)
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -141,7 +164,7 @@ class GroupReduction:
 
 def shrink(sizes: MeshSizes) -> MeshSizes:
     """Return the mesh of a family without a plan: FSDP2 over all ranks that tensor parallelism asked for."""
-    return MeshSizes(sizes.dp_replicate, sizes.dp_shard * sizes.tp, 1)
+    return replace(sizes, dp_shard=sizes.dp_shard * sizes.tp, tp=1)
 
 
 def _look_up(embedding: torch.nn.Embedding, vocabulary: VocabularySlice, input_ids: Tensor) -> Tensor:

@@ -256,13 +256,17 @@ def _moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tens
 def _empty_moments(policy: Policy, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Return tensors to load moments into: laid out as their parameter, or a number beside it."""
     moments = {}
+    of_model = {span.name for span in policy.layout.tensors}
     for key_and_name, shape in shapes.items():
-        parameter = policy.parameters.get(key_and_name.partition("/")[2])
-        if parameter is None:
+        name = key_and_name.partition("/")[2]
+        if name not in of_model:
             raise ValueError(f"there is no parameter for {key_and_name!r}")
+        parameter = policy.parameters.get(name)
+        if parameter is None:
+            continue  # of another stage
         same = shape == parameter.shape
         moments[key_and_name] = (
-            torch.zeros_like(parameter.detach()) if same else torch.zeros(shape, device=policy.device)
+            torch.zeros_like(parameter.detach()) if same else torch.zeros(shape, device=parameter.device)
         )
     return moments
 

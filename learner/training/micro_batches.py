@@ -9,7 +9,7 @@ objective's rows hold the drawn tokens alone, one after the other, so that no ob
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -50,6 +50,10 @@ class MicroBatch:
     """[targets], those tokens, row after row."""
     temperature: Tensor
     """[targets]"""
+
+
+Cut = Callable[[Sequence[Row]], list[list[Row]]]
+"""Cuts rows into micro-batches."""
 
 
 def rows_of(groups: Sequence[RolloutGroup]) -> list[Row]:
@@ -125,20 +129,35 @@ def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]
     return cut
 
 
-def share_out(rows: Sequence[Row], *, shares: int, budget_tokens: int) -> list[list[list[Row]]]:
+def even_micro_batches(rows: Sequence[Row], *, budget_tokens: int, parts: int) -> list[list[Row]]:
+    """Cut rows into runs of as many, within the budget if all are as long as the longest.
+
+    At least ``parts`` runs, if there are as many rows.
+    """
+    by_length = sorted(rows, key=lambda row: row.length, reverse=True)
+    if not by_length:
+        return []
+    each = max(1, min(budget_tokens // by_length[0].length, len(rows) // parts))
+    return [by_length[first : first + each] for first in range(0, len(rows), each)]
+
+
+def share_out(rows: Sequence[Row], *, shares: int, cut: Cut) -> list[list[list[Row]]]:
     """Return as many micro-batches for each of ``shares`` ranks; some may be empty.
 
     Rows are dealt by length, there and back, so that every share has about as many tokens: in whole
     micro-batches, all ranks wait for the slowest.
+
+    Args:
+        cut: ``micro_batches`` or ``even_micro_batches``.
     """
     by_length = sorted(rows, key=lambda row: row.length, reverse=True)
     turn = [*range(shares), *reversed(range(shares))]
     dealt: list[list[Row]] = [[] for _ in range(shares)]
     for place, row in enumerate(by_length):
         dealt[turn[place % len(turn)]].append(row)
-    cut = [micro_batches(own, budget_tokens=budget_tokens) for own in dealt]
-    most = max(len(of_rank) for of_rank in cut)
-    return [of_rank + [[] for _ in range(most - len(of_rank))] for of_rank in cut]
+    runs = [cut(own) for own in dealt]
+    most = max(len(of_rank) for of_rank in runs)
+    return [of_rank + [[] for _ in range(most - len(of_rank))] for of_rank in runs]
 
 
 def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torch.device) -> MicroBatch:
@@ -173,3 +192,11 @@ def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torc
         target_ids=torch.from_numpy(target_ids).to(device),
         temperature=torch.from_numpy(temperature).to(device, dtype),
     )
+
+
+def padded(part: MicroBatch, *, rows: int, length: int) -> MicroBatch:
+    """Pad a micro-batch to a shape; nothing is asked of what is added."""
+    held, width = part.input_ids.shape
+    ids = torch.nn.functional.pad(part.input_ids, (0, length - width, 0, rows - held))
+    row, column = part.positions // width, part.positions % width
+    return replace(part, input_ids=ids, positions=row * length + column)

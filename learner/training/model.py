@@ -5,20 +5,22 @@ in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from learner.config import Rematerialise
+from learner.training.micro_batches import MicroBatch
 from learner.training.token_logprob import VocabularySlice, token_logprob
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
@@ -34,6 +36,24 @@ _ALL_BFLOAT16: Final = StoredDtypes()
 
 _UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
+
+Take = Callable[[MicroBatch, Tensor], None]
+"""Takes the logprobs of a micro-batch's targets."""
+
+Weigh = Callable[[MicroBatch, Tensor], Tensor]
+"""Returns the gradient of a loss at them, [targets]."""
+
+
+class Passes(Protocol):
+    """What runs micro-batches through a model."""
+
+    def score(self, parts: Sequence[MicroBatch], take: Take) -> None:
+        """Have the logprobs of each micro-batch taken, without gradient."""
+        ...
+
+    def differentiate(self, parts: Sequence[MicroBatch], weigh: Weigh) -> None:
+        """Have the logprobs of each micro-batch weighed, and add the gradient to the parameters'."""
+        ...
 
 
 class TokenScorer(torch.nn.Module):
@@ -57,30 +77,35 @@ class TokenScorer(torch.nn.Module):
         self.has_plain_head = has_plain_head(model if tried is None else tried)
         self.vocabulary: VocabularySlice | None = None
         """The part of the head that is here; None: all of it."""
+        self.has_head = True
+        """Whether the last layer and the head are here, and not on a later stage of a pipeline."""
+        self.master_dtype: torch.dtype = next(self.model.parameters()).dtype
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
-    ) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
         """Return log p(target | everything before it) under softmax(logits / temperature).
 
         Args:
-            input_ids: [rows, length], padded on the right: causal attention never looks there.
+            inputs: [rows, length], token ids, padded on the right: causal attention never looks there. Or
+                [rows, length, width], hidden states of the stage before.
             positions: [targets], int64, of the flattened ``input_ids``: of the tokens before the targets.
             target_ids: [targets], those tokens.
             temperature: [targets], > 0, as the completions were sampled with.
 
         Returns:
-            [targets], nats; carries the gradient.
+            [targets], nats; carries the gradient. Without a head: hidden states for the next stage.
         """
         is_narrow = self.compute_dtype is not None
-        with torch.autocast(input_ids.device.type, dtype=self.compute_dtype, enabled=is_narrow):
-            if not self.has_plain_head:
-                logits = self.model(input_ids=input_ids, use_cache=False).logits
+        given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
+        with torch.autocast(inputs.device.type, dtype=self.compute_dtype, enabled=is_narrow):
+            if self.has_head and not self.has_plain_head:
+                logits = self.model(**given, use_cache=False).logits
                 logits = logits.flatten(0, 1).index_select(0, positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
                 chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
                 return chosen - torch.logsumexp(logits, dim=-1)
-            hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+            hidden: Tensor = self.model.base_model(**given, use_cache=False).last_hidden_state
+        if not self.has_head:
+            return hidden.to(self.master_dtype).contiguous()
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         weight, bias = head.weight, head.bias
         if self.vocabulary is not None:
@@ -118,11 +143,42 @@ class ScoringModel:
         """In evaluation mode."""
         self.scorer = TokenScorer(model, compute_dtype=compute_dtype, tried=tried)
         self.ranks = ranks
+        self._pipeline: Passes | None = None
 
     @property
     def device(self) -> torch.device:
-        """The model's device."""
-        return next(self.model.parameters()).device
+        """The device that the model computes on."""
+        return self.ranks.device or next(self.model.parameters()).device
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether this is one stage of the model, which has logprobs on the last one alone."""
+        return self._pipeline is not None
+
+    def shard(self) -> None:
+        """Keep this rank's part of the model."""
+        self._pipeline = self.ranks.shard(self.scorer)
+
+    def score(self, parts: Sequence[MicroBatch], take: Take) -> None:
+        """Have the logprobs of each micro-batch taken, without gradient; in a pipeline, on its last stage."""
+        if self._pipeline is not None:
+            self._pipeline.score(parts, take)
+            return
+        with torch.no_grad():
+            for part in parts:
+                take(part, self._logprobs_of(part))
+
+    def differentiate(self, parts: Sequence[MicroBatch], weigh: Weigh) -> None:
+        """Have the logprobs of each micro-batch weighed, and add the gradient to the parameters'."""
+        if self._pipeline is not None:
+            self._pipeline.differentiate(parts, weigh)
+            return
+        for part in parts:
+            logprob = self._logprobs_of(part)
+            logprob.backward(weigh(part, logprob))  # type: ignore[no-untyped-call]
+
+    def _logprobs_of(self, part: MicroBatch) -> Tensor:
+        return self.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
 
     def token_logprobs(
         self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
@@ -141,7 +197,7 @@ class Policy(ScoringModel):
         *,
         stored: StoredDtypes = _ALL_BFLOAT16,
         compute_dtype: torch.dtype | None = None,
-        checkpoints_activations: bool = False,
+        rematerialise: Rematerialise = "none",
         ranks: Ranks = ONE_RANK,
         tried: PreTrainedModel | None = None,
     ) -> None:
@@ -149,7 +205,7 @@ class Policy(ScoringModel):
 
         Args:
             stored: dtypes that floats are published in.
-            checkpoints_activations: keep only the input of each layer, and run layers twice.
+            rematerialise: what of a layer is computed again for its backward pass, as in LearnerConfig.
         """
         super().__init__(model, compute_dtype=compute_dtype, ranks=ranks, tried=tried)
         # The publisher reads them as they lie.
@@ -159,13 +215,13 @@ class Policy(ScoringModel):
                 tensor.data = tensor.data.contiguous()
         names = canonical_tensors(state)
         self.layout = Layout.of(tensor_specs(state, stored))
-        if checkpoints_activations:
-            _checkpoint_layers(model)
+        if rematerialise != "none":
+            _rematerialise_layers(model, rematerialise)
         if ranks.is_shared:
-            ranks.shard(self.scorer)
+            self.shard()
             state = model.state_dict(keep_vars=True)
-        self.tensors: dict[str, Tensor] = {name: state[name] for name in names}
-        """Name -> parameter or buffer, sorted by the bytes of the name."""
+        self.tensors: dict[str, Tensor] = {name: state[name] for name in names if name in state}
+        """Name -> parameter or buffer, sorted by the bytes of the name; those of this stage in a pipeline."""
         self.master_words = ranks.words(self.tensors, self.layout)
         text = model.config.get_text_config()
         self.vocabulary_size: int = text.vocab_size
@@ -201,7 +257,7 @@ def load_policy(
     *,
     device: str,
     compute_dtype: torch.dtype | None = None,
-    checkpoints_activations: bool = False,
+    rematerialise: Rematerialise = "none",
     ranks: Ranks = ONE_RANK,
 ) -> Policy:
     """Load a model directory as float32 masters; the other arguments are those of ``Policy``.
@@ -219,7 +275,7 @@ def load_policy(
             model,
             stored=StoredDtypes.of(model_dir).of_parts(parts),
             compute_dtype=compute_dtype,
-            checkpoints_activations=checkpoints_activations,
+            rematerialise=rematerialise,
             ranks=ranks,
             tried=None if empty is None else empty.small,
         )
@@ -253,10 +309,10 @@ def load_reference(
         if empty is None:
             torch.nn.Module.to(model, torch.device(device))
         if ranks.is_shared:
-            ranks.shard(scoring.scorer)
+            scoring.shard()
         if empty is not None:
             state = model.state_dict(keep_vars=True)
-            empty.fill({name: state[name] for name in empty.names}, model_dir)
+            empty.fill({name: state[name] for name in empty.names if name in state}, model_dir)
         return scoring
 
 
@@ -301,10 +357,29 @@ def has_plain_head(model: PreTrainedModel) -> bool:
         return hidden is not None and torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-4)
 
 
-def _checkpoint_layers(model: PreTrainedModel) -> None:
+def _rematerialise_layers(model: PreTrainedModel, what: Rematerialise) -> None:
+    again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    if what == "selective":
+        again.keywords["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, _kept_results()
+        )
     # transformers checkpoints in training mode only, which would turn dropout on.
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            layer.forward = functools.partial(
-                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
-            )
+            layer.forward = functools.partial(again, layer.forward)
+
+
+def _kept_results() -> list[torch._ops.OpOverload]:
+    """Return the operations whose results are kept: products and attention, which are most of the work."""
+    aten = torch.ops.aten
+    return [
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten._grouped_mm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+    ]

@@ -17,7 +17,7 @@ _OBJECTIVE: Final = ("objective", "objective_options")
 _STEP: Final = tuple(
     field.name for field in fields(StepSettings) if field.name not in ("objective", "schedule")
 )
-_OF_PROCESS: Final = ("device", "compute_dtype", "checkpoints_activations", "threads")
+_OF_PROCESS: Final = ("device", "compute_dtype", "rematerialise", "threads")
 """They hold for as long as the process lives: a replay has those of now."""
 
 

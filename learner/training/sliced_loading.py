@@ -43,7 +43,7 @@ class EmptyModel:
             OSError, ValueError: as transformers, where it is not a causal language model.
         """
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-        small = _small_model(config)
+        small = small_model(config)
         with no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         model.tie_weights()
@@ -67,14 +67,14 @@ class EmptyModel:
         load_tensors(model_dir, {self.names[name]: tensor.detach() for name, tensor in tensors.items()})
 
 
-def _small_model(config: PretrainedConfig) -> PreTrainedModel | None:
-    """Return one layer of a family, with values so loud that what bends its logits shows; None: cannot."""
+def small_model(config: PretrainedConfig, *, layers: int = 1) -> PreTrainedModel | None:
+    """Return some layers of a family, with values so loud that what bends its logits shows; None: cannot."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
-    text.num_hidden_layers, text.vocab_size = 1, _PROBE_TOKENS
+    text.num_hidden_layers, text.vocab_size = layers, _PROBE_TOKENS
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:1]
+        text.layer_types = text.layer_types[:layers]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(small, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, KeyError, IndexError):

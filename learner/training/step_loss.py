@@ -101,34 +101,42 @@ def add_gradient(
     ``learner_logprob``, a leaf that asks for a gradient, is overwritten with the learner's.
     """
     ranks = policy.ranks
-    if loss.is_separable or len(parts) == 1:
-        for part in parts:
-            logprob = _forward(policy, part, batch)
-            if not loss.is_separable:
-                _complete(ranks, batch.learner_logprob, parts)
-            gradient, outcome = _differentiate(batch, loss)
-            _backward(logprob, part, gradient)
+    outcome: LossOutcome | None = None
+
+    def hold(part: MicroBatch, logprob: Tensor) -> None:
+        held = batch.learner_logprob.detach().view(-1)
+        held[part.places] = logprob.detach().to(held.dtype)
+
+    def weigh(part: MicroBatch, logprob: Tensor) -> Tensor:
+        nonlocal outcome
+        hold(part, logprob)
+        if not loss.is_separable:
+            _complete(ranks, batch.learner_logprob, parts)
+        gradient, outcome = _differentiate(batch, loss)
+        return gradient.view(-1)[part.places].to(logprob.dtype)
+
+    if loss.is_separable or (len(parts) == 1 and not policy.is_pipelined):
+        policy.differentiate(parts, weigh)
         if ranks.is_shared and loss.is_separable:
             _complete(ranks, batch.learner_logprob, parts)
             outcome = loss(batch)
-        return _with_teaching(batch, outcome)  # the last part's: by then all logprobs are in the batch
-    with torch.no_grad():
-        for part in parts:
-            _forward(policy, part, batch)
+        assert outcome is not None  # the last part's: by then all logprobs are in the batch
+        return _with_teaching(batch, outcome)
+    policy.score(parts, hold)
     _complete(ranks, batch.learner_logprob, parts)
     gradient, outcome = _differentiate(batch, loss)
-    for part in parts:
-        _backward(_forward(policy, part, batch), part, gradient)
+    policy.differentiate(parts, lambda part, logprob: gradient.view(-1)[part.places].to(logprob.dtype))
     return _with_teaching(batch, outcome)
 
 
-@torch.no_grad()
 def logprobs_of(model: ScoringModel, parts: Sequence[MicroBatch], batch: ObjectiveBatch) -> Tensor:
     """Return the logprobs of the batch's tokens under another model: [n, t], 0 outside the mask."""
     logprob = torch.zeros_like(batch.behaviour_logprob)
-    for part in parts:
-        of_part = model.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
+
+    def hold(part: MicroBatch, of_part: Tensor) -> None:
         logprob.view(-1)[part.places] = of_part.to(logprob.dtype)
+
+    model.score(parts, hold)
     _complete(model.ranks, logprob, parts)
     return logprob
 
@@ -137,14 +145,6 @@ def _complete(ranks: Ranks, logprob: Tensor, parts: Sequence[MicroBatch]) -> Non
     """Add the logprobs of the rows that other ranks score."""
     if ranks.is_shared:
         ranks.complete(logprob.detach(), torch.cat([part.places for part in parts]))
-
-
-def _forward(policy: Policy, part: MicroBatch, batch: ObjectiveBatch) -> Tensor:
-    """Return the logprobs of ``part``, and write them into the batch's."""
-    logprob = policy.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
-    held = batch.learner_logprob.detach().view(-1)
-    held[part.places] = logprob.detach().to(held.dtype)
-    return logprob
 
 
 def _differentiate(batch: ObjectiveBatch, loss: StepLoss) -> tuple[Tensor, LossOutcome]:
@@ -158,7 +158,3 @@ def _with_teaching(batch: ObjectiveBatch, outcome: LossOutcome) -> LossOutcome:
     of_rows = ((gradient != 0) & batch.mask).any(dim=1)
     teaches = batch.groups.sum(of_rows.to(gradient.dtype)) > 0
     return outcome._replace(loss=outcome.loss.detach(), taught=outcome.taught.detach(), teaches=teaches)
-
-
-def _backward(logprob: Tensor, part: MicroBatch, gradient: Tensor) -> None:
-    logprob.backward(gradient.view(-1)[part.places].to(logprob.dtype))  # type: ignore[no-untyped-call]

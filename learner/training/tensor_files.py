@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +20,11 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)  # two lines a tensor at DEBUG
 # One process needs no process group.
@@ -46,9 +50,18 @@ def save_tensors(
             file, size_bytes = file + 1, 0
         files[name] = file
         size_bytes += tensor.numel() * tensor.element_size()
-    writer = HuggingFaceStorageWriter(str(directory), fqn_to_index_mapping=files, save_distributed=True)
+    writer = _OwnFiles(str(directory), fqn_to_index_mapping=files, save_distributed=True)
     with _cause_raised():
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+
+
+class _OwnFiles(HuggingFaceStorageWriter):
+    """Writes each rank's tensors to its own files: the first rank does not have those of other stages."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write by this rank's table of files; torch gives all ranks the first one's."""
+        own = plan.storage_data | {"fqn_to_index_mapping": self.fqn_to_index_mapping}
+        return super().write_data(replace(plan, storage_data=own), planner)
 
 
 def load_tensors(directory: Path, into: Mapping[str, Tensor], *, group: ProcessGroup | None = None) -> None:

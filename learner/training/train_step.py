@@ -251,7 +251,7 @@ def _take_step(
 def _clip(policy: Policy, *, to: float, norm: Tensor) -> None:
     """Scale the gradient down, in place: ``clip_grads_with_norm_``, on this rank's part."""
     parts = [policy.ranks.local(p.grad) for p in policy.parameters.values() if p.grad is not None]
-    torch._foreach_mul_(parts, torch.clamp(to / (norm + 1e-6), max=1.0).to(policy.device))
+    torch._foreach_mul_(parts, torch.clamp(to / (norm + 1e-6), max=1.0).to(parts[0].device))
 
 
 @contextmanager
@@ -277,7 +277,8 @@ def _outcome(
     is_clamped = is_beyond_bound(batch.log_ratio)
     counts = [objective.is_clipped.sum(), is_clamped.sum(), _sum(objective.is_truncated, batch)]
     counts += [_sum(objective.trust, batch), _sum(measured.reference_kl_nats, batch), teaching]
-    sums = torch.stack([measured.loss, gradient_norm, kl.sum(), surprisal, *counts])
+    norm_there = gradient_norm.to(measured.loss.device)
+    sums = torch.stack([measured.loss, norm_there, kl.sum(), surprisal, *counts])
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
     weight = objective.weight if objective.weight.ndim == 1 else batch.token_mean(objective.weight)
     # One copy for all numbers: each copy waits for the device.

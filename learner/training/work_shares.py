@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
@@ -21,7 +22,7 @@ from node.weights.format.layout import Layout
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from learner.training.model import TokenScorer
+    from learner.training.model import Passes, TokenScorer
 
 
 class Ranks(Protocol):
@@ -32,8 +33,13 @@ class Ranks(Protocol):
         """Whether there are several."""
         ...
 
-    def shard(self, scorer: "TokenScorer") -> None:
-        """Keep this rank's part of a model, in place."""
+    @property
+    def device(self) -> torch.device | None:
+        """What ranks compute on, where they may hold parameters elsewhere; None: where the parameters are."""
+        ...
+
+    def shard(self, scorer: "TokenScorer") -> "Passes | None":
+        """Keep this rank's part of a model, in place; return what runs it, if it is one stage of several."""
         ...
 
     def tell(self, order: str, **values: Any) -> None:
@@ -85,6 +91,7 @@ class OneRank:
     """A learner that is one process."""
 
     is_shared: Final = False
+    device: Final = None
 
     def shard(self, scorer: "TokenScorer") -> None:
         """Keep all of it."""

@@ -15,6 +15,7 @@ CASES: Final = {
     "dp_shard": ((1, 4, 1), 16),
     "tp and dp_shard": ((1, 2, 2), 1),
     "dp_replicate and dp_shard": ((2, 2, 1), 1),
+    "pp and tp": ((1, 1, 2, 2), 2),
 }
 """Meshes and numbers of layers."""
 UNDER_WAY_FRAMES: Final = 12 * ROUND_FRAMES

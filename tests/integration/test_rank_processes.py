@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 from collections.abc import Iterator
@@ -20,21 +21,29 @@ from support.tiny_model import make_tiny_model
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    return make_tiny_model(tmp_path / "model", hidden=32, layers=1)
+    return make_tiny_model(tmp_path / "model", hidden=32, layers=2)
 
 
-def test_a_rank_that_is_told_takes_the_same_steps_and_is_named_when_it_has_no_memory(
-    model_dir: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("layout", "fault", "said"),
+    [
+        ({"dp_shard": 2}, "memory", [r"ran out of memory.*lower learner.micro_batch_tokens"]),
+        ({"pp": 2}, "stop", ["is stopped: continue it with kill -CONT", "was killed"]),
+    ],
+    ids=["shards", "stages"],
+)
+def test_a_rank_that_is_told_takes_the_same_steps_and_is_named_when_it_is_lost(
+    layout: dict[str, int], fault: str, said: list[str], model_dir: Path, tmp_path: Path
 ) -> None:
-    first = forked_context().Process(target=lead, args=(0, model_dir, tmp_path / "told"))
+    first = forked_context().Process(target=lead, args=(layout, fault, model_dir, tmp_path / "told"))
     first.start()
     first.join()
     assert first.exitcode == 0
     told = json.loads((tmp_path / "told").read_text())
     # Masters differ by the rounding of float32 sums, which a few words of bfloat16 show.
     assert told["differing_words"] < 0.01
-    assert f"rank 1 (process {told['pid']}) ran out of memory" in told["said"]
-    assert "lower learner.micro_batch_tokens" in told["said"]
+    for pattern, text in zip(said, told["said"], strict=True):
+        assert re.search(rf"rank 1 \(process {told['pid']}\) {pattern}", text)
 
 
 @dataclass(frozen=True)

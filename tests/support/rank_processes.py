@@ -24,6 +24,8 @@ from torch import Tensor
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -31,7 +33,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, Rematerialise
 from learner.objective.registry import load_objective
 from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
@@ -52,6 +54,9 @@ from support.step_settings import make_step_settings
 STEPS: Final = 3
 LIMIT: Final = timedelta(seconds=120)
 
+LAYOUTS: Final = (MeshSizes(2, 2), MeshSizes(tp=2, pp=2), MeshSizes(dp_shard=2, tp=2))
+"""Layouts of the successive steps of ``save_and_publish``."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -62,7 +67,10 @@ class Case:
     objective: str = "drift_aware"
     settings: Mapping[str, Any] | None = None
     has_reference: bool = False
-    checkpoints_activations: bool = False
+    rematerialise: Rematerialise = "none"
+    layers: int = 2
+    is_narrow: bool = False
+    """Whether products are in bfloat16, of float32 masters; else all is in float64."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +85,19 @@ class Compared:
     """Elements of parameters, gradients and moments on the fullest rank, over those of one process."""
     figures_differ_by: float
     """Largest relative difference of loss, norm, KL and ESS of any step."""
+    first_figures_differ_by: float
+    """The same of the first step, which begins from the same parameters."""
     sizes: str
     """After sharding: a family without a plan has no slices."""
 
 
-def tiny_model(kind: str) -> PreTrainedModel:
+def tiny_model(kind: str, *, layers: int = 2) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "vocab_size": 44,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "max_position_embeddings": 64,
@@ -96,16 +106,24 @@ def tiny_model(kind: str) -> PreTrainedModel:
     model: PreTrainedModel
     if kind == "llama":
         model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+    elif kind == "granite":  # scales embeddings and logits
+        sizes |= {"embedding_multiplier": 3.0, "logits_scaling": 2.0}
+        model = GraniteForCausalLM(GraniteConfig(**sizes, tie_word_embeddings=True))
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=False))
     else:
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=44, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=44, n_embd=32, n_layer=layers, n_head=4, n_positions=64)
+        )
     return model.double()
 
 
 def compare(case: Case) -> Compared | None:
     """Take the same steps on all ranks, and in one process on the first, which returns the figures."""
-    model, reference = tiny_model(case.model), tiny_model(case.model)
+    model, reference = (tiny_model(case.model, layers=case.layers) for _ in range(2))
+    if case.is_narrow:
+        for wide in (model, reference):
+            torch.nn.Module.to(wide, torch.float32)
     with torch.no_grad():  # the base model is another one, or the penalty has no gradient at first
         for parameter in reference.parameters():
             parameter.mul_(1.01)
@@ -115,24 +133,32 @@ def compare(case: Case) -> Compared | None:
     shared, one = Taker.of(case, copy.deepcopy(model), copy.deepcopy(reference), ranks=group), None
     if dist.get_rank() == 0:
         one = Taker.of(case, model, reference)
-    differ = 0.0
+    differ: list[float] = []
     for number in range(STEPS):
         figures = shared.step(number)
         if one is not None:
             expected = one.step(number)
-            differ = max(differ, float(((figures - expected).abs() / expected.abs()).max()))
+            differ.append(float(((figures - expected).abs() / expected.abs()).max()))
     assert shared.policy.is_finite()
-    held = torch.tensor(float(shared.elements()))
-    dist.all_reduce(held, op=dist.ReduceOp.MAX)
-    whole = {name: _whole(tensor.detach()) for name, tensor in shared.policy.tensors.items()}
+    difference = 0.0
+    tensors = {name: start[name].clone() for name in shared.names}
+    for name, tensor in tensors.items():
+        if one is not None:
+            tensor.copy_(one.policy.tensors[name].detach())
+        dist.broadcast(tensor, src=0)
+        if name in shared.policy.tensors:  # a stage has some of them
+            whole = _whole(shared.policy.tensors[name].detach())
+            difference = max(difference, float((whole - tensor).abs().max()))
+    largest = torch.tensor([difference, shared.elements()], dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     if one is None:
         return None
-    tensors = {name: tensor.detach() for name, tensor in one.policy.tensors.items()}
     return Compared(
-        difference=max(float((whole[name] - tensor).abs().max()) for name, tensor in tensors.items()),
+        difference=float(largest[0]),
         moved=max(float((start[name] - tensor).abs().max()) for name, tensor in tensors.items()),
-        held_share=float(held) / one.elements(),
-        figures_differ_by=differ,
+        held_share=float(largest[1]) / one.elements(),
+        figures_differ_by=max(differ),
+        first_figures_differ_by=differ[0],
         sizes=str(group.sizes),
     )
 
@@ -148,7 +174,8 @@ class Taker:
 
     @classmethod
     def of(cls, case: Case, model: PreTrainedModel, reference: PreTrainedModel, **ranks: Any) -> "Taker":
-        policy = Policy(model, checkpoints_activations=case.checkpoints_activations, **ranks)
+        ranks["compute_dtype"] = torch.bfloat16 if case.is_narrow else None
+        policy = Policy(model, rematerialise=case.rematerialise, **ranks)
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, weight_decay=0.1, fused=True)
         plain = {"micro_batch_tokens": 24, "gradient_clip_norm": 0.05, "kl_coefficient": 0.005}
         settings = make_step_settings(
@@ -170,6 +197,11 @@ class Taker:
         assert outcome.is_applied
         figures = [outcome.loss, outcome.gradient_norm, outcome.kl_nats, outcome.ess_ratio, outcome.tokens]
         return torch.tensor([*figures, outcome.surprisal_nats], dtype=torch.float64)
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors of the whole model."""
+        return [span.name for span in self.policy.layout.tensors]
 
     def elements(self) -> int:
         """Count what this process holds of parameters, gradients, which are as many, and moments."""
@@ -220,45 +252,47 @@ def compare_all(cases: Mapping[str, Case], path: Path) -> None:
 
 
 def save_and_publish(directory: Path) -> None:
-    """Take steps on four ranks; leave their checkpoint, its words, and the masters one step later.
+    """Take steps on four ranks, each in another layout, from the checkpoint of the one before; leave them."""
+    for number, sizes in enumerate(LAYOUTS):
+        take_step(directory, number, sizes)
 
-    The first half is taken as two copies of two shards, and goes on as two slices of two shards: a checkpoint
-    is loaded into another layout here too.
-    """
+
+def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") -> None:
+    """Take a step from the checkpoint of the step before; leave a checkpoint and its words."""
     settings = make_step_settings(objective=load_objective("drift_aware"))
-    first, second = MeshSizes(2, 2, 1), MeshSizes(1, 2, 2)
-    saved: Path | None = None
-    for number, sizes in enumerate((first, second)):
-        group = RankGroup(sizes, device_type="cpu")
-        policy = Policy(tiny_model("qwen3"), ranks=group)
-        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
-        if saved is not None:
-            load_into(policy, optimizer, saved)
-        train_step(policy, optimizer, made_up_groups(number), version=VERSION, settings=settings)
-        saved = directory / f"checkpoint-{number}"
-        for name, tensors in parts_of(policy, optimizer).items():
-            if dist.get_rank() == 0:
-                (saved / name).mkdir(parents=True)
-            dist.barrier()
-            save_tensors(saved / name, tensors, group=group.saves.group)
-        words = policy.master_words
-        assert isinstance(words, SharedWords)
+    saved = directory / f"checkpoint-{number - 1}" if number else None
+    group = RankGroup(sizes, device_type="cpu")
+    policy = Policy(tiny_model("llama"), ranks=group)
+    optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+    if saved is not None:
+        load_into(policy, optimizer, saved)
+    train_step(policy, optimizer, made_up_groups(number), version=VERSION, settings=settings)
+    saved = directory / f"checkpoint-{number}{suffix}"
+    for name, tensors in parts_of(policy, optimizer).items():
         if dist.get_rank() == 0:
-            made = np.empty(policy.layout.words, np.uint16)
-            policy.snapshot(made)
-            words.end()
-            np.save(directory / f"words-{number}.npy", made)
-        else:
-            words.follow()
+            (saved / name).mkdir(parents=True)
         dist.barrier()
+        save_tensors(saved / name, tensors, group=group.saves.group)
+    words = policy.master_words
+    assert isinstance(words, SharedWords)
+    if dist.get_rank() == 0:
+        made = np.empty(policy.layout.words, np.uint16)
+        policy.snapshot(made)
+        words.end()
+        np.save(directory / f"words-{number}{suffix}.npy", made)
+    else:
+        words.follow()
+    dist.barrier()
 
 
-def lead(_: int, model_dir: Path, path: Path) -> None:
+def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> None:
     """Be the first of two ranks and start the other; take steps, lose it, and write down what came of it.
 
-    It is lost for want of memory: what saves its shards is told to expect more bytes than there are.
+    Args:
+        fault: "memory", for want of which what saves its shards ends it, told to expect more bytes than there
+            are; or "stop", after which it is killed.
     """
-    config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, dp_shard=2, rank_timeout_s=LIMIT.seconds)
+    config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
     settings = StepSettings.of(config)
     fleet = Fleet(config)
     fleet.meet()
@@ -279,12 +313,21 @@ def lead(_: int, model_dir: Path, path: Path) -> None:
         words.append(np.empty(policy.layout.words, np.uint16))
         policy.snapshot(words[-1])
     [child] = fleet.children
-    dist.broadcast(torch.tensor([1 << 60]), src=0, group=fleet.group.saves.group)
-    child.process.wait()
-    try:
-        train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
-    except RankLostError as error:
-        said = str(error)
+    if fault == "memory":
+        dist.broadcast(torch.tensor([1 << 60]), src=0, group=fleet.group.saves.group)
+    else:
+        fleet.orders.limit_s = 1.0
+        child.process.send_signal(signal.SIGSTOP)
+    said = []
+    for has_ended in (True,) if fault == "memory" else (False, True):
+        if has_ended:
+            if fault == "stop":
+                child.process.kill()
+            child.process.wait()
+        try:
+            train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
+        except RankLostError as error:
+            said.append(str(error))
     differing = float((words[0] != words[1]).mean())
     path.write_text(json.dumps({"said": said, "pid": child.process.pid, "differing_words": differing}))
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from learner.ranks.boxes import Sharding, coordinates
 from learner.ranks.mesh_sizes import Coordinate, MeshSizes
 
-SIZES = st.builds(MeshSizes, st.integers(1, 2), st.integers(1, 4), st.integers(1, 3))
+STAGES = 3
+SIZES = st.builds(MeshSizes, st.integers(1, 2), st.integers(1, 4), st.integers(1, 3), st.just(STAGES))
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
 
 
@@ -16,7 +17,9 @@ SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
 def shardings(draw: st.DrawFn) -> Sharding:
     shape = draw(SHAPES)
     axes = st.sampled_from([None, *range(min(2, len(shape)))])
-    return Sharding(shape, draw(st.sampled_from([None, 0]) if shape else st.none()), draw(axes))
+    shard_axis = draw(st.sampled_from([None, 0]) if shape else st.none())
+    stages = draw(st.lists(st.integers(0, STAGES - 1), min_size=1, unique=True).map(sorted))
+    return Sharding(shape, shard_axis, draw(axes), stages=tuple(stages))
 
 
 def chunked(sharding: Sharding, at: Coordinate, sizes: MeshSizes) -> list[int]:
@@ -29,7 +32,7 @@ def chunked(sharding: Sharding, at: Coordinate, sizes: MeshSizes) -> list[int]:
         if axis is not None:
             runs = torch.chunk(part, parts, dim=axis)
             part = runs[number] if number < len(runs) else part.narrow(axis, 0, 0)
-    return part.flatten().tolist()
+    return part.flatten().tolist() if at.stage in sharding.stages else []
 
 
 @given(shardings(), SIZES, st.data())
@@ -53,10 +56,12 @@ def test_a_box_has_the_elements_that_torch_deals_to_the_rank(
     assert sorted(sent) == list(range(first, first + count))
 
 
-def test_ranks_are_numbered_by_replica_then_shard_then_slice() -> None:
-    sizes = MeshSizes(2, 3, 2)
-    assert sizes.ranks == 12
-    assert sizes.coordinate(0) == (0, 0, 0)
-    assert sizes.coordinate(1) == (0, 0, 1)
-    assert sizes.coordinate(2) == (0, 1, 0)
-    assert sizes.coordinate(7) == (1, 0, 1)
+def test_ranks_are_numbered_by_stage_then_replica_then_shard_then_slice() -> None:
+    sizes = MeshSizes(2, 3, 2, 2)
+    assert sizes.ranks == 24
+    assert sizes.coordinate(0) == Coordinate(0, 0, 0, stage=0)
+    assert sizes.coordinate(1) == Coordinate(0, 0, 1, stage=0)
+    assert sizes.coordinate(2) == Coordinate(0, 1, 0, stage=0)
+    assert sizes.coordinate(7) == Coordinate(1, 0, 1, stage=0)
+    assert sizes.coordinate(12 + 7) == Coordinate(1, 0, 1, stage=1)
+    assert [sizes.share(rank) for rank in (0, 1, 2, 7, 12 + 7)] == [0, 0, 1, 3, 3]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from learner.ranks.errors import is_out_of_memory
 from learner.ranks.launching import Child, Neighbour, check_world_size
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, StepOrder
-from learner.training.micro_batches import rows_of, share_out
+from learner.training.micro_batches import micro_batches, rows_of, share_out
 from learner.training.train_step import StepSettings
 from node.errors import StartupError
 from support.made_up_groups import groups_with_replies
@@ -60,7 +61,8 @@ def test_an_allocation_that_fails_is_told_from_other_errors() -> None:
 
 def test_another_number_of_processes_than_the_mesh_has_is_refused() -> None:
     with pytest.raises(
-        StartupError, match=r"started 3 processes, the mesh \(dp_replicate 1, dp_shard 2, tp 2\) has 4 ranks"
+        StartupError,
+        match=r"started 3 processes, the mesh \(pp 1, dp_replicate 1, dp_shard 2, tp 2\) has 4 ranks",
     ):
         check_world_size(3, MeshSizes(1, 2, 2))
 
@@ -99,7 +101,7 @@ def test_an_objective_of_ones_own_that_is_not_configured_is_not_imported() -> No
 
 def test_rows_are_shared_out_by_length_in_as_many_micro_batches_each() -> None:
     rows = rows_of(groups_with_replies(0))
-    shares = share_out(rows, shares=3, budget_tokens=20)
+    shares = share_out(rows, shares=3, cut=partial(micro_batches, budget_tokens=20))
     assert len({len(share) for share in shares}) == 1
     dealt = [row.number for share in shares for part in share for row in part]
     assert sorted(dealt) == [row.number for row in rows]
@@ -109,5 +111,5 @@ def test_rows_are_shared_out_by_length_in_as_many_micro_batches_each() -> None:
 
 def test_more_ranks_than_rows_leave_some_idle() -> None:
     rows = rows_of(groups_with_replies(0))
-    shares = share_out(rows, shares=len(rows) + 2, budget_tokens=20)
+    shares = share_out(rows, shares=len(rows) + 2, cut=partial(micro_batches, budget_tokens=20))
     assert [share == [[]] for share in shares].count(True) == 2
