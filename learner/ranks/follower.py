@@ -62,6 +62,9 @@ class Follower:
         )
         group.follow_writes(self._optimizer)
         self._copy: Mapping[str, Mapping[str, Tensor]] = {}
+        self._copies = 0
+        """How many were made. An order to save names its copy, and may come before that is made."""
+        self._copied = threading.Condition()
 
     def obey(self, order: Order) -> None:
         """Do what the first rank does now."""
@@ -70,7 +73,10 @@ class Follower:
         elif order.name == "check":
             self.policy.is_finite()
         elif order.name == "copy":
-            self._copy = parts_of(self.policy, self._optimizer)
+            copy = parts_of(self.policy, self._optimizer)
+            with self._copied:
+                self._copy, self._copies = copy, order.values["number"]
+                self._copied.notify_all()
         elif order.name == "restore":
             load_into(self.policy, self._optimizer, Path(order.values["path"]))
         else:
@@ -79,6 +85,7 @@ class Follower:
     def save(self) -> None:
         """Save shards of the newest copy, whenever the first rank does."""
         while (order := self._group.saves.receive()).name == "save":
+            self._await_copy(order.values["copy"])
             try:
                 save_tensors(
                     Path(order.values["directory"]),
@@ -88,6 +95,11 @@ class Follower:
             except (OSError, ValueError) as error:
                 # The first rank hears of it too, and tries again once there is room.
                 logger.warning("shards not saved", extra={"error": str(error)})
+
+    def _await_copy(self, number: int) -> None:
+        """Wait until the training thread has made a copy: it hears of it by another stream than this one."""
+        with self._copied:
+            self._copied.wait_for(lambda: self._copies == number)
 
     def _step(self, step: StepOrder) -> None:
         for group in self._optimizer.param_groups:

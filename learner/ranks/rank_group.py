@@ -80,6 +80,7 @@ class RankGroup:
         self._diagnose = diagnose
         self._coding_threads = coding_threads
         self._words_stream = OrderStream()
+        self._copies = 0
         self.saves = OrderStream()
         """Orders to save."""
         self._mesh = self._meshed(sizes)
@@ -157,6 +158,9 @@ class RankGroup:
             [of_all] = values.pop("optimizer").param_groups
             told = StepOrder(**values, optimizer=of_all).order
         else:
+            if order == "copy":
+                self._copies += 1
+                values["number"] = self._copies
             told = Order(order, values)
         with self.failures_named():
             self._orders.send(told)
@@ -194,7 +198,7 @@ class RankGroup:
 
     def saving(self, directory: Path, part: str) -> ProcessGroup:
         """Have the other ranks save their shards of one part of a checkpoint; return all ranks."""
-        self.saves.send(Order("save", {"directory": str(directory), "part": part}))
+        self.saves.send(Order("save", {"directory": str(directory), "part": part, "copy": self._copies}))
         return self.saves.group
 
     def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:

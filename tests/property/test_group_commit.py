@@ -200,7 +200,7 @@ class World:
             ("fine",) * 8 + ("fails", "before", "between rows", "on disk", "applied", "answered in part")
         )
         self.now += self.random.choice((0.1, 1.0, TTL_S))
-        self.answered: list[Any] = []
+        self.answered = []
         try:
             self.answered = self.settle([decide for *_, decide in chosen], fate)
             self.hear(chosen)

@@ -42,7 +42,7 @@ def test_there_are_as_many_processes_as_the_mesh_has_ranks(
     config = settings().section(LearnerConfig)
     assert job["completionMode"] == "Indexed"
     assert job["completions"] == job["parallelism"] == int(flags["nnodes"])
-    ranks = config.dp_replicate * config.dp_shard * config.tp
+    ranks = config.pp * config.dp_replicate * config.dp_shard * config.tp
     assert ranks == int(flags["nnodes"]) * int(flags["nproc-per-node"])
 
 

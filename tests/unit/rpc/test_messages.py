@@ -58,10 +58,9 @@ async def stalling(*sent: Any) -> AsyncIterator[Any]:
 
 
 async def test_who_sends_nothing_for_too_long_is_told_to_try_again() -> None:
-    for sent, which in (((), "first"), ((1,), "next")):
-        limits = {"first_s": 0.01, "stall_s": 60} if which == "first" else {"first_s": 60, "stall_s": 0.01}
+    for sent, which, first_s, stall_s in (((), "first", 0.01, 60.0), ((1,), "next", 60.0, 0.01)):
         with pytest.raises(RefusedError, match=rf"the {which} message took more than 0\.01 s") as refused:
-            assert [each async for each in requests(stalling(*sent), **limits)] == []
+            assert [each async for each in requests(stalling(*sent), first_s=first_s, stall_s=stall_s)] == []
         assert refused.value.reason is Reason.BUSY
 
 

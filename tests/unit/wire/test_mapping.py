@@ -215,5 +215,5 @@ def test_every_role_and_verdict_has_a_number() -> None:
     for role in Role:
         assert member_from_wire(Role, membership_pb2.JoinRequest(role=role_to_wire(role)), "role") is role
     for verdict in Verdict:
-        response = rollout_pb2.SubmitRolloutsResponse(verdict=verdict_to_wire(verdict))
+        response = rollout_pb2.SubmissionAnswer(verdict=verdict_to_wire(verdict))
         assert member_from_wire(Verdict, response, "verdict") is verdict
