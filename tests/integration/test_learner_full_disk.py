@@ -29,6 +29,10 @@ def refusals(running: RunningLearner) -> float:
     return running.registry.get_sample_value("heterorl_node_refusals_total", labels) or 0.0
 
 
+def lines_in(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
 def words_of(policy: Policy) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return torch.cat([tensor.detach().flatten() for tensor in policy.tensors.values()]).numpy().copy()
 
@@ -40,6 +44,7 @@ async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
         async with scripted_hub() as hub, learner(hub, model_dir, state) as running:
             await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
             await hub.wait_until(lambda: len(hub.records) == 1)
+            await until(lambda: lines_in(state / "steps.jsonl") == 1)  # or it is this line that is refused
             with full_disk(1_000) if is_full else nullcontext():
                 await hub.give(*(running.delivered(f"{n}.1", version=1) for n in range(2, 4)))
                 if is_full:
@@ -52,7 +57,7 @@ async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
             await hub.wait_until(lambda: len(hub.records) == 2)
             await hub.give(*(running.delivered(f"{n}.1", version=2) for n in range(4, 6)))
             await hub.wait_until(lambda: len(hub.records) == 3)
-            await until(lambda: (state / "steps.jsonl").read_text().count("\n") == 3)
+            await until(lambda: lines_in(state / "steps.jsonl") == 3)
             assert waiting(running) == 0
             assert hub.trained_group_ids == [f"{n}.1" for n in range(6)]
             return words_of(running.policy)
@@ -86,7 +91,7 @@ async def test_a_disk_too_full_for_the_line_of_a_step_keeps_the_next_step_waitin
         assert (waiting(running), len(hub.records)) == (1, 1)
         is_full = False
         await hub.wait_until(lambda: len(hub.records) == 2)
-        await until(lambda: (tmp_path / "steps.jsonl").read_text().count("\n") == 2)
+        await until(lambda: lines_in(tmp_path / "steps.jsonl") == 2)
 
 
 async def test_a_learner_that_waits_for_its_disk_stops_and_the_step_is_taken_after_the_next_start(
@@ -105,7 +110,7 @@ async def test_a_learner_that_waits_for_its_disk_stops_and_the_step_is_taken_aft
             await hub.wait_until(lambda: len(hub.records) == 1)
             assert hub.trained_group_ids == ["0.1", "1.1"]
             assert running.loop.version == 1
-    assert (tmp_path / "steps.jsonl").read_text().count("\n") == 1
+    assert lines_in(tmp_path / "steps.jsonl") == 1
 
 
 async def test_an_error_that_room_does_not_change_ends_the_learner(model_dir: Path, tmp_path: Path) -> None:
