@@ -22,6 +22,12 @@ UNDER_WAY_FRAMES: Final = 12 * ROUND_FRAMES
 """Two rounds: words received and sent, payloads alone and joined, and what coding a frame takes."""
 
 
+pytestmark = [
+    pytest.mark.needs("kernel"),  # without it, coding all these frames takes minutes
+    pytest.mark.timeout(400),  # four processes, on two cores that other tests use too
+]
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("published")

@@ -75,6 +75,9 @@ NARROW: Final = {
 }
 
 
+pytestmark = pytest.mark.timeout(400)  # four processes, on two cores that other tests use too
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
     path = tmp_path_factory.mktemp("ranks") / "figures.json"
@@ -139,6 +142,7 @@ def test_a_family_without_a_plan_for_tensor_parallelism_is_sharded_over_all_rank
     assert compared["no plan"].sizes == "pp 1, dp_replicate 1, dp_shard 4, tp 1"
 
 
+@pytest.mark.needs("kernel")
 def test_a_checkpoint_goes_on_in_any_layout_and_the_words_are_those_of_one_process(tmp_path: Path) -> None:
     run_on_ranks(save_and_publish, tmp_path, ranks=RANKS)
     # The checkpoint of stages and slices goes on as stages alone too.
