@@ -19,6 +19,9 @@ from support.rank_processes import forked_context, lead, meet_in_vain
 from support.tiny_model import make_tiny_model
 
 
+pytestmark = pytest.mark.timeout(280)  # several processes, on two cores that other tests use too
+
+
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
     return make_tiny_model(tmp_path / "model", hidden=32, layers=2)
