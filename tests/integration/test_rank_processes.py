@@ -18,7 +18,6 @@ from node.exit_code import ExitCode
 from support.rank_processes import forked_context, lead, meet_in_vain
 from support.tiny_model import make_tiny_model
 
-
 pytestmark = pytest.mark.timeout(280)  # several processes, on two cores that other tests use too
 
 
