@@ -149,7 +149,7 @@ class Campaign:
         """Ask the processes what they will not tell any more afterwards."""
 
     def _disturb(self) -> bool:
-        """Make the replay inexact, as it is on GPUs by itself; False if there is no checkpoint."""
+        """Make the replay inexact, as it may be on a GPU; return False if there is no checkpoint."""
         checkpoints = sorted((self._stage.state(LEARNER) / "checkpoints").glob("0*"))
         if checkpoints:
             disturb_moments(checkpoints[-1])

@@ -44,7 +44,7 @@ class Plan:
     seed: int
     samplers: tuple[str, ...]
     ranks: int = 1
-    """Ranks of the learner; above 1 they alone are killed, and there is no relay."""
+    """Ranks of the learner. With more than one, only ranks are killed, and the run has no relay."""
 
     @property
     def frames(self) -> int:

@@ -12,7 +12,7 @@ GPUS_A_HOST: Final = 8
 """Slices add up in every layer, so they stay on one host."""
 
 _ALIKE: Final = 1.15
-"""Times closer than this are no reason for a more complicated layout: the estimates are no better."""
+"""A layout within this factor of the fastest counts as equally fast: the estimates are no better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Planned:
     layout: RankLayout
     memory: dict[str, float]
     needed_bytes: float
-    """On the fullest rank, with the device's reserve."""
+    """Memory needed on the fullest rank, the device's reserve included."""
     fits: bool
     step_s: Estimate
 
