@@ -134,7 +134,7 @@ class GroupVerdict:
 class Completion:
     """One completion, n >= 1 tokens, including the end token or the stop string that ended it.
 
-    A completion of several turns holds, between what the policy wrote, what the task replied.
+    An engine draws one turn; a completion of several holds what the task replied between them.
     """
 
     token_ids: NDArray[np.int32]
@@ -143,7 +143,6 @@ class Completion:
     """[n], nats, of what each token was drawn from: after temperature and truncation, renormalised."""
     policy_version: NDArray[np.int32]
     """[n], the version that drew each token; never decreases within a completion."""
-    reward: float
     finish: Finish
     kept_mass: NDArray[np.float32] | None = None
     """[n], in (0, 1]: share of the whole softmax, after temperature, of the tokens that min-p, top-k and
@@ -151,6 +150,8 @@ class Completion:
     is_drawn: NDArray[np.bool_] | None = None
     """[n], False for the tokens of replies, which the policy read and did not write: each has logprob 0, kept
     mass 1 and the version of the token before it. None: all were drawn."""
+    reward: float = math.nan
+    """NaN until it is graded."""
 
     @property
     def drawn(self) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.rollout import Finish, SamplingParameters
+from node.rollout import Completion, SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
 
@@ -30,22 +30,11 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SampledCompletion:
-    """One completion as it was drawn; fields as in ``node.rollout.Completion``."""
-
-    token_ids: NDArray[np.int32]
-    behaviour_logprob: NDArray[np.float32]
-    policy_version: NDArray[np.int32]
-    finish: Finish
-    kept_mass: NDArray[np.float32] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class FinishedRequest:
     """All completions of one request."""
 
     request_id: str
-    completions: tuple[SampledCompletion, ...]
+    completions: tuple[Completion, ...]
 
 
 class EngineSettings(Protocol):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from node.errors import Reason, RefusedError
-from node.rollout import Finish
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from node.rollout import Completion, Finish
+from sampler.engines.engine import FinishedRequest, GenerationRequest
 from sampler.engines.stop_strings import StopSearch
 
 
@@ -22,7 +22,7 @@ class RunningRequest:
     request: GenerationRequest
     prompt: list[int]
     is_cancelled: bool = False
-    done: dict[int, SampledCompletion] = field(default_factory=dict)
+    done: dict[int, Completion] = field(default_factory=dict)
 
     def rows(self, decode: Callable[[list[int]], str]) -> "list[Row]":
         """Return a row for each completion."""
@@ -88,9 +88,9 @@ class Row:
         if self.finish is not None:
             self.running.done[self.number] = self._completion(self.finish)
 
-    def _completion(self, finish: Finish) -> SampledCompletion:
+    def _completion(self, finish: Finish) -> Completion:
         is_truncated = self.running.request.sampling.is_truncated
-        return SampledCompletion(
+        return Completion(
             token_ids=np.array(self.token_ids, np.int32),
             behaviour_logprob=np.array(self.logprobs, np.float32),
             policy_version=np.array(self.versions, np.int32),

@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from node.errors import ConfigError, HeteroRLError, Reason, RefusedError, StartupError
-from node.rollout import Finish, SamplingParameters
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from node.rollout import Completion, Finish, SamplingParameters
+from sampler.engines.engine import FinishedRequest, GenerationRequest
 
 Message = dict[str, Any]
 
@@ -55,18 +55,17 @@ def request_from(fields: Mapping[str, Any]) -> GenerationRequest:
 
 def finished_from(fields: Mapping[str, Any]) -> FinishedRequest:
     """Return a finished request that was sent."""
-    completions = tuple(_completion_from(**drawn) for drawn in fields["completions"])
+    completions = tuple(map(_completion_from, fields["completions"]))
     return FinishedRequest(fields["request_id"], completions)
 
 
-def _completion_from(
-    token_ids: Any, behaviour_logprob: Any, policy_version: Any, finish: Any, kept_mass: Any
-) -> SampledCompletion:
-    return SampledCompletion(
-        np.array(token_ids, np.int32),
-        np.array(behaviour_logprob, np.float32),
-        np.array(policy_version, np.int32),
-        Finish(finish),
+def _completion_from(fields: Mapping[str, Any]) -> Completion:
+    kept_mass = fields["kept_mass"]
+    return Completion(
+        np.array(fields["token_ids"], np.int32),
+        np.array(fields["behaviour_logprob"], np.float32),
+        np.array(fields["policy_version"], np.int32),
+        Finish(fields["finish"]),
         None if kept_mass is None else np.array(kept_mass, np.float32),
     )
 

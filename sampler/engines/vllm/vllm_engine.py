@@ -22,13 +22,8 @@ from typing import Any, Final
 import torch
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from sampler.engines.engine import (
-    EngineSettings,
-    FinishedRequest,
-    GenerationRequest,
-    SampledCompletion,
-    check_fits,
-)
+from node.rollout import Completion
+from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, check_fits
 from sampler.engines.engine_options import VllmOptions
 from sampler.engines.frame_memory import Rooms, make_frame_memory, remove_frame_memory
 from sampler.engines.model_tokenizer import ModelTokenizer
@@ -224,7 +219,7 @@ class VllmEngine:
             _set_num_threads(self._threads)
 
 
-def _completion(drawn: Any, request: GenerationRequest) -> SampledCompletion:
+def _completion(drawn: Any, request: GenerationRequest) -> Completion:
     return completion_of(
         request,
         token_ids=drawn.token_ids,

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from node.rollout import Finish, SamplingParameters
+from node.rollout import Completion, Finish, SamplingParameters
 from sampler.config import SamplerConfig
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine import FinishedRequest, GenerationRequest
 from sampler.engines.own_process import process_engine
 from sampler.engines.own_process.messages import (
     error_from,
@@ -59,7 +59,7 @@ def test_requests_and_completions_arrive_as_they_were() -> None:
     back = request_from(sent(request))
     assert (back.request_id, back.completions, back.sampling) == ("a", 4, SAMPLING)
     np.testing.assert_array_equal(back.prompt_token_ids, request.prompt_token_ids)
-    drawn = SampledCompletion(
+    drawn = Completion(
         np.array([7, 8], np.int32),
         np.array([-0.1, np.nan], np.float32),
         np.array([3, 4], np.int32),

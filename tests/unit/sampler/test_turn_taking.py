@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from node.failure import Failure
-from node.rollout import Finish, PromptLease
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion, Tokenizer
+from node.rollout import Completion, Finish, PromptLease
+from sampler.engines.engine import FinishedRequest, GenerationRequest, Tokenizer
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.run_task import RunTask
@@ -91,10 +91,10 @@ class Table:
         return None if noted is None else noted[0]
 
 
-def sampled(text: str, finish: Finish) -> SampledCompletion:
+def sampled(text: str, finish: Finish) -> Completion:
     ids = np.array([*map(ord, text), END_ID], np.int32)
     n = len(ids)
-    return SampledCompletion(ids, np.full(n, -0.5, np.float32), np.zeros(n, np.int32), finish, None)
+    return Completion(ids, np.full(n, -0.5, np.float32), np.zeros(n, np.int32), finish, None)
 
 
 async def test_completions_go_on_independently_until_all_are_over() -> None:
