@@ -37,7 +37,7 @@ from node.rollout import Finish, PromptLease
 from node.run import Role
 from node.visible_text import visible
 from sampler.config import SamplerConfig
-from sampler.engines.engine import Engine, FinishedRequest
+from sampler.engines.engine import Engine, GenerationRequest
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.run_task import RunTask
@@ -123,7 +123,7 @@ class Trial:
             for request in await asyncio.to_thread(self._engine.step):
                 await self._note(request)
 
-    async def _note(self, finished: FinishedRequest) -> None:
+    async def _note(self, finished: GenerationRequest) -> None:
         if (spoken := self._turns.note(finished, self._task)) is None:
             return
         group, waiting = spoken

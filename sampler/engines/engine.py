@@ -20,21 +20,15 @@ from sampler.engines.model_words import LiveWords
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
-    """One prompt to be completed ``completions`` times."""
+    """One prompt to be completed ``wanted`` times; an engine returns it with its completions."""
 
     request_id: str
     prompt_token_ids: NDArray[np.int32]
     """[n], n >= 1"""
-    completions: int
+    wanted: int
     sampling: SamplingParameters
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FinishedRequest:
-    """All completions of one request."""
-
-    request_id: str
-    completions: tuple[Completion, ...]
+    completions: tuple[Completion, ...] = ()
+    """All of them, or none yet."""
 
 
 class EngineSettings(Protocol):
@@ -146,8 +140,8 @@ class Engine(Protocol):
         Without any this asks whether the engine still answers.
         """
 
-    def step(self) -> list[FinishedRequest]:
-        """Draw one token for every running completion; return the requests found finished.
+    def step(self) -> list[GenerationRequest]:
+        """Draw one token for every running completion; return requests found finished, with completions.
 
         A token's logprob is that of the distribution it was drawn from: the softmax after
         temperature and the renormalisation of min-p, top-k and top-p, in float32. Where these cut

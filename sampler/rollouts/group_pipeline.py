@@ -21,7 +21,7 @@ from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
-from sampler.engines.engine import Engine, FinishedRequest
+from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.rollouts.conversation import Conversation
@@ -101,7 +101,7 @@ class GroupPipeline:
         self.leasing.give_back([lease.lease_id])
         return False
 
-    def finished(self, request: FinishedRequest) -> None:
+    def finished(self, request: GenerationRequest) -> None:
         """Go on with a group whose turns were drawn."""
         if (spoken := self._turns.note(request, self.task)) is None:
             return

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from sampler.engines.engine import FinishedRequest, GenerationRequest, Tokenizer
+from sampler.engines.engine import GenerationRequest, Tokenizer
 from sampler.engines.stop_strings import text_before_stop
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
@@ -72,7 +72,7 @@ class TurnTaking:
                 self._engine_thread.cancel([lease_id, *later])
 
     def note(
-        self, finished: FinishedRequest, task: RunTask
+        self, finished: GenerationRequest, task: RunTask
     ) -> tuple[GroupInTurns, list[Conversation]] | None:
         """Add the turns of a finished request; return its group and what waits for a reply.
 
@@ -122,7 +122,7 @@ class TurnTaking:
             GenerationRequest(
                 _request_id(group.lease_id, group.conversations.index(conversation)),
                 np.concatenate([prompt.token_ids, conversation.token_ids]),
-                completions=1,
+                wanted=1,
                 sampling=replace(sampling, max_new_tokens=room),
             )
         )

@@ -14,7 +14,7 @@ from node.rollout import Completion, SamplingParameters
 from node.weights.format.digests import Words
 from sampler.config import SamplerConfig
 from sampler.engines.decoding.cached_model import cache_argument
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_registry import ENGINES, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
@@ -83,7 +83,7 @@ class Driven:
     model_dir: Path
     base: Words
     versions: dict[int, Words]
-    finished: dict[str, FinishedRequest] = field(default_factory=dict)
+    finished: dict[str, GenerationRequest] = field(default_factory=dict)
     """Completions that a step found and ``run_out`` has not returned."""
 
     @classmethod
@@ -127,7 +127,7 @@ class Driven:
     def step(self) -> None:
         self.finished |= {request.request_id: request for request in self.engine.step()}
 
-    def run_out(self) -> dict[str, FinishedRequest]:
+    def run_out(self) -> dict[str, GenerationRequest]:
         while self.engine.running:
             self.step()
         finished, self.finished = self.finished, {}

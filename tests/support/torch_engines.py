@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from node.rollout import Completion, SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.decoding.sampling import RowSampling, sampling_distribution
-from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.torch_engine import TorchEngine
@@ -72,8 +72,8 @@ def request(
     return GenerationRequest(name or prompt, engine.tokenizer.encode(prompt), completions, sampling)
 
 
-def run_out(engine: TorchEngine) -> dict[str, FinishedRequest]:
-    finished: dict[str, FinishedRequest] = {}
+def run_out(engine: TorchEngine) -> dict[str, GenerationRequest]:
+    finished: dict[str, GenerationRequest] = {}
     while engine.running:
         finished |= {f.request_id: f for f in engine.step()}
     return finished
@@ -126,7 +126,7 @@ def put_words(model: Any, words: NDArray[np.uint16]) -> None:
 def assert_scored(
     engine: TorchEngine,
     model_dir: Path,
-    group: FinishedRequest,
+    group: GenerationRequest,
     prompt: str,
     *,
     words: Mapping[int, NDArray[np.uint16]] | None = None,

@@ -17,7 +17,7 @@ import numpy as np
 
 from node.errors import ConfigError, HeteroRLError, Reason, RefusedError, StartupError
 from node.rollout import Completion, Finish, SamplingParameters
-from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine import GenerationRequest
 
 Message = dict[str, Any]
 
@@ -45,18 +45,15 @@ def _plain(value: Any) -> Any:
 
 
 def request_from(fields: Mapping[str, Any]) -> GenerationRequest:
-    """Return a request that was sent."""
+    """Return a request that was sent, with the completions it has."""
     sampling = {**fields["sampling"], "stop": tuple(fields["sampling"]["stop"])}
-    prompt = np.array(fields["prompt_token_ids"], np.int32)
     return GenerationRequest(
-        fields["request_id"], prompt, fields["completions"], SamplingParameters(**sampling)
+        fields["request_id"],
+        np.array(fields["prompt_token_ids"], np.int32),
+        fields["wanted"],
+        SamplingParameters(**sampling),
+        tuple(map(_completion_from, fields["completions"])),
     )
-
-
-def finished_from(fields: Mapping[str, Any]) -> FinishedRequest:
-    """Return a finished request that was sent."""
-    completions = tuple(map(_completion_from, fields["completions"]))
-    return FinishedRequest(fields["request_id"], completions)
 
 
 def _completion_from(fields: Mapping[str, Any]) -> Completion:
