@@ -15,8 +15,8 @@ from sampler.engines.engine import GenerationRequest, Tokenizer
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.run_task import RunTask
-from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
-from sampler.rollouts.work_queue import Job, JobState, Prompt
+from sampler.rollouts.turn_taking import TurnTaking, split_request_id
+from sampler.rollouts.work_queue import Job, JobState
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import TaskDescription, TaskError
 from support.graded_texts import prompt_of
@@ -80,11 +80,11 @@ class Table:
 
     def begin(self, lease_id: str = "0.1", *, max_new_tokens: int = 8) -> None:
         sampling = replace(SAMPLING, max_new_tokens=max_new_tokens)
-        prompt = Prompt(prompt_of(0), PROMPT)
+        prompt = replace(prompt_of(0), token_ids=PROMPT)
         lease = PromptLease(lease_id, "t", 0, 2, sampling, 60.0)
         self.turns.begin(Job(lease, 0.0, JobState.GENERATING, prompt))
 
-    def drawn(self, request_id: str, *texts: str, finish: Finish = Finish.END) -> GroupInTurns | None:
+    def drawn(self, request_id: str, *texts: str, finish: Finish = Finish.END) -> Job | None:
         """Hand in turns; return the group."""
         completions = tuple(sampled(text, finish) for text in texts)
         request = GenerationRequest(request_id, PROMPT, len(texts), SAMPLING, completions)
