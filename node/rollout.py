@@ -231,6 +231,10 @@ class RolloutGroup(GroupTerms):
     metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Name -> [completions]: what the grader measured besides the reward, finite, or NaN where it returned
     none."""
+    sampler_id: str = ""
+    """Who made it, as the coordinator says to the learner; empty before."""
+    spooled_at_s: float = 0.0
+    """Unix seconds on the coordinator's clock; 0 before."""
 
     @property
     def header(self) -> GroupHeader:
@@ -288,15 +292,6 @@ class RolloutGroup(GroupTerms):
     def drawn_tokens(self) -> int:
         """Tokens of the whole group that the policy drew."""
         return sum(c.drawn_tokens for c in self.completions)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeliveredGroup:
-    """A group on its way to the learner."""
-
-    group: RolloutGroup
-    sampler_id: str
-    spooled_at_s: float
 
 
 def mean_metrics(groups: Iterable[Mapping[str, float]]) -> dict[str, float]:

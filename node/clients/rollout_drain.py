@@ -15,7 +15,7 @@ import grpc.aio
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
-from node.rollout import DeliveredGroup, GroupVerdict, Verdict
+from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
 from node.wire.mapping import to_wire
@@ -65,7 +65,7 @@ class RolloutDrain:
         self._waiting = waiting
         self._something_owed = asyncio.Event()
         self._acknowledgement = asyncio.Event()
-        self.groups: asyncio.Queue[DeliveredGroup] = asyncio.Queue(maxsize=capacity_groups)
+        self.groups: asyncio.Queue[RolloutGroup] = asyncio.Queue(maxsize=capacity_groups)
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:

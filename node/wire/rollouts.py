@@ -4,7 +4,7 @@ Neither side visits tokens one by one.
 """
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,6 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.rollout import (
     Completion,
-    DeliveredGroup,
     EncodedGroup,
     Finish,
     GroupHeader,
@@ -171,9 +170,9 @@ def _parsed(message: Wire, data: bytes) -> Wire:
     return message
 
 
-def delivered_group_from_wire(message: rollout_pb2.DeliveredGroup) -> DeliveredGroup:
+def delivered_group_from_wire(message: rollout_pb2.DeliveredGroup) -> RolloutGroup:
     group = group_from_wire(EncodedGroup(message.header, message.columns))
-    return DeliveredGroup(group, message.sampler_id, message.spooled_at_s)
+    return replace(group, sampler_id=message.sampler_id, spooled_at_s=message.spooled_at_s)
 
 
 def _metrics(message: rollout_pb2.GroupColumns, n: int) -> dict[str, NDArray[np.float32]]:

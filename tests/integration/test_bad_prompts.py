@@ -45,7 +45,7 @@ async def train(
                 if response.WhichOneof("message") == "step_acknowledged":
                     acknowledged = response.step_acknowledged.version
                 elif len(trained) < groups:
-                    trained.append(delivered_group_from_wire(response.group).group)
+                    trained.append(delivered_group_from_wire(response.group))
                     await drain.step(version + len(trained), trained[-1].group_id)
     except TimeoutError:
         pass

@@ -65,7 +65,7 @@ async def test_a_judge_that_is_down_blames_no_prompt_and_grades_once_it_is_back(
         async with asyncio.timeout(45):
             while (response := await drain.hear()).WhichOneof("message") != "group":
                 pass
-        group = delivered_group_from_wire(response.group).group
+        group = delivered_group_from_wire(response.group)
     torch.set_num_threads(threads)
     assert [completion.reward for completion in group.completions] == [0.5, 0.5]
     assert group.metrics["judge_score"].tolist() == [5.0, 5.0]

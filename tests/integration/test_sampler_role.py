@@ -40,7 +40,7 @@ CLOCK = SystemClock()
 async def next_group(drain: HandDrain) -> RolloutGroup:
     response = await drain.hear()
     assert response.WhichOneof("message") == "group", response
-    return delivered_group_from_wire(response.group).group
+    return delivered_group_from_wire(response.group)
 
 
 async def slots(peer: HandPeer) -> dict[str, int]:
@@ -91,7 +91,7 @@ async def test_a_published_version_is_fetched_while_sampling_and_sampled_from(
             while True:
                 response = await drain.hear()
                 if response.WhichOneof("message") == "group":
-                    group = delivered_group_from_wire(response.group).group
+                    group = delivered_group_from_wire(response.group)
                     await drain.judge(group.group_id, common_pb2.VERDICT_STALE)
                     if group.oldest_version == 1:
                         break

@@ -187,7 +187,7 @@ class HandPeer:
         while len(found) < number:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":
-                found.append(delivered_group_from_wire(response.group).group)
+                found.append(delivered_group_from_wire(response.group))
         return found
 
     async def drain(self, *, credits: int = 0, **hello: Any) -> "HandDrain":

@@ -35,6 +35,6 @@ async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
         while len(received) < groups:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":
-                received.append(delivered_group_from_wire(response.group).group)
+                received.append(delivered_group_from_wire(response.group))
                 await drain.step(len(received), received[-1].group_id)
     return received
