@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,11 +211,27 @@ class GroupHeader(GroupTerms):
     """16 bytes: two samplers whose prompts have the same tokens state the same."""
 
 
-class EncodedGroup(NamedTuple):
-    """A group as its sampler encoded and signed it; handed on as it came."""
+@dataclass(frozen=True, slots=True)
+class EncodedGroup:
+    """A group as its sampler encoded it, which every hub keeps and hands on as it came."""
 
     header: bytes
     columns: bytes
+    group_id: str = ""
+    """The one it is handed in under; the header has its own word for it."""
+    sampler_id: str = ""
+    """Who made it: proved at a hub, empty on the way to the first one."""
+    certificate: bytes = b""
+    """PEM, the sampler's; empty where it is not signed: TLS is off, or the coordinator has it."""
+    signature: bytes = b""
+    """DER, by the certificate's key."""
+    spooled_at_s: float = 0.0
+    """Unix seconds on the coordinator's clock; 0 before."""
+
+    @property
+    def parts(self) -> tuple[bytes, bytes]:
+        """The bytes that are signed and stored."""
+        return self.header, self.columns
 
     @property
     def size_bytes(self) -> int:

@@ -250,7 +250,7 @@ class TrainingState:
             random_state_bytes=len(random_bytes),
             group_bytes=tuple((len(group.header), len(group.columns)) for group in encoded),
         )
-        blobs = (random_bytes, *(part for group in encoded for part in group))
+        blobs = (random_bytes, *(part for group in encoded for part in group.parts))
         return StepTaken(entry.record, line, entry, blobs, observed)
 
     def save(self, taken: StepTaken) -> float:

@@ -19,7 +19,7 @@ from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
 from node.wire.mapping import to_wire
-from node.wire.rollouts import delivered_group_from_wire
+from node.wire.rollouts import delivery_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class RolloutDrain:
         if not self._outstanding.delivered(group_id) or stopping.is_set():
             return
         try:
-            self.groups.put_nowait(delivered_group_from_wire(message))
+            self.groups.put_nowait(delivery_from_wire(message))
         except RefusedError as refused:
             self.judge(GroupVerdict(group_id, Verdict.MALFORMED, str(refused)))
         except asyncio.QueueFull:

@@ -19,7 +19,7 @@ from learner.training.checkpoint import CheckpointCopy
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import StoredGroup, Transaction
+from node.coordinator.work.accounts import Transaction
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
@@ -386,7 +386,7 @@ def _taken_groups(path: Path) -> int:
 def _record_groups(path: Path) -> Iterator[None]:
     ledger = Ledger.open(path, run_id="run")
     for number in range(3):
-        group = StoredGroup(number, 1, "s1", 1.0, EncodedGroup(b"", bytes([number]) * 700))
+        group = EncodedGroup(b"", bytes([number]) * 700, f"{number}.1", "s1", spooled_at_s=1.0)
         ledger.record(Transaction(stored=group, verdicts=(("s1", Verdict.SPOOLED),)))
         yield
     ledger.close()

@@ -179,10 +179,8 @@ class World:
             group = make_group(name, prompt_index=prompt_of(accounts, number))
             return lambda now: verdicts.submission(
                 accounts,
-                sampler_id=sampler,
-                name=name,
-                group=group.header,
-                encoded=EncodedGroup(b"header", name.encode() * 300),
+                EncodedGroup(b"header", name.encode() * 300, name, sampler),
+                group.header,
                 is_published=lambda version: version == 0,
                 now=now,
             )
