@@ -224,7 +224,7 @@ class World:
         while (slot := self.accounts.slots.next_undelivered()) is not None:
             stored = self.ledger.group(slot.number)
             assert stored is not None
-            name = group_id(stored.slot, stored.attempt)
+            name = stored.group_id
             assert name not in self.trained
             self.delivered.add(name)
         if len(self.delivered) < 2 or self.random.random() < 0.3:

@@ -213,4 +213,4 @@ async def test_a_stream_has_so_many_groups_in_flight_and_a_caller_so_many_stream
 async def test_without_tls_nobody_has_a_key_and_names_are_believed() -> None:
     here = Hub()
     assert await here.reasons(plain("0.1")) == [""]
-    assert here.taken == [("sampler-1", "0.1", (b"", bytes(5)))]
+    assert here.taken == [EncodedGroup(b"", bytes(5), "0.1", "sampler-1")]
