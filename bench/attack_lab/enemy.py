@@ -46,12 +46,12 @@ class Foe:
     channel: grpc.aio.Channel
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     grader_digest: bytes = b""
-    _submissions: SubmissionStream[rollout_pb2.SubmitRolloutsRequest] | None = None
+    _submissions: SubmissionStream | None = None
 
     @property
-    def submissions(self) -> SubmissionStream[rollout_pb2.SubmitRolloutsRequest]:
+    def submissions(self) -> SubmissionStream:
         """The one stream it submits on."""
-        self._submissions = self._submissions or SubmissionStream(self.rollouts.SubmitRollouts)
+        self._submissions = self._submissions or SubmissionStream(self.channel)
         return self._submissions
 
     @property

@@ -16,7 +16,6 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.rollout import (
     Completion,
-    DeliveredGroup,
     EncodedGroup,
     Finish,
     GroupHeader,
@@ -69,7 +68,53 @@ def group_to_wire(group: RolloutGroup) -> EncodedGroup:
         ],
         drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
     )
-    return EncodedGroup(header.SerializeToString(), columns.SerializeToString())
+    return EncodedGroup(header.SerializeToString(), columns.SerializeToString(), group.group_id)
+
+
+def submission_to_wire(group: EncodedGroup) -> rollout_pb2.SubmitRolloutsRequest:
+    return rollout_pb2.SubmitRolloutsRequest(
+        sampler_id=group.sampler_id,
+        group_id=group.group_id,
+        header=group.header,
+        columns=group.columns,
+        certificate=group.certificate,
+        signature=group.signature,
+    )
+
+
+def submission_from_wire(message: rollout_pb2.SubmitRolloutsRequest) -> EncodedGroup:
+    """Return what is handed in, by whomever it says. Each look at a field of a message copies it."""
+    return EncodedGroup(
+        message.header,
+        message.columns,
+        message.group_id,
+        message.sampler_id,
+        message.certificate,
+        message.signature,
+    )
+
+
+def delivery_to_wire(group: EncodedGroup) -> rollout_pb2.DrainRolloutsResponse:
+    # Filled in place: a message that is put into another one is copied.
+    response = rollout_pb2.DrainRolloutsResponse()
+    delivered = response.group
+    delivered.group_id, delivered.sampler_id = group.group_id, group.sampler_id
+    delivered.spooled_at_s = group.spooled_at_s
+    delivered.header, delivered.columns = group.header, group.columns
+    return response
+
+
+def delivery_from_wire(message: rollout_pb2.DeliveredGroup) -> RolloutGroup:
+    """Return a group as the learner gets it; refusals as of ``group_from_wire``."""
+    return group_from_wire(
+        EncodedGroup(
+            message.header,
+            message.columns,
+            message.group_id,
+            message.sampler_id,
+            spooled_at_s=message.spooled_at_s,
+        )
+    )
 
 
 def header_from_wire(data: bytes) -> GroupHeader:
@@ -141,6 +186,8 @@ def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
             for length, end, reward, finish in zip(lengths, ends, rewards, finished, strict=True)
         ),
         metrics=_metrics(message, n),
+        sampler_id=encoded.sampler_id,
+        spooled_at_s=encoded.spooled_at_s,
     )
     _check_agreement(header, group.header)
     return group
@@ -169,11 +216,6 @@ def _parsed(message: Wire, data: bytes) -> Wire:
             fix="run the coordinator's version of heterorl-node",
         )
     return message
-
-
-def delivered_group_from_wire(message: rollout_pb2.DeliveredGroup) -> DeliveredGroup:
-    group = group_from_wire(EncodedGroup(message.header, message.columns))
-    return DeliveredGroup(group, message.sampler_id, message.spooled_at_s)
 
 
 def _metrics(message: rollout_pb2.GroupColumns, n: int) -> dict[str, NDArray[np.float32]]:

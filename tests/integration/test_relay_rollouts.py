@@ -222,16 +222,18 @@ async def test_groups_that_wait_for_a_relays_disk_share_a_commit_and_only_those_
                 yield
 
     spool = Counting.open(tmp_path / "rollouts.sqlite", capacity_groups=3, capacity_bytes=1 << 20)
-    stream: SubmissionStream[bytes] = SubmissionStream(lambda: None)
+    stream = SubmissionStream(grpc.aio.insecure_channel("127.0.0.1:1"))
     metrics = RelayMetrics(CollectorRegistry())
     forwarder = Forwarder(spool, stream, metrics=metrics, random=lambda: 0.0)
-    taking = (forwarder.take("s1", f"{n}.1", b"group") for n in (0, 1, 1, 2, 3))
+    taking = (forwarder.take(EncodedGroup(b"", b"group", f"{n}.1", "s1")) for n in (0, 1, 1, 2, 3))
     taken = await asyncio.gather(*taking, return_exceptions=True)
     assert taken[:4] == [True, True, False, True]
     assert isinstance(taken[4], RefusedError)
     assert taken[4].reason is Reason.BUSY
     assert (commits, len(spool)) == (1, 3)
     with full_disk(1):
-        lost = await asyncio.gather(forwarder.take("s1", "9.1", bytes(99_999)), return_exceptions=True)
+        lost = await asyncio.gather(
+            forwarder.take(EncodedGroup(b"", bytes(99_999), "9.1", "s1")), return_exceptions=True
+        )
     assert (isinstance(lost[0], RefusedError), len(spool)) == (True, 3)
     spool.close()

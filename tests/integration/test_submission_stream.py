@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients import submission_stream
 from node.clients.submission_stream import SubmissionStream
 from node.errors import Reason, RefusedError
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.rpc.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import ConnectionLost, Purpose, dial
 from support.identity import MadeRun
 from support.rpc import rpcs, serving
 from support.waiting import until
 
-Stream = SubmissionStream[rollout_pb2.SubmitRolloutsRequest]
 Answer = Callable[[list[str]], Awaitable[list[rollout_pb2.SubmissionAnswer]]]
 
 
@@ -47,22 +46,20 @@ class Hub:
 
 
 @asynccontextmanager
-async def submitting(made: MadeRun, hub: Hub) -> AsyncIterator[Stream]:
+async def submitting(made: MadeRun, hub: Hub) -> AsyncIterator[SubmissionStream]:
     async with (
         serving(made, rpcs({SUBMIT_ROLLOUTS: hub.serve})) as server,
         dial(server.address, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
     ):
-        stub: Any = rollout_pb2_grpc.RolloutServiceStub(channel)
-        stream: Stream = SubmissionStream(stub.SubmitRollouts)
+        stream = SubmissionStream(channel)
         yield stream
         await stream.close()
 
 
-def submitted(stream: Stream, *names: str, size_bytes: int = 1) -> list[asyncio.Task[tuple[Verdict, str]]]:
-    return [
-        asyncio.create_task(stream.submit(rollout_pb2.SubmitRolloutsRequest(group_id=name), size_bytes))
-        for name in names
-    ]
+def submitted(
+    stream: SubmissionStream, *names: str, size_bytes: int = 1
+) -> list[asyncio.Task[tuple[Verdict, str]]]:
+    return [asyncio.create_task(stream.submit(EncodedGroup(b"", bytes(size_bytes), name))) for name in names]
 
 
 async def outcomes(tasks: list[asyncio.Task[tuple[Verdict, str]]]) -> list[Any]:

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.rollout import DeliveredGroup, Verdict
+from node.rollout import RolloutGroup, Verdict
 from node.rpc.auth import Context
 from node.run import StepRecord
 from node.wire.mapping import from_wire, member_from_wire
@@ -21,7 +21,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
     def __init__(self) -> None:
         self.target = ""
         self.server: grpc.aio.Server | None = None
-        self.groups: dict[str, DeliveredGroup] = {}
+        self.groups: dict[str, RolloutGroup] = {}
         self.verdicts: list[tuple[str, Verdict]] = []
         self.records: list[StepRecord] = []
         self.hellos: list[rollout_pb2.DrainHello] = []
@@ -31,8 +31,8 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         self._cuts = 0
         self._changed = asyncio.Condition()
 
-    async def give(self, *groups: DeliveredGroup) -> None:
-        self.groups |= {one.group.group_id: one for one in groups}
+    async def give(self, *groups: RolloutGroup) -> None:
+        self.groups |= {group.group_id: group for group in groups}
         await self._notify()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -104,7 +104,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
                     yield rollout_pb2.DrainRolloutsResponse(step_acknowledged=message)
                 elif fresh and credits:
                     credits -= 1
-                    sent.add(fresh[0].group.group_id)
+                    sent.add(fresh[0].group_id)
                     yield rollout_pb2.DrainRolloutsResponse(group=_delivered_to_wire(fresh[0]))
                 else:
                     async with self._changed:
@@ -137,12 +137,12 @@ async def scripted_hub() -> AsyncIterator[ScriptedHub]:
         await server.stop(grace=None)
 
 
-def _delivered_to_wire(delivered: DeliveredGroup) -> rollout_pb2.DeliveredGroup:
-    encoded = group_to_wire(delivered.group)
+def _delivered_to_wire(group: RolloutGroup) -> rollout_pb2.DeliveredGroup:
+    encoded = group_to_wire(group)
     return rollout_pb2.DeliveredGroup(
         header=encoded.header,
         columns=encoded.columns,
-        group_id=delivered.group.group_id,
-        sampler_id=delivered.sampler_id,
-        spooled_at_s=delivered.spooled_at_s,
+        group_id=group.group_id,
+        sampler_id=group.sampler_id,
+        spooled_at_s=group.spooled_at_s,
     )

@@ -147,7 +147,7 @@ def test_a_finish_is_a_byte() -> None:
     ],
 )
 def test_a_group_with_bytes_that_no_field_holds_is_refused(spare: EncodedGroup) -> None:
-    header, columns = group_to_wire(make_group())
+    header, columns = group_to_wire(make_group()).parts
     with pytest.raises(RefusedError, match="belong to no field") as refused:
         group_from_wire(EncodedGroup(spare.header + header, spare.columns + columns))
     assert refused.value.reason is Reason.MALFORMED
@@ -155,7 +155,7 @@ def test_a_group_with_bytes_that_no_field_holds_is_refused(spare: EncodedGroup) 
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_bytes_that_are_not_a_group_are_refused(part: int) -> None:
-    parts = [*group_to_wire(make_group())]
+    parts = [*group_to_wire(make_group()).parts]
     parts[part] = b"group"
     with pytest.raises(RefusedError, match="5 bytes that are not a group"):
         group_from_wire(EncodedGroup(*parts))
