@@ -19,9 +19,10 @@ from node.coordinator.work.evaluation.evaluations import (
 )
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.group_check import Work
+from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
-from node.coordinator.work.slots import UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
+from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
 from node.coordinator.work.standing import Share, Standing, Standings
 from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
@@ -102,6 +103,7 @@ class Accounts:
         """Begin with what the ledger holds."""
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
+        self.length_balance = LengthBalance()
         self.work = terms.work
         """The terms of every lease of the run."""
         self.leased_before_change: frozenset[str] = frozenset()
@@ -212,7 +214,9 @@ class Accounts:
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
-                self._spooled_bytes_total -= self._spooled_bytes.pop(slot.number, 0)
+                if size_bytes := self._spooled_bytes.pop(slot.number, 0):
+                    self._spooled_bytes_total -= size_bytes
+                    self.length_balance.note(size_bytes, is_used=slot.state in CONSUMED)
         if stored is not None:
             self.spooled_at_s[number] = stored.spooled_at_s
             self._spooled_bytes[number] = stored.size_bytes
