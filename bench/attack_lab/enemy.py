@@ -54,6 +54,12 @@ class Foe:
         self._submissions = self._submissions or SubmissionStream(self.channel)
         return self._submissions
 
+    async def close(self) -> None:
+        """End what it submits, and its connections."""
+        if self._submissions is not None:
+            await self._submissions.close()
+        await self.channel.close()
+
     @property
     def rollouts(self) -> "rollout_pb2_grpc.RolloutServiceAsyncStub":
         return rollout_pb2_grpc.RolloutServiceStub(self.channel)
@@ -101,8 +107,9 @@ class Enemy:
         now = time.time()
         identity = issue_identity(self._authority, peer, now=now, lifetime_s=LEAF_LIFETIME_S)
         channel = dial(self.members, identity, purpose=Purpose.ROLLOUTS, now=now)
-        self._closing.push_async_callback(channel.close)
-        return Foe(identity, channel)
+        foe = Foe(identity, channel)
+        self._closing.push_async_callback(foe.close)
+        return foe
 
     async def tried(self, name: str, call: Any) -> Any:
         """Await a call; count its answer or refusal under ``name``; None where it was refused."""

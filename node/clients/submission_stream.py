@@ -66,6 +66,8 @@ class SubmissionStream:
                     await asyncio.wait({answer})
             return await answer
         finally:
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # looked at, or it would be logged as lost where the caller was cancelled
             self._room.give_back(group.size_bytes)
 
     async def close(self) -> None:

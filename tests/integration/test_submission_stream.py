@@ -1,6 +1,7 @@
 """A client's stream of submissions, against a server that answers as a test tells it to."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -177,6 +178,27 @@ async def test_a_caller_that_goes_away_leaves_the_others_their_answers(made: Mad
         gone.cancel()
         gate.set()
         assert await stays == (Verdict.SPOOLED, "b")
+
+
+async def test_a_caller_that_goes_away_leaves_nothing_that_is_logged_as_lost(made: MadeRun) -> None:
+    hub = Hub()
+
+    async def never(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        await asyncio.Event().wait()
+        return []
+
+    hub.answer = never
+    logged: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    async with submitting(made, hub) as stream:
+        stream._singly = 2  # each group is written, and waited for, before the next
+        (gone,) = submitted(stream, "a")
+        await until(lambda: bool(hub.streams) and hub.streams[0] == ["a"])
+        gone.cancel()
+        await asyncio.wait({gone})
+    del gone, stream
+    gc.collect()
+    assert logged == []
 
 
 async def test_more_answers_than_groups_end_the_stream(made: MadeRun) -> None:
