@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from learner.config import LearnerConfig
-from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, is_out_of_memory
+from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError, is_out_of_memory
 from learner.ranks.launching import coding_threads, config_of, join_ranks, mesh_sizes, neighbours
 from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.rank_group import RankGroup
@@ -90,16 +90,25 @@ class Follower:
                 save_tensors(
                     Path(order.values["directory"]),
                     self._copy[order.values["part"]],
-                    group=self._group.saves.group,
+                    group=self._group.saves.exchanges,
                 )
             except (OSError, ValueError) as error:
                 # The first rank hears of it too, and tries again once there is room.
                 logger.warning("shards not saved", extra={"error": str(error)})
 
     def _await_copy(self, number: int) -> None:
-        """Wait until the training thread has made a copy: it hears of it by another stream than this one."""
+        """Wait until the training thread has made a copy: it hears of it by another stream than this one.
+
+        Raises:
+            RankLostError: it has not, within the limit.
+        """
+        limit_s = self._config.rank_timeout_s
         with self._copied:
-            self._copied.wait_for(lambda: self._copies == number)
+            if not self._copied.wait_for(lambda: self._copies == number, limit_s):
+                raise RankLostError(
+                    f"copy {number} is to be saved, and {self._copies} was the last one made, {limit_s:g} s "
+                    "later: a step does not end, see the logs of the first rank and of this one"
+                )
 
     def _step(self, step: StepOrder) -> None:
         for group in self._optimizer.param_groups:
@@ -157,7 +166,7 @@ def _or_end(work: Callable[[], None]) -> None:
 def _follow() -> None:
     join_ranks()
     orders = OrderStream()
-    neighbours(orders)
+    neighbours()
     config = config_of(orders.receive())
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from bench.forked_context import forked_context
 from node.exit_code import ExitCode
-from support.rank_processes import forked_context, lead, meet_in_vain
+from support.rank_processes import lead, meet_in_vain
 from support.tiny_model import make_tiny_model
+
+STOPPED: Final = "is stopped: continue it with kill -CONT"
 
 pytestmark = pytest.mark.timeout(280)  # several processes, on two cores that other tests use too
 
@@ -30,9 +34,11 @@ def model_dir(tmp_path: Path) -> Path:
     ("layout", "fault", "said"),
     [
         ({"dp_shard": 2}, "memory", [r"ran out of memory.*lower learner.micro_batch_tokens"]),
-        ({"pp": 2}, "stop", ["is stopped: continue it with kill -CONT", "was killed"]),
+        ({"pp": 2}, "step", [STOPPED, "was killed"]),
+        ({"dp_shard": 2}, "words", [STOPPED, "was killed"]),
+        ({"pp": 2}, "save", [STOPPED, "was killed"]),
     ],
-    ids=["shards", "stages"],
+    ids=["without memory", "stopped in a step", "stopped as it publishes", "stopped as it saves"],
 )
 def test_a_rank_that_is_told_takes_the_same_steps_and_is_named_when_it_is_lost(
     layout: dict[str, int], fault: str, said: list[str], model_dir: Path, tmp_path: Path
