@@ -1,4 +1,5 @@
-"""A rank other than the first: it does what the first one tells it, until that one ends.
+"""A rank other than the first: it does what the first one tells it, until that one ends. Signals that drain a
+learner reach all ranks, and only the first one heeds them.
 
 training    steps, checks, copies for a checkpoint: this thread, in the first rank's order
 publishing  its words of the frames that the first rank asks for
@@ -7,6 +8,7 @@ saving      its shards of the newest copy
 
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +26,7 @@ from learner.training.model import Policy, load_policy, load_reference
 from learner.training.tensor_files import save_tensors
 from learner.training.train_step import train_step
 from node.errors import HeteroRLError
+from node.process.daemon import SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -163,8 +166,18 @@ def _or_end(work: Callable[[], None]) -> None:
         os._exit(_code_of(error))
 
 
+def _leave_drain_to_the_first() -> None:
+    """Ignore the signals that have the first rank drain: it ends this rank once that is done.
+
+    Where the first rank is gone, its connections are closed, and that ends this one.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _follow() -> None:
     join_ranks()
+    _leave_drain_to_the_first()
     orders = OrderStream()
     neighbours()
     config = config_of(orders.receive())

@@ -34,6 +34,7 @@ from learner.ranks.orders import Order, OrderStream
 from learner.ranks.rank_group import RankGroup
 from node.errors import StartupError
 from node.process.abandoned_threads import abandon
+from node.process.daemon import SIGNALS
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -164,7 +165,8 @@ class Fleet:
             }
             command = [sys.executable, "-m", "learner.ranks"]
             # Nothing is ever written to the pipe: its end tells that this process has ended.
-            started = Popen(command, env=environment, stdin=PIPE)
+            with _deaf_children():
+                started = Popen(command, env=environment, stdin=PIPE)
             children.append(Child(rank, started))
         return children
 
@@ -294,6 +296,19 @@ class Fleet:
         for child in self.children:
             if child.process.poll() is None:
                 child.process.kill()
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Have processes that this thread starts meanwhile never hear the signals that have this one drain.
+
+    A service manager or a terminal sends those to all ranks at once, be it before they have met.
+    """
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 def check_world_size(processes: int, sizes: MeshSizes) -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from bench.forked_context import forked_context
 from node.exit_code import ExitCode
-from support.rank_processes import lead, meet_in_vain
+from node.process.daemon import SIGNALS
+from support.rank_processes import lead, meet_in_vain, serve
 from support.tiny_model import make_tiny_model
 
 STOPPED: Final = "is stopped: continue it with kill -CONT"
@@ -110,3 +111,17 @@ def test_a_rank_whose_daemon_was_killed_before_they_met_ends(model_dir: Path) ->
         daemon.process.join()
         os.kill(daemon.rank_pid, signal.SIGCONT)
         assert daemon.is_without_orphan()
+
+
+def test_signals_that_reach_all_ranks_drain_the_first_which_ends_the_others(model_dir: Path) -> None:
+    context = forked_context()
+    told, tells = context.Pipe(duplex=False)
+    process = context.Process(target=serve, args=(model_dir, tells))
+    process.start()
+    rank_pid = told.recv()
+    for number in SIGNALS:
+        os.kill(rank_pid, number)
+    process.terminate()
+    assert told.recv() == 0
+    process.join()
+    assert process.exitcode == ExitCode.DRAINED

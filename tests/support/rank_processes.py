@@ -55,8 +55,8 @@ from learner.training.tensor_files import save_tensors
 from learner.training.train_step import StepSettings, train_step
 from node.errors import StartupError
 from node.process.abandoned_threads import exit_without_them
-from node.process.daemon import StartStage, run_daemon
-from node.process.service import Service
+from node.process.daemon import Phase, StartStage, run_daemon
+from node.process.service import Service, StopsAfter
 from support.made_up_groups import VERSION, made_up_groups
 from support.step_settings import make_step_settings
 
@@ -400,6 +400,49 @@ def stopped_at_an_order(pid: int, stream: OrderStream) -> Iterator[None]:
     _set_pg_timeout(timedelta(seconds=1), stream.exchanges)
     with mock.patch.object(stream, "send", send_and_stop):
         yield
+
+
+class _LastStep:
+    """A service that takes a step before it stops, for which the other ranks have to be there."""
+
+    name = "last step"
+
+    def __init__(self, config: LearnerConfig, ranks: RankGroup) -> None:
+        self._settings = StepSettings.of(config)
+        self._ranks = ranks
+        self._policy = load_policy(config.model_dir, device="cpu", ranks=ranks)
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        optimizer = torch.optim.AdamW(self._policy.parameters.values(), lr=1e-2, fused=True)
+        self._ranks.follow_writes(optimizer)
+        ready()
+        await stopping.wait()
+        groups = made_up_groups(0)
+        train_step(self._policy, optimizer, groups, version=VERSION, settings=self._settings)
+
+
+def serve(model_dir: Path, told: Connection) -> None:
+    """Be a daemon of two ranks; tell the other one's process once it serves, and its exit code at the end."""
+    config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, dp_shard=2)
+    fleets: list[Fleet] = []
+
+    async def build() -> Sequence[Service]:
+        fleet = Fleet(config)
+        fleets.append(fleet)
+        os.kill(fleet.children[0].pid, signal.SIGTERM)  # it has hardly begun
+        await fleet.met()
+        work = StopsAfter(await asyncio.to_thread(_LastStep, config, fleet.group))
+        return StopsAfter(fleet, other=work), work
+
+    def announce(phase: Phase) -> None:
+        if phase is Phase.SERVING:
+            told.send(fleets[0].children[0].pid)
+
+    stages = [StartStage("learner", build)]
+    with mock.patch.object(launching, "END_LIMIT_S", float(LIMIT.seconds)):  # on cores that are busy
+        code = asyncio.run(run_daemon(stages, drain_timeout_s=LIMIT.seconds, announce=announce))
+    told.send(fleets[0].children[0].process.returncode)
+    sys.exit(code)
 
 
 def meet_in_vain(model_dir: Path, told: Connection) -> None:
