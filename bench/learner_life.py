@@ -90,8 +90,6 @@ def live(
         fleet.meet()
     ranks: Ranks = ONE_RANK if fleet is None else fleet.group
     policy = load_policy(config.model_dir, device="cpu", ranks=ranks)
-    if fleet is not None:
-        fleet.leads(policy)
     state = TrainingState(
         config,
         policy,

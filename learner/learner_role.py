@@ -129,7 +129,6 @@ async def build(context: RoleContext) -> list[Service]:
     leaving = StopsAfter(coordinator.membership, other=draining)
     services: list[Service] = [leaving, uploading, draining, publishing, *writing, training]
     if restored.fleet is not None:
-        restored.fleet.leads(restored.policy)
         services.insert(0, StopsAfter(restored.fleet, other=publishing))
     return services
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
@@ -30,6 +29,7 @@ from learner.training.gradient_steps import GradientSteps, versions_of_tokens
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import root_of
 from learner.training.model import Policy, ScoringModel
+from learner.training.random_state import RandomState
 from learner.training.replay_settings import settings_of
 from learner.training.train_step import StepOutcome
 from node.clock import Clock
@@ -218,7 +218,7 @@ class TrainingState:
             TrainingError: the step made parameters that are not finite; the journal does not have it.
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
-        random_state = torch.get_rng_state()
+        random_state = RandomState.on(self.policy.device)
         expected_kl_nats = tuple(self._expected(one, expected_divergence) for one in batch)
         outcome, switch = self._steps.take(batch, expected_kl_nats, progress=self.progress)
         if not outcome.is_finite:
@@ -238,7 +238,7 @@ class TrainingState:
         if not outcome.is_applied:
             return StepTaken(None, line, NewsEntry(line.report.reward_mean, self._best), (), observed)
         encoded = [group_to_wire(group) for group in batch]
-        random_bytes = random_state.numpy().tobytes()
+        random_bytes = random_state.to_bytes()
         entry = StepEntry(
             line=line,
             acknowledged_version=min((one.version for one in unacknowledged), default=line.report.version)
@@ -249,6 +249,7 @@ class TrainingState:
             expected_kl_nats=expected_kl_nats,
             random_state_bytes=len(random_bytes),
             group_bytes=tuple((len(group.header), len(group.columns)) for group in encoded),
+            cuda_state_bytes=len(random_state.cuda),
         )
         blobs = (random_bytes, *(part for group in encoded for part in group.parts))
         return StepTaken(entry.record, line, entry, blobs, observed)

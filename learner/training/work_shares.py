@@ -58,8 +58,8 @@ class Ranks(Protocol):
         """Have no rank write its masters before the first one does, whose readers may still be at work."""
         ...
 
-    def saving(self, directory: Path, part: str) -> "ProcessGroup | None":
-        """Have the other ranks save their shards of one part of a checkpoint; return the ranks that do."""
+    def saving(self, directory: Path, part: str) -> "AbstractContextManager[ProcessGroup | None]":
+        """Have the other ranks save their shards of one part of a checkpoint meanwhile; yield all that do."""
         ...
 
     def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
@@ -110,9 +110,9 @@ class OneRank:
     def follow_writes(self, optimizer: Optimizer) -> None:
         """Follow nobody."""
 
-    def saving(self, directory: Path, part: str) -> "ProcessGroup | None":
-        """Return None: one process saves all of it."""
-        return None
+    def saving(self, directory: Path, part: str) -> AbstractContextManager[None]:
+        """Yield None: one process saves all of it."""
+        return nullcontext()
 
     def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
         """Return all micro-batches."""
