@@ -22,7 +22,7 @@ from node.rollout import EncodedGroup, Verdict
 from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.mapping import verdict_to_wire
-from node.wire.rollouts import submission_from_wire
+from node.wire.rollouts import encoded_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class SubmissionDoor:
         async def read() -> None:
             await places.acquire()
             async for request in requests:
-                group = request if isinstance(request, RefusedError) else submission_from_wire(request)
+                group = request if isinstance(request, RefusedError) else encoded_from_wire(request.group)
                 del request
                 size_bytes = _held_bytes(group)
                 await self._room.take(size_bytes)
