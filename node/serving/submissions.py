@@ -159,7 +159,7 @@ class SubmissionDoor:
             raise RefusedError(
                 Reason.OVER_LIMIT, f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}"
             )
-        group = group.by(submitter(caller, group.sampler_id))
+        group = group.made_by(submitter(caller, group.sampler_id))
         if self._verifier is not None and (self._hands_on or caller.role is Role.RELAY):
             check = partial(_check_proof, self._verifier, group, caller, now=self._clock.now())
             if size_bytes > OFF_LOOP_BYTES:
