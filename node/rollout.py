@@ -228,6 +228,12 @@ class EncodedGroup:
     spooled_at_s: float = 0.0
     """Unix seconds on the coordinator's clock; 0 before."""
 
+    def made_by(self, sampler_id: str) -> "EncodedGroup":
+        """Return it with the sampler that made it."""
+        return EncodedGroup(
+            self.header, self.columns, self.group_id, sampler_id, self.certificate, self.signature
+        )
+
     @property
     def parts(self) -> tuple[bytes, bytes]:
         """The bytes that are signed and stored."""

@@ -19,7 +19,7 @@ from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
 from node.wire.mapping import to_wire
-from node.wire.rollouts import delivery_from_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -201,12 +201,12 @@ class RolloutDrain:
                     listed = {one.sampler_id: one.reason for one in told.samplers}
                     self._outstanding.quarantines_listed(listed, releases_others=told.releases_others)
 
-    def _receive(self, message: rollout_pb2.DeliveredGroup, stopping: asyncio.Event) -> None:
+    def _receive(self, message: rollout_pb2.EncodedGroup, stopping: asyncio.Event) -> None:
         group_id = message.group_id
         if not self._outstanding.delivered(group_id) or stopping.is_set():
             return
         try:
-            self.groups.put_nowait(delivery_from_wire(message))
+            self.groups.put_nowait(group_from_wire(encoded_from_wire(message)))
         except RefusedError as refused:
             self.judge(GroupVerdict(group_id, Verdict.MALFORMED, str(refused)))
         except asyncio.QueueFull:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -23,7 +22,7 @@ from node.rollout import EncodedGroup, Verdict
 from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.mapping import verdict_to_wire
-from node.wire.rollouts import submission_from_wire
+from node.wire.rollouts import encoded_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ class SubmissionDoor:
         async def read() -> None:
             await places.acquire()
             async for request in requests:
-                group = request if isinstance(request, RefusedError) else submission_from_wire(request)
+                group = request if isinstance(request, RefusedError) else encoded_from_wire(request.group)
                 del request
                 size_bytes = _held_bytes(group)
                 await self._room.take(size_bytes)
@@ -160,7 +159,7 @@ class SubmissionDoor:
             raise RefusedError(
                 Reason.OVER_LIMIT, f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}"
             )
-        group = replace(group, sampler_id=submitter(caller, group.sampler_id))
+        group = group.made_by(submitter(caller, group.sampler_id))
         if self._verifier is not None and (self._hands_on or caller.role is Role.RELAY):
             check = partial(_check_proof, self._verifier, group, caller, now=self._clock.now())
             if size_bytes > OFF_LOOP_BYTES:

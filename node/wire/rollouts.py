@@ -72,18 +72,27 @@ def group_to_wire(group: RolloutGroup) -> EncodedGroup:
 
 
 def submission_to_wire(group: EncodedGroup) -> rollout_pb2.SubmitRolloutsRequest:
-    return rollout_pb2.SubmitRolloutsRequest(
-        sampler_id=group.sampler_id,
-        group_id=group.group_id,
-        header=group.header,
-        columns=group.columns,
-        certificate=group.certificate,
-        signature=group.signature,
-    )
+    request = rollout_pb2.SubmitRolloutsRequest()
+    _fill(request.group, group)
+    return request
 
 
-def submission_from_wire(message: rollout_pb2.SubmitRolloutsRequest) -> EncodedGroup:
-    """Return what is handed in, by whomever it says. Each look at a field of a message copies it."""
+def delivery_to_wire(group: EncodedGroup) -> rollout_pb2.DrainRolloutsResponse:
+    response = rollout_pb2.DrainRolloutsResponse()
+    _fill(response.group, group)
+    return response
+
+
+def _fill(message: rollout_pb2.EncodedGroup, group: EncodedGroup) -> None:
+    """Fill a part of another message, which would copy a whole one."""
+    message.group_id, message.sampler_id = group.group_id, group.sampler_id
+    message.header, message.columns = group.header, group.columns
+    message.certificate, message.signature = group.certificate, group.signature
+    message.spooled_at_s = group.spooled_at_s
+
+
+def encoded_from_wire(message: rollout_pb2.EncodedGroup) -> EncodedGroup:
+    """Return an encoded group as it came. Each look at a field of a message copies it."""
     return EncodedGroup(
         message.header,
         message.columns,
@@ -91,29 +100,7 @@ def submission_from_wire(message: rollout_pb2.SubmitRolloutsRequest) -> EncodedG
         message.sampler_id,
         message.certificate,
         message.signature,
-    )
-
-
-def delivery_to_wire(group: EncodedGroup) -> rollout_pb2.DrainRolloutsResponse:
-    # Filled in place: a message that is put into another one is copied.
-    response = rollout_pb2.DrainRolloutsResponse()
-    delivered = response.group
-    delivered.group_id, delivered.sampler_id = group.group_id, group.sampler_id
-    delivered.spooled_at_s = group.spooled_at_s
-    delivered.header, delivered.columns = group.header, group.columns
-    return response
-
-
-def delivery_from_wire(message: rollout_pb2.DeliveredGroup) -> RolloutGroup:
-    """Return a group as the learner gets it; refusals as of ``group_from_wire``."""
-    return group_from_wire(
-        EncodedGroup(
-            message.header,
-            message.columns,
-            message.group_id,
-            message.sampler_id,
-            spooled_at_s=message.spooled_at_s,
-        )
+        message.spooled_at_s,
     )
 
 

@@ -19,7 +19,7 @@ from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
-from node.wire.rollouts import group_to_wire
+from node.wire.rollouts import group_to_wire, submission_to_wire
 from support.full_disk import full_disk
 from support.hub import HandPeer, answer_to, joined, running_hub, signed
 from support.identity import MadeRun
@@ -135,7 +135,7 @@ async def test_only_a_relay_speaks_for_others_and_it_must_say_for_whom(made: Mad
             (relay, "No Name", Reason.MALFORMED),
         ):
             async with hub.peer(identity) as peer:
-                request = rollout_pb2.SubmitRolloutsRequest(sampler_id=named)
+                request = submission_to_wire(EncodedGroup(b"", b"", sampler_id=named))
                 assert (await peer.hand_in(request)).reason == reason
 
 
@@ -172,13 +172,12 @@ async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(
         for forged in (
             signed(answer, made.other_sampler, sampler_id="sampler-1"),
             signed(answer, made.relay, sampler_id="sampler-1"),
-            rollout_pb2.SubmitRolloutsRequest(
+            signed(
+                answer,
+                made.sampler,
+                sampler_id="sampler-1",
                 header=altered.header,
                 columns=altered.columns,
-                group_id=lease.lease_id,
-                sampler_id="sampler-1",
-                certificate=made.sampler.certificate_pem,
-                signature=signed(answer, made.sampler).signature,
             ),
         ):
             assert (await relay.hand_in(forged)).reason == Reason.BAD_SIGNATURE

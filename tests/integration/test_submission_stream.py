@@ -41,7 +41,7 @@ class Hub:
         heard: list[str] = []
         self.streams.append(heard)
         async for request in requests:
-            heard.append(request.group_id)
+            heard.append(request.group.group_id)
             if answers := await self.answer(heard):
                 yield rollout_pb2.SubmitRolloutsResponse(answers=answers)
 

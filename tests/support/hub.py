@@ -29,7 +29,7 @@ from node.rollout import EncodedGroup, RolloutGroup, SamplingParameters
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.mapping import from_wire, role_to_wire
-from node.wire.rollouts import delivery_from_wire, group_to_wire, submission_to_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun
@@ -187,7 +187,7 @@ class HandPeer:
         while len(found) < number:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":
-                found.append(delivery_from_wire(response.group))
+                found.append(group_from_wire(encoded_from_wire(response.group)))
         return found
 
     async def drain(self, *, credits: int = 0, **hello: Any) -> "HandDrain":

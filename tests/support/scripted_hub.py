@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -12,7 +13,7 @@ from node.rollout import RolloutGroup, Verdict
 from node.rpc.auth import Context
 from node.run import StepRecord
 from node.wire.mapping import from_wire, member_from_wire
-from node.wire.rollouts import group_to_wire
+from node.wire.rollouts import delivery_to_wire, group_to_wire
 
 
 class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
@@ -105,7 +106,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
                 elif fresh and credits:
                     credits -= 1
                     sent.add(fresh[0].group_id)
-                    yield rollout_pb2.DrainRolloutsResponse(group=_delivered_to_wire(fresh[0]))
+                    yield _delivery(fresh[0])
                 else:
                     async with self._changed:
                         await self._changed.wait()
@@ -137,12 +138,6 @@ async def scripted_hub() -> AsyncIterator[ScriptedHub]:
         await server.stop(grace=None)
 
 
-def _delivered_to_wire(group: RolloutGroup) -> rollout_pb2.DeliveredGroup:
+def _delivery(group: RolloutGroup) -> rollout_pb2.DrainRolloutsResponse:
     encoded = group_to_wire(group)
-    return rollout_pb2.DeliveredGroup(
-        header=encoded.header,
-        columns=encoded.columns,
-        group_id=group.group_id,
-        sampler_id=group.sampler_id,
-        spooled_at_s=group.spooled_at_s,
-    )
+    return delivery_to_wire(replace(encoded, sampler_id=group.sampler_id, spooled_at_s=group.spooled_at_s))

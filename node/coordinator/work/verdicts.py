@@ -112,8 +112,8 @@ def submission(
         return Decision(
             refused, replace(spent, prompt_said=said, standings=() if is_outdated else spent.standings)
         )
-    # Its proof has served its purpose.
-    stored = replace(encoded, certificate=b"", signature=b"", spooled_at_s=now)
+    # Without its proof, which has served its purpose.
+    stored = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
     spooled = _spooled(accounts, parsed, stored, said, now=now)
     return Decision(Submitted(Verdict.SPOOLED, has_dissent=has_dissent), spooled)
 
@@ -169,6 +169,8 @@ def _answered(
     standings, bad_prompts = accounts.standings, accounts.bad_prompts
     before = standings.of(sampler_id)
     after = before.delivered(held=accounts.held(sampler_id))
+    if after == before and prompt_index not in bad_prompts:
+        return transaction
     wrong = bad_prompts.contradicted(prompt_index, sampler_id, now=now)
     contradicted = (standings.of(name).after_contradiction(now=now) for name in wrong)
     return replace(

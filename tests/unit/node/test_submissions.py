@@ -95,7 +95,7 @@ def hub(made: MadeRun) -> Callable[..., Hub]:
 
 
 def plain(group_id: str, size_bytes: int = 5) -> rollout_pb2.SubmitRolloutsRequest:
-    return rollout_pb2.SubmitRolloutsRequest(columns=bytes(size_bytes), group_id=group_id)
+    return submission_to_wire(EncodedGroup(b"", bytes(size_bytes), group_id))
 
 
 async def test_a_group_counts_for_the_sampler_that_signed_it_whoever_hands_it_in(
@@ -103,12 +103,12 @@ async def test_a_group_counts_for_the_sampler_that_signed_it_whoever_hands_it_in
 ) -> None:
     here, request = hub(), signed(EncodedGroup(b"", b"group"), made.sampler, group_id="0.1")
     assert await here.reasons(request) == [""]
-    request.sampler_id = "sampler-1"
+    request.group.sampler_id = "sampler-1"
     assert await here.reasons(request, caller=RELAY) == [""]
     assert [(group.sampler_id, group.group_id, *group.parts) for group in here.taken] == [
         ("sampler-1", "0.1", b"", b"group")
     ] * 2
-    request.sampler_id = "sampler-2"
+    request.group.sampler_id = "sampler-2"
     assert await here.reasons(request, caller=RELAY) == [Reason.BAD_SIGNATURE]
     assert len(here.taken) == 2
 
@@ -128,7 +128,7 @@ async def test_the_last_hub_believes_a_samplers_connection_and_of_a_relay_only_s
         ("sampler-1", signed(group, made.other_sampler)),
         ("sampler-2", signed(group, made.sampler)),
     ):
-        request.sampler_id = sampler_id
+        request.group.sampler_id = sampler_id
         assert await last.reasons(request, caller=RELAY) == [Reason.BAD_SIGNATURE]
     assert await last.reasons(signed(group, made.sampler, sampler_id="sampler-1"), caller=RELAY) == [""]
 
