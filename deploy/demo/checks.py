@@ -42,6 +42,6 @@ def _far_sampler_took_part(steps: Sequence[Step]) -> Check:
     return Check(
         "the far sampler is late and trained on",
         groups > 0 and staleness >= FAR_STALENESS_VERSIONS,
-        f"{groups} groups; {staleness:.2f} versions stale in the mean, in steps that a near one had a part in "
-        f"(at least {FAR_STALENESS_VERSIONS:g})",
+        f"{groups} groups; {staleness:.2f} versions stale in the mean (at least {FAR_STALENESS_VERSIONS:g}), "
+        "counting the steps that the near one had a part in",
     )

@@ -95,14 +95,19 @@ def read_slot(ledger: Path, number: int) -> SlotLife | None:
         bad = connection.execute(
             "SELECT reason || ': ' || detail FROM bad_prompts WHERE prompt_index = ?", [prompt_index]
         ).fetchone()
+    trained_as, version, staleness_versions = trained or ("", None, None)
+    spooled_at_s, spooled_bytes = spooled or (None, None)
     return SlotLife(
-        number,
-        prompt_index,
-        state,
-        tuple(dict(zip(names, attempt, strict=False)) for attempt in json.loads(attempts)),
-        *(trained or ("", None, None)),
-        *(spooled or (None, None)),
-        bad[0] if bad else "",
+        slot=number,
+        prompt_index=prompt_index,
+        state=state,
+        attempts=tuple(dict(zip(names, attempt, strict=False)) for attempt in json.loads(attempts)),
+        trained_as=trained_as,
+        version=version,
+        staleness_versions=staleness_versions,
+        spooled_at_s=spooled_at_s,
+        spooled_bytes=spooled_bytes,
+        bad_prompt=bad[0] if bad else "",
     )
 
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from scipy.stats import ks_2samp
+from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
 from node.coordinator.work import verdicts
 from node.coordinator.work.length_balance import LEAST_GROUPS, WINDOW_GROUPS, LengthBalance
