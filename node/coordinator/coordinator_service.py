@@ -97,8 +97,11 @@ class CoordinatorService:
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
         head = self.peers.head
+        self.metrics.head.set(0 if head is None else head.number)
         self.metrics.show(self.spool.accounts)
-        self.metrics.show_peers(self.peers.rows(now), head=0 if head is None else head.number)
+        for _ in self.peers.survey_parts(now):
+            await asyncio.sleep(0)  # heartbeats are answered in between
+        self.metrics.show_fleet(self.peers.survey)
 
 
 async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
