@@ -10,7 +10,7 @@ the metrics are scraped every 15 s and the status is asked for. A peer has one c
 has four.
 
 peers, pause_s   connected; seconds between two heartbeats of one, as the coordinator asks or else --every
-beats_s          heartbeats a second, all together
+rate_s           heartbeats a second, all together
 cpu_ms           CPU of the coordinator a heartbeat, with scrapes, upkeep and status; cores: the same a second
 p50, p99_ms      from a heartbeat's first byte to its answer, at the generator
 rss_mb, peer_kb  resident memory of the coordinator; a peer's part of it, above that before the first
@@ -68,12 +68,12 @@ _FILES_BESIDE_PEERS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one coordinator showed; units as in the module's text."""
+    """One coordinator's figures; units as in the module's text."""
 
     peers: int
     connected: int
     pause_s: float
-    beats_s: float
+    rate_s: float
     cpu_ms: float
     cores: float
     p50_ms: float
@@ -153,7 +153,7 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
             seen = await asyncio.gather(*(one.ask() for one in generators))
             resident = hub.resident_bytes()
     latencies = sorted(one for report in seen for one in report["latencies_s"])
-    beats = len(latencies)
+    heartbeats = len(latencies)
     slowest = max(scrapes)
     for report in seen:
         if report["first_loss"]:
@@ -162,8 +162,8 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         peers=peers,
         connected=peers - sum(report["lost"] for report in seen),
         pause_s=round(sum(report["pause_s"] for report in seen) / len(seen), 2),
-        beats_s=round(beats / took_s, 1),
-        cpu_ms=round(1000 * cpu_s / max(1, beats), 3),
+        rate_s=round(heartbeats / took_s, 1),
+        cpu_ms=round(1000 * cpu_s / max(1, heartbeats), 3),
         cores=round(cpu_s / took_s, 3),
         p50_ms=round(1000 * _part(latencies, 0.5), 1),
         p99_ms=round(1000 * _part(latencies, 0.99), 1),

@@ -262,7 +262,7 @@ class PeerQuery:
 
 
 PEER_ORDERS: Final = ("joined", "name", "behind", "lag", "seen", "clock", "leases")
-"""What peers can be sorted by: the first two ascend, the others begin with the largest."""
+"""Orders of peers: the first two ascend, the others begin with the largest."""
 
 PEERS_A_PAGE: Final = 200
 MOST_PEERS_A_PAGE: Final = 1000

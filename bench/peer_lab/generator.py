@@ -46,7 +46,7 @@ _JOIN, _HEARTBEATS = 1, 3
 
 
 class Fleet:
-    """The peers of this process and what was seen of them since the last report."""
+    """The peers of this process, and measurements since the last report."""
 
     def __init__(self, run: Path, target: str, *, every_s: float) -> None:
         self.host, self.port = split_address(target)

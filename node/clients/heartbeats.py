@@ -113,7 +113,7 @@ class Heartbeats:
         """As the coordinator asked; None: it does not want them."""
         self._metrics_sent_s = -math.inf
         self._metrics_shape: tuple[object, ...] | None = None
-        """What the metrics sent last on this stream were of; None: the coordinator does not know."""
+        """Shape of the metrics sent last on this stream; None: the coordinator does not know it."""
         self._next_heartbeat_s: float | None = None
         """As the coordinator asked; None: after the run's interval."""
         self._last_verdicts: frozenset[GroupVerdict] = frozenset()

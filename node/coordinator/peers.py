@@ -307,7 +307,7 @@ class Peers:
 
     @property
     def survey(self) -> FleetSurvey:
-        """What the last look at all peers showed."""
+        """The result of the last look at all peers."""
         return self._survey
 
     def unheard_s(self, role: Role, now: float) -> float | None:

@@ -26,7 +26,7 @@ from node.telemetry.metric_layout import RULES, Column, Layout, layout_of, shape
 from node.telemetry.metrics import MetricFamily
 
 SERIES: Final = 4_000
-"""Of other peers, all together; the coordinator's own are some hundreds."""
+"""Most series of all other peers together; the coordinator's own are some hundreds."""
 SHOWN: Final[dict[Role, int]] = {Role.LEARNER: 2, Role.RELAY: 16, Role.SAMPLER: 16}
 """Peers whose metrics are shown by name. Two learners: one that takes over from another."""
 WORST: Final[dict[str, bool]] = {

@@ -41,7 +41,7 @@ class _Group:
         self.peers: list[Peer] = []
         self.rows = np.zeros((_FIRST_ROWS, len(layout.columns)))
         self.totals = np.zeros(len(layout.columns))
-        """Of the columns that are added up; of others meaningless."""
+        """Sums of the columns that are added up; meaningless for the others."""
 
     def append(self, peer: Peer, values: Values) -> int:
         number = len(self.peers)

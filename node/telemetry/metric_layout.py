@@ -1,4 +1,4 @@
-"""What the numbers of a peer's metrics are of: the part that stays when the values change; pure.
+"""The names, types and labels of a peer's samples, without their values; pure.
 
 A peer sends its metrics whole once and then their values alone. Here the whole ones are checked: a peer
 cannot use another peer's labels, another role's names, or memory without bound. What breaks a rule is left
@@ -21,7 +21,7 @@ RULES: Final = ("name", "shape", "samples")
 SAMPLES_PER_PEER: Final[dict[Role, int]] = {Role.LEARNER: 1200, Role.RELAY: 500, Role.SAMPLER: 500}
 """Three to four times what a peer has; the learner has three for each sampler besides."""
 SAMPLES_PER_FAMILY: Final = 100
-"""Of a gauge with more, those with the largest values are shown: a learner has one for each sampler."""
+"""A gauge with more is cut to those with the largest values: a learner has one for each sampler."""
 
 _FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay)_[a-z0-9_]{1,100}")
 _LABEL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -60,7 +60,7 @@ class Layout:
     """The samples of a peer, in the order of its values."""
 
     columns: tuple[Column, ...]
-    """Those that are kept."""
+    """The samples that are kept."""
     places: tuple[int, ...]
     """Where their values are among those that the peer sends."""
     width: int

@@ -1,4 +1,4 @@
-"""What the run does now, what it waits for, and since when: the first line of the status; pure.
+"""The first line of the status: what the run does now, what it waits for, and since when; pure.
 
 The causes are asked in the order in which one hides the next: without a learner it does not matter that no
 group has come.
@@ -11,7 +11,7 @@ from node.run import Headline
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the coordinator knows of the run; times are seconds until now."""
+    """The state of the run as the coordinator knows it; times are seconds until now."""
 
     version: int | None
     """The newest announced; None: none yet."""

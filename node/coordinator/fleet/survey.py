@@ -54,12 +54,12 @@ MEASURES: Final = ("version_lag_versions", "lag_s", "silence_s", "clock_offset_s
 
 @dataclass(frozen=True, slots=True)
 class FleetSurvey:
-    """What was seen."""
+    """The result of one look."""
 
     counts: Mapping[tuple[Role, PeerState], int]
     standings: Mapping[SamplerStanding, int]
     samplers: Mapping[str, Values]
-    """Measure -> its value at each sampler that is here."""
+    """Measure -> its value at each sampler that is here; of clocks, at each peer."""
     named: tuple[tuple[Peer, Measured], ...]
     """The peers that metrics name."""
     unusual: tuple[Unusual, ...]
@@ -83,6 +83,9 @@ class Surveyor:
     _counts: Counter[tuple[Role, PeerState]] = field(default_factory=Counter)
     _standings: Counter[SamplerStanding] = field(default_factory=Counter)
     _samplers: list[tuple[Peer, Measured]] = field(default_factory=list)
+    _few: list[Measured] = field(default_factory=list)
+    """Of peers that are no samplers."""
+    _silent: set[Peer] = field(default_factory=set)
     _named: dict[Peer, Measured] = field(default_factory=dict)
     _unusual: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
 
@@ -107,9 +110,12 @@ class Surveyor:
         is_sampler = peer.role is Role.SAMPLER
         if is_sampler:
             self._samplers.append((peer, measured))
+        else:
+            self._few.append(measured)
         if not is_sampler or peer in self.named:
             self._named[peer] = measured
         if state is PeerState.SILENT:
+            self._silent.add(peer)
             self._note(f"{peer.role} silent", measured.silence_s, peer)
         elif is_sampler and measured.version_lag_versions > self.max_staleness_versions:
             self._note("sampler behind by more than the staleness bound", measured.version_lag_versions, peer)
@@ -124,15 +130,20 @@ class Surveyor:
             self._note("grader code other than the run's, leased nothing", 0.0, peer)
 
     def result(self) -> FleetSurvey:
-        """Return what was seen."""
+        """Return the result."""
         numbers = {
             name: np.array([getattr(measured, name) for _, measured in self._samplers], dtype=np.float64)
             for name in MEASURES
         }
         named = dict(self._named)
-        for values in numbers.values():
-            order = np.argsort(-np.abs(values), kind="stable")[:WORST_SAMPLERS]
-            named |= (self._samplers[n] for n in order.tolist() if values[n])
+        is_heard = np.array([peer not in self._silent for peer, _ in self._samplers], dtype=bool)
+        for name, values in numbers.items():
+            # One that is silent falls behind as well: it would take the places of those that are not.
+            badness = np.abs(values) if name == "silence_s" else np.where(is_heard, np.abs(values), 0.0)
+            order = np.argsort(-badness, kind="stable")[:WORST_SAMPLERS]
+            named |= (self._samplers[n] for n in order.tolist() if badness[n])
+        clocks = np.array([measured.clock_offset_s for measured in self._few], dtype=np.float64)
+        numbers["clock_offset_s"] = np.concatenate([numbers["clock_offset_s"], clocks])
         return FleetSurvey(
             self._counts, self._standings, numbers, tuple(named.items()), tuple(self._all_unusual())
         )

@@ -64,7 +64,7 @@ def test_quantiles_are_over_all_samplers_and_the_worst_have_names() -> None:
     assert registry.get_sample_value("heterorl_coordinator_fleet_version_lag_versions_count") == 100
     assert (
         registry.get_sample_value("heterorl_coordinator_fleet_clock_offset_seconds", {"quantile": "0.5"})
-        == -50
+        == -49
     )
     named = {
         sample.labels["node"]

@@ -3,7 +3,14 @@
 import pytest
 
 from node.coordinator.fleet.membership import PeerState
-from node.coordinator.fleet.survey import NAMED_UNUSUAL, FleetSurvey, Measured, Surveyor, survey_every_s
+from node.coordinator.fleet.survey import (
+    NAMED_UNUSUAL,
+    WORST_SAMPLERS,
+    FleetSurvey,
+    Measured,
+    Surveyor,
+    survey_every_s,
+)
 from node.identity.peer import Peer
 from node.run import PeerCount, Role, SamplerStanding, Unusual
 
@@ -56,6 +63,25 @@ def test_each_fault_has_a_line_and_the_most_urgent_comes_first(surveyor: Surveyo
         ("sampler in standing hoards", ("hoards",)),
         ("sampler behind by more than the staleness bound", ("behind",)),
     ]
+
+
+def test_silent_samplers_do_not_take_the_places_of_those_that_lag_while_they_are_heard(
+    surveyor: Surveyor,
+) -> None:
+    for number in range(30):
+        surveyor.see(sampler(f"silent{number}"), PeerState.SILENT, Measured(900, 900.0, 900.0, 0.0))
+    surveyor.see(sampler("lags"), PeerState.LIVE, Measured(5, 5.0, 1.0, 0.0))
+    named = {peer.node_id: measured for peer, measured in surveyor.result().named}
+    assert named["lags"].version_lag_versions == 5
+    assert len(named) == WORST_SAMPLERS + 1
+
+
+def test_clocks_are_those_of_all_peers(surveyor: Surveyor) -> None:
+    surveyor.see(sampler("s"), PeerState.LIVE, Measured(0, 0.0, 0.0, 3600.0))
+    surveyor.see(Peer("run", Role.LEARNER, "l"), PeerState.LIVE, Measured(0, 0.0, 0.0, -1.0))
+    samplers = surveyor.result().samplers
+    assert sorted(samplers["clock_offset_s"].tolist()) == [-1.0, 3600.0]
+    assert len(samplers["lag_s"]) == 1
 
 
 @pytest.mark.parametrize("state", [PeerState.LEFT, PeerState.REVOKED])
