@@ -105,6 +105,8 @@ def main() -> int:
         parser.error(
             f"{max(arguments.peers)} peers take {wanted} open files, allowed are {most}: raise ulimit -Hn"
         )
+    # As Ctrl-C: the coordinator and the generators are ended, and the directory is removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows = []
     for peers in arguments.peers:
         rows.append(asyncio.run(measured(peers, arguments)))
@@ -137,10 +139,9 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         assert operator is not None
         async with _coordinator(run, arguments) as hub, contextlib.AsyncExitStack() as stack:
             idle_bytes, idle_cpu_s = hub.resident_bytes(), hub.cpu_s()
-            shares = _shares(peers, arguments.processes)
             generators = [
                 await stack.enter_async_context(_generator(run, hub.target, first, count, arguments.every))
-                for first, count in shares
+                for first, count in shares(peers, arguments.processes)
             ]
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 await asyncio.gather(*(one.hear() for one in generators))
@@ -329,7 +330,7 @@ async def _end(process: asyncio.subprocess.Process, *, grace_s: float) -> None:
         await process.wait()
 
 
-def _shares(peers: int, processes: int) -> list[tuple[int, int]]:
+def shares(peers: int, processes: int) -> list[tuple[int, int]]:
     """Return the first peer and the number of peers of each process."""
     bounds = [peers * n // processes for n in range(processes + 1)]
     return [(low, high - low) for low, high in itertools.pairwise(bounds)]

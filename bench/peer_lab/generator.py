@@ -45,12 +45,16 @@ _JOIN, _HEARTBEATS = 1, 3
 """Streams of a connection."""
 
 
+class JoinRefusedError(Exception):
+    """A peer was not let in, or its connection ended before."""
+
+
 class Fleet:
     """The peers of this process, and measurements since the last report."""
 
-    def __init__(self, run: Path, target: str, *, every_s: float) -> None:
+    def __init__(self, run: Path, target: str, *, every_s: float, attempts: int = 8) -> None:
         self.host, self.port = split_address(target)
-        self.every_s = every_s
+        self.every_s, self.attempts = every_s, attempts
         self._authority = Authority.load(run / Role.COORDINATOR / AUTHORITY_DIRECTORY)
         self.run_id = self._authority.run_id
         self.hub = hub_name(self.run_id)
@@ -58,9 +62,10 @@ class Fleet:
         self.values = [sample.value for family in self.metrics for sample in family.samples]
         self.latencies_s: list[float] = []
         self.pauses_s: list[float] = []
-        self.lost = 0
+        self.lost = self.refused_joins = 0
         self.first_loss = ""
         self.reports = 0
+        self.connections: set[Connection] = set()
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.load_verify_locations(cadata=self._authority.certificate_pem.decode())
         self._context.set_alpn_protocols(["h2"])
@@ -72,12 +77,25 @@ class Fleet:
         loop, places = asyncio.get_running_loop(), asyncio.Semaphore(_OPENING)
 
         async def open_one(peer: Peer) -> None:
-            async with places:
-                joined: asyncio.Future[None] = loop.create_future()
-                await loop.create_connection(lambda: Connection(self, peer, joined), self.host, self.port)
-                await joined
+            for attempt in range(1, self.attempts + 1):
+                async with places:
+                    joined: asyncio.Future[None] = loop.create_future()
+                    await loop.create_connection(lambda: Connection(self, peer, joined), self.host, self.port)  # noqa: B023
+                    try:
+                        await joined
+                        return
+                    except JoinRefusedError:
+                        if attempt == self.attempts:
+                            raise
+                self.refused_joins += 1
+                await asyncio.sleep(random.random() * 2**attempt)  # as a peer does that is told to come back
 
         await asyncio.gather(*(open_one(self._peer(number)) for number in numbers))
+
+    def close(self) -> None:
+        """Cut all connections."""
+        for connection in tuple(self.connections):
+            connection.close()
 
     def tls(self, peer: Peer) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
         """Return a client's side of a handshake as ``peer``, and its pipes in and out."""
@@ -100,6 +118,7 @@ class Fleet:
             "pause_s": sum(self.pauses_s) / max(1, len(self.pauses_s)),
             "reports": self.reports,
             "lost": self.lost,
+            "refused_joins": self.refused_joins,
             "first_loss": self.first_loss,
         }
         self.latencies_s, self.pauses_s, self.reports = [], [], 0
@@ -117,9 +136,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, fleet: Fleet, peer: Peer, joined: "asyncio.Future[None]") -> None:
         self._fleet, self._peer, self._joined = fleet, peer, joined
         self._tls, self._come, self._go = fleet.tls(peer)
-        self._reader = http2.Reader()
+        self._reader = http2.Reader(unary=_JOIN)
         self._loop = asyncio.get_running_loop()
-        self._is_secure = False
+        self._is_secure = self._is_lost = False
         self._sequence = 0
         self._sent_s = 0.0
         self._metrics_every_s: float | None = None
@@ -129,6 +148,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+        self._fleet.connections.add(self)
         self._shake_hands()
 
     def data_received(self, data: bytes) -> None:
@@ -141,17 +161,25 @@ class Connection(asyncio.Protocol):
             except (http2.CallEndedError, ssl.SSLError) as error:
                 self._lose(str(error))
 
+    def close(self) -> None:
+        """Cut it."""
+        self._is_lost = True
+        self._transport.abort()
+
     def connection_lost(self, error: Exception | None) -> None:
+        self._fleet.connections.discard(self)
         self._lose(f"the connection ended: {error}")
 
     def _lose(self, why: str) -> None:
-        if self._transport.is_closing() and self._joined.done():
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self._transport.abort()
+        if not self._joined.done():
+            self._joined.set_exception(JoinRefusedError(f"{self._peer.node_id} could not join: {why}"))
             return
         self._fleet.lost += 1
         self._fleet.first_loss = self._fleet.first_loss or f"{self._peer.node_id}: {why}"
-        self._transport.abort()
-        if not self._joined.done():
-            self._joined.set_exception(RuntimeError(f"{self._peer.node_id} could not join: {why}"))
 
     def _shake_hands(self) -> None:
         try:

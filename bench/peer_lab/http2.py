@@ -59,7 +59,10 @@ def message(stream: int, content: bytes, *, is_last: bool = False) -> bytes:
 class Reader:
     """Takes in the bytes of a connection; returns messages, and what to answer by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unary: int) -> None:
+        """Begin; the stream ``unary`` has one answer, and may end once that is here."""
+        self._unary = unary
+        self._is_answered = False
         self._bytes = bytearray()
         self._parts: dict[int, bytearray] = {}
         """Stream -> bytes of a message that has not arrived whole."""
@@ -81,12 +84,15 @@ class Reader:
             payload = bytes(self._bytes[_HEADER_BYTES : _HEADER_BYTES + size])
             del self._bytes[: _HEADER_BYTES + size]
             if kind == _DATA:
-                messages += ((stream, one) for one in self._messages(stream, payload))
+                messages += [(stream, one) for one in self._messages(stream, payload)]
             elif kind == _SETTINGS and not flags & _ACK:
                 answer += frame(_SETTINGS, _ACK, 0)
             elif kind == _PING and not flags & _ACK:
                 answer += frame(_PING, _ACK, 0, payload)
-            elif kind in (_RESET, _GOAWAY) or (kind == _HEADERS and flags & _END_STREAM and stream != 1):
+            elif kind == _GOAWAY or (
+                (kind == _RESET or (kind == _HEADERS and flags & _END_STREAM))
+                and not (stream == self._unary and self._is_answered)
+            ):
                 raise CallEndedError(f"frame of kind {kind} on stream {stream}: {payload[:300]!r}")
         return messages, answer
 
@@ -97,6 +103,7 @@ class Reader:
             size = int.from_bytes(part[1:_PREFIX_BYTES], "big")
             if len(part) < _PREFIX_BYTES + size:
                 break
+            self._is_answered = self._is_answered or stream == self._unary
             yield bytes(part[_PREFIX_BYTES : _PREFIX_BYTES + size])
             del part[: _PREFIX_BYTES + size]
         if not part:

@@ -15,6 +15,7 @@ from node.coordinator.spool import Spool
 from node.coordinator.trust_upkeep import TrustUpkeep
 from node.errors import RefusedError
 from node.rpc.server import RpcServer
+from node.spare_memory import GIVE_BACK_EVERY_S, give_back
 from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class CoordinatorService:
     clock: Clock
     name: str = "coordinator"
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _gave_back_at_s: float = float("-inf")
 
     @property
     def address(self) -> str:
@@ -102,6 +104,9 @@ class CoordinatorService:
         for _ in self.peers.survey_parts(now):
             await asyncio.sleep(0)  # heartbeats are answered in between
         self.metrics.show_fleet(self.peers.survey)
+        if not 0 <= now - self._gave_back_at_s < GIVE_BACK_EVERY_S:
+            self._gave_back_at_s = now
+            await asyncio.to_thread(give_back)
 
 
 async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:

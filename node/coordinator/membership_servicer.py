@@ -1,6 +1,7 @@
 """MembershipService at the coordinator: translates between the wire and ``Peers`` and ``Spool``."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -370,4 +371,10 @@ def _summary(request: membership_pb2.JoinRequest) -> str:
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:
-    return optional_from_wire(PolicyVersion, request, "held")
+    return _version(request.held.number, request.held.root) if request.HasField("held") else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _version(number: int, root: bytes) -> PolicyVersion:
+    """Return a version that peers hold: checked once, and one object for all that hold it."""
+    return from_wire(PolicyVersion, common_pb2.PolicyVersion(number=number, root=root))

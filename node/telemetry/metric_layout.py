@@ -19,10 +19,7 @@ from node.telemetry.metrics import MetricFamily
 
 RULES: Final = ("name", "shape", "samples")
 SAMPLES_PER_PEER: Final[dict[Role, int]] = {Role.LEARNER: 1200, Role.RELAY: 500, Role.SAMPLER: 500}
-"""Three to four times what a peer has; the learner has three for each sampler besides."""
-SAMPLES_PER_FAMILY: Final = 100
-"""A gauge with more is cut to those with the largest values: a learner has one for each sampler."""
-
+"""Three to four times what a peer has."""
 _FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay)_[a-z0-9_]{1,100}")
 _LABEL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _RESERVED_LABELS: Final = frozenset({"node", "role", "quantile"})
@@ -99,29 +96,17 @@ def layout_of(families: Sequence[MetricFamily], role: Role, refused: Counter[str
             refused["name"] += 1
         elif not _is_well_formed(family):
             refused["shape"] += 1
+        elif len(columns) + len(family.samples) > room:
+            refused["samples"] += 1
         else:
-            chosen = _largest(family)
-            if len(columns) + len(chosen) > room:
-                refused["samples"] += 1
-                continue
             seen.add(family.name)
-            for number in chosen:
-                sample = family.samples[number]
+            for number, sample in enumerate(family.samples):
                 labels = tuple(sorted(sample.labels.items()))
                 columns.append(
                     Column(family.name, family.type, sample.name, labels, family.help[:_HELP_CHARACTERS])
                 )
                 places.append(first + number)
     return Layout(tuple(columns), tuple(places), place)
-
-
-def _largest(family: MetricFamily) -> list[int]:
-    """Return which samples of a family are kept, in their order."""
-    numbers = list(range(len(family.samples)))
-    if family.type == "gauge" and len(numbers) > SAMPLES_PER_FAMILY:
-        numbers.sort(key=lambda number: -np.nan_to_num(family.samples[number].value, nan=-np.inf))
-        numbers = sorted(numbers[:SAMPLES_PER_FAMILY])
-    return numbers
 
 
 def _is_well_formed(family: MetricFamily) -> bool:

@@ -1,5 +1,6 @@
 """The fields of Join and heartbeats: who may set them, and how much they may hold."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -49,15 +50,24 @@ def check_owners(message: Message, role: Role) -> None:
 
     Raises RefusedError: WRONG_ROLE; names the field and whose it is.
     """
-    owners = OWNERS[type(message)]
-    for field, _ in message.ListFields():
-        allowed = owners.get(field.name)
-        if allowed is not None and role not in allowed:
+    for name, has_presence in _of_others(type(message), role):
+        if message.HasField(name) if has_presence else getattr(message, name):
             raise RefusedError(
                 Reason.WRONG_ROLE,
-                f"a {role} set {field.name}, which is for {', '.join(sorted(allowed))} to say",
+                f"a {role} set {name}, which is for {', '.join(sorted(OWNERS[type(message)][name]))} to say",
                 fix="run the coordinator's version of heterorl-node",
             )
+
+
+@functools.cache
+def _of_others(message_type: type[Message], role: Role) -> tuple[tuple[str, bool], ...]:
+    """Return the fields that a role may not set, each with whether unset differs from empty."""
+    fields = message_type.DESCRIPTOR.fields_by_name
+    return tuple(
+        (name, fields[name].has_presence)
+        for name, allowed in OWNERS[message_type].items()
+        if role not in allowed
+    )
 
 
 def base_model_from_wire(request: membership_pb2.JoinRequest) -> BaseModel:

@@ -121,7 +121,19 @@ class Membership:
         self._check_no_twin(member, instance, now)
         if _are_twins(member, instance):
             raise _not_joined(peer)
-        self._put(replace(member, state=PeerState.LIVE, last_seen_s=now, is_connected=True))
+        # Written out: ``replace`` takes three times as long, and a large fleet sends a thousand a second.
+        seen = KnownPeer(
+            peer,
+            PeerState.LIVE,
+            now,
+            member.joins,
+            member.instance,
+            True,
+            member.refused_twins,
+            member.refused_twin_at_s,
+            member.is_complete,
+        )
+        self._put(seen)
         return member.state is not PeerState.LIVE
 
     def disconnected(self, peer: Peer) -> None:

@@ -1,7 +1,5 @@
 """A peer's metrics that are shown, and those that never are."""
 
-import math
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -124,18 +122,6 @@ def test_a_peer_without_room_for_its_series_is_left_out_whole_and_counted(
     assert set(shown(fleet)) == {(TOKENS + "_total", "s1")}
     values = {metric.name: metric.samples[0].value for metric in fleet.collect() if metric.samples}
     assert values["heterorl_coordinator_fleet_peers_without_room"] == 1
-
-
-def test_only_the_largest_samples_of_a_gauge_with_very_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_layout, "SAMPLES_PER_FAMILY", 2)
-    learner, name = Peer("run", Role.LEARNER, "learner"), "heterorl_learner_sampler_mismatch_nats"
-    samples = tuple(
-        MetricSample(name, {"sampler": f"s{n}"}, value) for n, value in enumerate((1, 3, math.nan, 2))
-    )
-    fleet = FleetCollector()
-    fleet.update(learner, [MetricFamily(name, "gauge", "", samples)])
-    (metric,) = (metric for metric in fleet.collect() if metric.name == name)
-    assert {sample.labels["sampler"]: sample.value for sample in metric.samples} == {"s1": 3.0, "s3": 2.0}
 
 
 def test_of_samplers_that_are_not_shown_the_worst_are_named_with_what_alerts_ask_for(
