@@ -19,12 +19,10 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
 from node.commands.status_view import render
 from node.commands.terminal import console, target
-from node.enrolment.enrolment_client import obtain_identity
-from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
-from node.identity.identity_store import Identity
+from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, identity_on_disk
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
@@ -208,6 +206,12 @@ async def _caller(
         return Peer(description.run_id, Role.OPERATOR, Role.OPERATOR.value)
     directory = arguments.state_dir / Role.OPERATOR / IDENTITY_DIRECTORY
     try:
+        known = identity_on_disk(directory, role=Role.OPERATOR, run=description, node_id=None, now=now)
+        if known is not None and arguments.token_file is None:
+            return known
+        # Only here: what reads tokens and issues certificates takes as long to import as all the rest.
+        from node.enrolment.enrolment_client import obtain_identity
+
         identity = await obtain_identity(
             directory,
             run=description,

@@ -198,7 +198,9 @@ def _idle_samplers(status: RunStatus) -> Iterator[str]:
     bound = status.max_staleness_versions
     waiting = status.slots.get("spooled", 0) + status.slots.get("accepted", 0)
     spare = min(waiting // status.batch_groups - 1, bound)
-    who = f"{idle} sampler{' idles' if idle == 1 else 's idle'} at the bound, {waiting} finished groups wait"
+    listed = " listed" if status.matching_peers > len(status.peers) else ""
+    idles = f"sampler{listed} idles" if idle == 1 else f"samplers{listed} idle"
+    who = f"{idle} {idles} at the bound, {waiting} finished groups wait"
     if spare < 1:
         yield f"{who}: a lower bound would make steps wait"
     else:

@@ -7,14 +7,16 @@ that have left or are revoked are counted only.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from node.coordinator.fleet.membership import PeerState
 from node.identity.peer import Peer
 from node.run import PeerCount, Role, SamplerStanding, Unusual
-from node.telemetry.metric_layout import Values
+
+Values: TypeAlias = npt.NDArray[np.float64]
 
 WORST_SAMPLERS: Final = 10
 """By name, of each measure."""
