@@ -178,9 +178,6 @@ class RpcServer:
         return [
             # On by default: a second daemon would silently get half of the connections.
             ("grpc.so_reuseport", 0),
-            # Diagnostics that nobody reads, kept for each connection.
-            ("grpc.enable_channelz", 0),
-            ("grpc.max_channel_trace_event_memory_per_node", 0),
             ("grpc.server_handshake_timeout_ms", int(self._limits.handshake_s * 1000)),
             ("grpc.server.max_pending_requests", _PENDING_RPCS),
             ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING_RPCS),
