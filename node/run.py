@@ -242,6 +242,64 @@ class PeerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerQuery:
+    """A page of the peers that meet all conditions; fields as in membership.proto."""
+
+    states: tuple[str, ...] = ()
+    """Empty: any; as in what follows."""
+    roles: tuple[str, ...] = ()
+    standings: tuple[str, ...] = ()
+    name: str = ""
+    """Part of the node id."""
+    waits_for: str = ""
+    """Part of what the peer waits for."""
+    sort_by: str = ""
+    """One of ``PEER_ORDERS``; empty: the first."""
+    is_reversed: bool = False
+    offset: int = 0
+    limit: int = 0
+    """0: ``PEERS_A_PAGE``."""
+
+
+PEER_ORDERS: Final = ("joined", "name", "behind", "lag", "seen", "clock", "leases")
+"""Orders of peers: the first two ascend, the others begin with the largest."""
+
+PEERS_A_PAGE: Final = 200
+MOST_PEERS_A_PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCount:
+    """How many peers of a role are in a state."""
+
+    role: Role
+    state: str
+    peers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The state of the run in a line; fields as in membership.proto."""
+
+    doing: str
+    waits_for: str
+    """Empty: nothing, it moves."""
+    for_s: float
+    """Since it began to wait, or since the newest version where it moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusual:
+    """Something about some peers that is not as it should be."""
+
+    what: str
+    peers: int
+    """How many it is about."""
+    node_ids: tuple[str, ...]
+    """Some of them, the worst first."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """The state of the whole run; every count comes from the ledger."""
 
@@ -276,3 +334,9 @@ class RunStatus:
     """Who says so, for people."""
     exportable_best: int | None = None
     """The best version as the learner has written it down; None: it has not, or is not there."""
+    matching_peers: int = 0
+    """How many peers met the conditions; ``peers`` is a page of them."""
+    peer_counts: tuple[PeerCount, ...] = ()
+    headline: Headline | None = None
+    unusual: tuple[Unusual, ...] = ()
+    """The most urgent first."""

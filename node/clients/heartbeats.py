@@ -21,6 +21,7 @@ from node.rollout import GroupVerdict
 from node.rpc.channel import ConnectionLost, classified
 from node.run import EvaluationNotice, StepReport, Teaching
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
+from node.telemetry.metric_layout import shape_of, values_of
 from node.telemetry.metrics import MetricFamily
 from node.wire.mapping import from_wire, optional_to_wire, to_wire
 
@@ -30,8 +31,20 @@ ANSWER_TIMEOUT_S: Final = 20.0
 GOODBYE_TIMEOUT_S: Final = 2.0
 """Longest wait for the coordinator to note that the peer leaves; without it the peer turns silent instead."""
 
+LONGEST_PAUSE_S: Final = 300.0
+"""Longest pause between two heartbeats that a peer takes from a coordinator."""
+
 CLOCK_SAMPLES: Final = 8
 """Heartbeats the clock offset is chosen from: old enough to catch a quiet moment, young enough for drift."""
+
+
+def pause_s(asked_s: float | None, *, interval_s: float) -> float:
+    """Return the pause before the next heartbeat: as the coordinator asked, within what makes sense.
+
+    ``interval_s`` is the run's, which holds where it asked for nothing.
+    """
+    return interval_s if asked_s is None else min(max(asked_s, interval_s / 2), LONGEST_PAUSE_S)
+
 
 _Stream = grpc.aio.StreamStreamCall[membership_pb2.HeartbeatRequest, membership_pb2.HeartbeatResponse]
 
@@ -97,8 +110,12 @@ class Heartbeats:
         self._clock = clock
         self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
         self._metrics_every_s: float | None = None
-        """As the coordinator asked; None: it does not show them."""
+        """As the coordinator asked; None: it does not want them."""
         self._metrics_sent_s = -math.inf
+        self._metrics_shape: tuple[object, ...] | None = None
+        """Shape of the metrics sent last on this stream; None: the coordinator does not know it."""
+        self._next_heartbeat_s: float | None = None
+        """As the coordinator asked; None: after the run's interval."""
         self._last_verdicts: frozenset[GroupVerdict] = frozenset()
         self.clock_offset_s = 0.0
         self.longest_lag_versions = 0
@@ -117,6 +134,7 @@ class Heartbeats:
         stream = self._stub.Heartbeat()
         # The coordinator may be another process, without our metrics.
         self._metrics_every_s, self._metrics_sent_s = None, -math.inf
+        self._metrics_shape = self._next_heartbeat_s = None
         try:
             with classified():
                 sequence = 0
@@ -125,7 +143,7 @@ class Heartbeats:
                     await self._send_one(stream, sequence)
                     answered()
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(interval_s):
+                        async with asyncio.timeout(pause_s(self._next_heartbeat_s, interval_s=interval_s)):
                             await stopping.wait()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GOODBYE_TIMEOUT_S):
@@ -148,6 +166,9 @@ class Heartbeats:
             raise ConnectionLost("the coordinator ended the heartbeat stream")
         self._compare_clocks(sent_at_s, answer)
         self._metrics_every_s = answer.metrics_every_s if answer.HasField("metrics_every_s") else None
+        self._next_heartbeat_s = answer.next_heartbeat_s if answer.HasField("next_heartbeat_s") else None
+        if answer.wants_whole_metrics:
+            self._metrics_shape = None
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
         self.evaluations = EvaluationNotice(
             best=answer.best_version if answer.HasField("best_version") else None,
@@ -171,13 +192,15 @@ class Heartbeats:
         self, sequence: int, sent_at_s: float, held: PolicyVersion | None
     ) -> membership_pb2.HeartbeatRequest:
         revocations = self._reports.revocations()
+        metrics, values = self._due_metrics()
         return membership_pb2.HeartbeatRequest(
             sequence=sequence,
             sent_at_s=sent_at_s,
             held=optional_to_wire(common_pb2.PolicyVersion, held),
             running_lease_ids=self._reports.running_leases(),
             clock_offset_s=self.clock_offset_s,
-            metrics=[to_wire(membership_pb2.MetricFamily, family) for family in self._due_metrics()],
+            metrics=[to_wire(membership_pb2.MetricFamily, family) for family in metrics],
+            metric_values=values,
             waits_for=self._reports.waits_for(),
             step=optional_to_wire(membership_pb2.StepReport, self._reports.step_report()),
             teaching=optional_to_wire(membership_pb2.Teaching, self._reports.teaching()),
@@ -186,12 +209,15 @@ class Heartbeats:
             best_version=self._reports.best_version(),
         )
 
-    def _due_metrics(self) -> tuple[MetricFamily, ...]:
+    def _due_metrics(self) -> tuple[tuple[MetricFamily, ...], Sequence[float]]:
+        """Return the metrics to send whole, or the values to send alone; neither where they are not due."""
         now = self._clock.monotonic()
         if self._metrics_every_s is None or now - self._metrics_sent_s < self._metrics_every_s:
-            return ()
+            return (), ()
         self._metrics_sent_s = now
-        return self._reports.metrics()
+        metrics = self._reports.metrics()
+        before, self._metrics_shape = self._metrics_shape, shape_of(metrics)
+        return (metrics, ()) if self._metrics_shape != before else ((), values_of(metrics))
 
     def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:
         sample = clock_sample(

@@ -1,4 +1,4 @@
-"""``heterorl-node status``: who is in the run, how far behind, and how the run goes.
+"""``heterorl-node status``: what the run does and waits for, what is unusual, and a page of its peers.
 
 One call to the coordinator as an operator, which changes nothing there. `init` makes an operator's
 certificate; on any other machine the first call obtains one with a token.
@@ -19,24 +19,28 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
 from node.commands.status_view import render
 from node.commands.terminal import console, target
-from node.enrolment.enrolment_client import obtain_identity
-from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
-from node.identity.identity_store import Identity
+from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, identity_on_disk
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import compare_clocks
-from node.run import Role, RunStatus
-from node.wire.mapping import from_wire
+from node.run import MOST_PEERS_A_PAGE, PEER_ORDERS, PeerQuery, Role, RunStatus, SamplerStanding
+from node.wire.mapping import from_wire, optional_to_wire
 
 TIMEOUT_S: Final = 10.0
 """Deadline of the call: a handshake and two round trips on the slowest link."""
 
 REFRESH_S: Final = 2.0
+
+PEERS_SHOWN: Final = 50
+
+_MOST_COUNT: Final = 1_000_000
+_STATES: Final = ("joined", "live", "silent", "left", "revoked")
+_ROLES: Final = (Role.LEARNER.value, Role.SAMPLER.value, Role.RELAY.value)
 
 EXAMPLE: Final = """\
   on the coordinator's machine:
@@ -45,6 +49,9 @@ EXAMPLE: Final = """\
   `heterorl-node token runs/first --role operator --address hub.example.org:7701 --out operator.token`:
     heterorl-node status --state-dir ~/first --run-file run.json --token-file operator.token \\
       --coordinator hub.example.org:7700
+  in a large fleet, the samplers that are furthest behind, or those that wait for the learner:
+    heterorl-node status ... --role sampler --sort behind --limit 20
+    heterorl-node status ... --waits-for learner --page 2
 """
 
 
@@ -77,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-tls", action="store_true", help="for a coordinator on this machine without TLS")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    _add_query(parser)
     parser.add_argument("--watch", action="store_true", help=f"refresh every {REFRESH_S:g} s until Ctrl-C")
 
 
@@ -88,6 +96,49 @@ def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
         return asyncio.run(_answer(arguments, description, clock=clock))
     except KeyboardInterrupt:
         return ExitCode.DRAINED
+
+
+def _add_query(parser: argparse.ArgumentParser) -> None:
+    peers = parser.add_argument_group("peers", "which peers to list, and in what order")
+    peers.add_argument("--state", nargs="+", default=(), choices=_STATES, help="only in these")
+    peers.add_argument("--role", nargs="+", default=(), choices=_ROLES, help="only of these")
+    peers.add_argument(
+        "--standing", nargs="+", default=(), choices=[one.value for one in SamplerStanding],
+        help="only samplers in these",
+    )  # fmt: skip
+    peers.add_argument("--name", default="", metavar="TEXT", help="only peers with TEXT in their node id")
+    peers.add_argument("--waits-for", default="", metavar="TEXT", help="only peers that wait for TEXT")
+    peers.add_argument(
+        "--sort", default="", choices=PEER_ORDERS,
+        help="joined (the default) and name ascend; the others begin with the largest",
+    )  # fmt: skip
+    peers.add_argument("--reverse", action="store_true", help="the other way round")
+    peers.add_argument(
+        "--limit", type=_count, default=PEERS_SHOWN, metavar="N",
+        help=f"peers to list, at most {MOST_PEERS_A_PAGE}; default: {PEERS_SHOWN}",
+    )  # fmt: skip
+    peers.add_argument("--page", type=_count, default=1, metavar="N", help="which so many; default: 1")
+
+
+def query_of(arguments: argparse.Namespace) -> PeerQuery:
+    """Return the peers that the command line asks for."""
+    return PeerQuery(
+        states=tuple(arguments.state),
+        roles=tuple(arguments.role),
+        standings=tuple(arguments.standing),
+        name=arguments.name,
+        waits_for=arguments.waits_for,
+        sort_by=arguments.sort,
+        is_reversed=arguments.reverse,
+        offset=(arguments.page - 1) * arguments.limit,
+        limit=arguments.limit,
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_COUNT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_COUNT}")
+    return int(text)
 
 
 async def _answer(arguments: argparse.Namespace, description: RunDescription, *, clock: Clock) -> ExitCode:
@@ -102,15 +153,18 @@ async def _answer(arguments: argparse.Namespace, description: RunDescription, *,
     return ExitCode.DRAINED
 
 
-async def fetch_status(coordinator: str, caller: Identity | Peer, *, clock: Clock | None = None) -> RunStatus:
-    """Ask the coordinator at ``host:port`` for the state of the run.
+async def fetch_status(
+    coordinator: str, caller: Identity | Peer, *, query: PeerQuery | None = None, clock: Clock | None = None
+) -> RunStatus:
+    """Ask the coordinator at ``host:port`` for the state of the run and a page of peers; None: the first.
 
     Raises RefusedError, ConnectionLost: see ``node.rpc.channel``.
     """
     now = (clock or SystemClock()).now()
     async with dial(coordinator, caller, purpose=Purpose.CONTROL, now=now) as channel:
         stub = membership_pb2_grpc.MembershipServiceStub(channel)
-        response = await call(stub.GetStatus, membership_pb2.GetStatusRequest(), timeout_s=TIMEOUT_S)
+        request = membership_pb2.GetStatusRequest(query=optional_to_wire(membership_pb2.PeerQuery, query))
+        response = await call(stub.GetStatus, request, timeout_s=TIMEOUT_S)
     return from_wire(RunStatus, response)
 
 
@@ -126,7 +180,8 @@ async def _show(arguments: argparse.Namespace, caller: Identity | Peer, *, clock
     with live or contextlib.nullcontext():
         while True:
             try:
-                status = await fetch_status(arguments.coordinator, caller, clock=clock)
+                query = query_of(arguments)
+                status = await fetch_status(arguments.coordinator, caller, query=query, clock=clock)
             except ConnectionLost as lost:
                 if not arguments.watch:
                     raise
@@ -151,6 +206,12 @@ async def _caller(
         return Peer(description.run_id, Role.OPERATOR, Role.OPERATOR.value)
     directory = arguments.state_dir / Role.OPERATOR / IDENTITY_DIRECTORY
     try:
+        known = identity_on_disk(directory, role=Role.OPERATOR, run=description, node_id=None, now=now)
+        if known is not None and arguments.token_file is None:
+            return known
+        # Only here: what reads tokens and issues certificates takes as long to import as all the rest.
+        from node.enrolment.enrolment_client import obtain_identity
+
         identity = await obtain_identity(
             directory,
             run=description,

@@ -1,4 +1,4 @@
-"""The view of ``heterorl-node status``: a few lines on the run and a row for each peer."""
+"""The view of ``heterorl-node status``: a headline, lines on the run, what is unusual, rows of peers."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -24,9 +24,6 @@ from node.run import (
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
 
-CLOCKS_APART_S: Final = 60.0
-"""Offset from which a clock is shown as wrong: above any link's delay, far below what certificates allow."""
-
 _USED: Final = (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED, Verdict.UNINFORMATIVE)
 _REFUSALS: Final = tuple(verdict for verdict in Verdict if verdict not in _USED)
 
@@ -46,7 +43,7 @@ _STATE_STYLES: Final = {
 
 
 def render(status: RunStatus) -> RenderableType:
-    """Return the run's state for a terminal: a few lines on the run, a row for each peer."""
+    """Return the run's state for a terminal: lines on the run, and a row for each peer of the page."""
     # One space between columns: the table fits a terminal of 80.
     rows = table("node", "role", "state", spaces=1)
     for heading in ("holds", "behind", "lag s", "seen s", "stale", "leases", "trained"):
@@ -55,7 +52,53 @@ def render(status: RunStatus) -> RenderableType:
     rows.add_column("waits for")
     for peer in status.peers:
         rows.add_row(*_row(peer))
-    return Group(_header(status), Text(), rows, *_twins(status.peers), *_standings(status.peers))
+    return Group(
+        *_headline(status),
+        _header(status),
+        *_unusual(status),
+        Text(),
+        rows,
+        *_rest(status),
+        *_twins(status.peers),
+        *_standings(status.peers),
+    )
+
+
+def _headline(status: RunStatus) -> Iterator[Text]:
+    """Yield what the run does, and what it waits for."""
+    if (line := status.headline) is None:
+        return
+    if line.waits_for:
+        said = f"{line.doing}; it waits for {line.waits_for}, for {_duration(line.for_s)}"
+    else:
+        said = f"{line.doing}; the newest version is {_duration(line.for_s)} old"
+    yield Text(_printable(said[:1].upper() + said[1:] + "."), "bold")
+    if status.peer_counts:
+        counted = ", ".join(f"{one.peers} {one.role} {one.state}" for one in status.peer_counts)
+        yield Text(_printable(counted))
+    yield Text()
+
+
+def _unusual(status: RunStatus) -> Iterator[Text]:
+    """Yield a line for each thing that an operator should look at."""
+    for number, one in enumerate(status.unusual):
+        some = ", ".join(one.node_ids) + (", ..." if one.peers > len(one.node_ids) else "")
+        heading = "unusual" if not number else ""
+        yield Text(f"{heading:10}", "bold").append(_printable(f"{one.peers} {one.what}: {some}"), "yellow")
+
+
+def _rest(status: RunStatus) -> Iterator[Text]:
+    """Yield how many peers are not on the page."""
+    if status.matching_peers > len(status.peers):
+        yield Text(
+            f"{len(status.peers)} of {status.matching_peers} peers; --page, --sort, --state and --name", "dim"
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _header(status: RunStatus) -> Text:
@@ -71,7 +114,6 @@ def _header(status: RunStatus) -> Text:
         "ledger": [f"behind: {status.ledger_gap}"] if status.ledger_gap else [],
         "room": [f"{status.capacity_groups} groups, bound by {status.capacity_bound}"],
         "held out": _evaluations(status.evaluation, status.exportable_best),
-        "clocks": _clocks(status.peers),
         "graders": _graders(status),
         "bad": _bad_prompts(status),
         "task": [status.task_dispute] if status.task_dispute else [],
@@ -85,14 +127,6 @@ def _header(status: RunStatus) -> Text:
             header.append("\n" if header else "")
             header.append(f"{name:10}", "bold").append(value, "bold red" if name in alarms else "")
     return header
-
-
-def _clocks(peers: Iterable[PeerStatus]) -> Iterator[str]:
-    """Yield the peers whose clock is far from the coordinator's."""
-    for peer in peers:
-        if abs(peer.clock_offset_s) >= CLOCKS_APART_S:
-            side = "behind" if peer.clock_offset_s > 0 else "ahead"
-            yield f"{peer.node_id} is {abs(peer.clock_offset_s):.0f} s {side}"
 
 
 def _graders(status: RunStatus) -> Iterator[str]:
@@ -164,7 +198,9 @@ def _idle_samplers(status: RunStatus) -> Iterator[str]:
     bound = status.max_staleness_versions
     waiting = status.slots.get("spooled", 0) + status.slots.get("accepted", 0)
     spare = min(waiting // status.batch_groups - 1, bound)
-    who = f"{idle} sampler{' idles' if idle == 1 else 's idle'} at the bound, {waiting} finished groups wait"
+    listed = " listed" if status.matching_peers > len(status.peers) else ""
+    idles = f"sampler{listed} idles" if idle == 1 else f"samplers{listed} idle"
+    who = f"{idle} {idles} at the bound, {waiting} finished groups wait"
     if spare < 1:
         yield f"{who}: a lower bound would make steps wait"
     else:

@@ -25,6 +25,8 @@ from node.task_options import BUILT_IN, JsonlOptions, PromptOptions, checked_opt
 
 Value = TypeVar("Value")
 
+NodeId = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
+
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
 
 
@@ -127,8 +129,8 @@ class CoordinatorConfig(BaseModel):
     evaluation: EvaluationConfig | None = None
     """How versions are evaluated on held-out prompts; unset: not at all."""
     heartbeat_interval_s: float = Field(default=2.0, ge=0.05, le=60)
-    """Time between heartbeats of each peer. Shorter shows lag sooner. On one core this process answers 1500
-    to 2000 peers at 2 s; with more, allow a second for each 750."""
+    """Shortest time between heartbeats of each peer. Shorter shows lag sooner. Samplers are told to wait
+    longer where there are more than 1000 for each second of it: the fleet sends 1000 a second at most."""
 
     listen: Address = "127.0.0.1:7700"
     """Where members connect. Port 0: any free one, printed at the start."""
@@ -151,7 +153,11 @@ class CoordinatorConfig(BaseModel):
     slowest sampler; lower frees sooner what a hoarder took before the first group of a run."""
     silent_after_s: float = Field(default=20.0, ge=0.1, le=3600)
     """Time without a heartbeat after which a peer is shown as silent, and another process may take its
-    name. A machine that lost its power and is back sooner waits until then."""
+    name; at least three of the pauses between heartbeats that a large fleet makes. A machine that lost its
+    power and is back sooner waits until then."""
+    shown_samplers: tuple[NodeId, ...] = Field(default=(), max_length=16)
+    """Samplers of which /metrics shows everything by name. Of up to 16 samplers it shows all, of more these
+    and those that joined first; sums and quantiles are over all samplers."""
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them. More serve peers that were away
     longer; each costs the model's size."""

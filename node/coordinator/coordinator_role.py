@@ -76,11 +76,12 @@ async def build(context: RoleContext) -> list[Service]:
         _check_not_lost(accounts, published)
         opened.pop_all()  # the spool closes them
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
-    fleet = FleetCollector()
+    fleet = FleetCollector(config.shown_samplers)
     context.registry.register(fleet)
     peers = Peers(
         accounts,
         silent_after_s=config.silent_after_s,
+        heartbeat_interval_s=config.heartbeat_interval_s,
         head=published.head,
         revoked=lambda: revocations.current().node_ids,
         fleet=fleet,

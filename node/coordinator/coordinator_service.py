@@ -15,6 +15,7 @@ from node.coordinator.spool import Spool
 from node.coordinator.trust_upkeep import TrustUpkeep
 from node.errors import RefusedError
 from node.rpc.server import RpcServer
+from node.spare_memory import GIVE_BACK_EVERY_S, give_back
 from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class CoordinatorService:
     clock: Clock
     name: str = "coordinator"
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _gave_back_at_s: float = float("-inf")
 
     @property
     def address(self) -> str:
@@ -97,8 +99,14 @@ class CoordinatorService:
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
         head = self.peers.head
+        self.metrics.head.set(0 if head is None else head.number)
         self.metrics.show(self.spool.accounts)
-        self.metrics.show_peers(self.peers.rows(now), head=0 if head is None else head.number)
+        for _ in self.peers.survey_parts(now):
+            await asyncio.sleep(0)  # heartbeats are answered in between
+        self.metrics.show_fleet(self.peers.survey)
+        if not 0 <= now - self._gave_back_at_s < GIVE_BACK_EVERY_S:
+            self._gave_back_at_s = now
+            await asyncio.to_thread(give_back)
 
 
 async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:

@@ -1,6 +1,7 @@
 """MembershipService at the coordinator: translates between the wire and ``Peers`` and ``Spool``."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -9,20 +10,22 @@ from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.coordinator.peers import HeartbeatReport, Peers
+from node.coordinator.fleet.headline import Facts, headline
+from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.agreement import DIGEST_BYTES
+from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import room
 from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
 from node.coordinator.work.task_size import dispute
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.limits import LEASES_PER_PEER, STAMP_S
+from node.limits import LEASES_PER_PEER, METRIC_SAMPLES_PER_HEARTBEAT, STAMP_S
 from node.policy import PolicyVersion
 from node.rpc.auth import Context, peer_of
-from node.run import Role, RunStatus, StepReport, Teaching
-from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, optional_to_wire, to_wire
+from node.run import PeerQuery, Role, RunStatus, StepReport, Teaching
+from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, to_wire
 from node.wire.members import base_model_from_wire, check_owners, metric_families_from_wire
 
 logger = logging.getLogger(__name__)
@@ -38,8 +41,10 @@ BAD_PROMPTS_SHOWN: Final = 50
 
 LARGE_FLEET_PEERS: Final = 50
 SHARED_STATUS_S: Final = 0.5
-"""In a large fleet, all who ask within so long get the same state of the run: with 200 peers it takes 10 ms
+"""In a large fleet, all who ask for the first page within so long get the same: with 200 peers it takes 10 ms
 to make, and every member may ask."""
+
+_WAITS_FOR_CHARACTERS: Final = 100
 
 _PROMPTS: Final = 1 << 40
 """As many as ``coordinator.prompts`` may be."""
@@ -61,6 +66,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     clock: Clock
     _streams: dict[Peer, object] = field(default_factory=dict)
     _shared_status: tuple[float, membership_pb2.GetStatusResponse] | None = None
+    _started_at_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started_at_s = self.clock.now()
 
     async def Join(  # noqa: N802 - the rpc's name
         self, request: membership_pb2.JoinRequest, context: Context
@@ -153,20 +162,29 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self, request: membership_pb2.GetStatusRequest, context: Context
     ) -> membership_pb2.GetStatusResponse:
         now = self.clock.now()
+        if request.HasField("query"):
+            return to_wire(membership_pb2.GetStatusResponse, self.status(from_wire(PeerQuery, request.query)))
         if self._shared_status is not None and 0 <= now - self._shared_status[0] < SHARED_STATUS_S:
             return self._shared_status[1]
-        answer = to_wire(membership_pb2.GetStatusResponse, self.status())
+        answer = to_wire(membership_pb2.GetStatusResponse, self.status(PeerQuery()))
         self._shared_status = (now, answer) if len(answer.peers) >= LARGE_FLEET_PEERS else None
         return answer
 
-    def status(self) -> RunStatus:
+    def status(self, query: PeerQuery) -> RunStatus:
+        """Return the state of the run, with a page of its peers."""
         accounts, capacity, now = self.spool.accounts, room(self.spool.accounts), self.clock.now()
         learner = accounts.learner
+        rows, matching = self.peers.page(query, now)
+        survey = self.peers.survey
         return RunStatus(
             run_id=self.run_id,
             head=self.peers.head,
             learner_epoch=0 if learner is None else learner.epoch,
-            peers=self.peers.rows(now),
+            peers=rows,
+            matching_peers=matching,
+            peer_counts=survey.peer_counts,
+            headline=headline(self._facts(capacity, now)),
+            unusual=survey.unusual,
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
             step=self.peers.step,
@@ -186,6 +204,30 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             grader_said_by=accounts.grader.said_by,
             task_dispute=dispute(accounts.task, accounts.size_words),
             exportable_best=self.peers.exportable_best,
+        )
+
+    def _facts(self, capacity: Capacity, now: float) -> Facts:
+        accounts, peers, head = self.spool.accounts, self.peers, self.peers.head
+        started_for_s = max(0.0, now - self._started_at_s)
+        announced_for_s = None if head is None else accounts.versions.age_s(head.number, now=now)
+        load = accounts.load()
+        return Facts(
+            version=None if head is None else head.number,
+            version_for_s=started_for_s if announced_for_s is None else announced_for_s,
+            started_for_s=started_for_s,
+            ledger_gap=accounts.gap,
+            is_confirmed=accounts.is_confirmed,
+            is_task_known=accounts.slots.prompts is not None,
+            live_learners=peers.live(Role.LEARNER),
+            learner_unheard_s=peers.unheard_s(Role.LEARNER, now),
+            learner_waits_for=peers.learner_waits_for(),
+            live_samplers=peers.live(Role.SAMPLER),
+            sampler_unheard_s=peers.unheard_s(Role.SAMPLER, now),
+            idle_s=0.0 if peers.teaching is None else peers.teaching.idle_s,
+            capacity_groups=capacity.groups,
+            capacity_bound=capacity.bound,
+            ready_groups=load.untrained_groups,
+            batch_groups=self.settings.batch_groups,
         )
 
     def _prompts(self, request: membership_pb2.JoinRequest) -> int:
@@ -226,27 +268,58 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 Reason.OVER_LIMIT,
                 f"a heartbeat names {len(request.running_lease_ids)} leases, allowed are {LEASES_PER_PEER}",
             )
+        if len(request.metric_values) > METRIC_SAMPLES_PER_HEARTBEAT:
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"a heartbeat with {len(request.metric_values)} values of metrics, allowed are "
+                f"{METRIC_SAMPLES_PER_HEARTBEAT}",
+            )
         heartbeat = HeartbeatReport(
             held=_held(request),
             clock_offset_s=request.clock_offset_s,
-            waits_for=request.waits_for,
-            metrics=metric_families_from_wire(request.metrics) if self.peers.shows_metrics_of(peer) else (),
+            waits_for=request.waits_for[:_WAITS_FOR_CHARACTERS],
             step=optional_from_wire(StepReport, request, "step"),
             teaching=optional_from_wire(Teaching, request, "teaching"),
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
             best_version=request.best_version if request.HasField("best_version") else None,
         )
-        answer = self.peers.heartbeat(peer, heartbeat, now=received_at_s)
-        lost = self.spool.renew(peer.node_id, tuple(request.running_lease_ids))
-        return to_wire(
-            membership_pb2.HeartbeatResponse,
-            answer,
+        answer = self.peers.heartbeat(
+            peer,
+            heartbeat,
+            now=received_at_s,
+            metrics=metric_families_from_wire(request.metrics) if request.metrics else (),
+            metric_values=request.metric_values,
+        )
+        leases = tuple(request.running_lease_ids)
+        lost = self.spool.renew(peer.node_id, leases) if leases else ()
+        return self._response(peer, request, answer, lost, received_at_s=received_at_s)
+
+    def _response(
+        self,
+        peer: Peer,
+        request: membership_pb2.HeartbeatRequest,
+        answer: HeartbeatAnswer,
+        lost: tuple[str, ...],
+        *,
+        received_at_s: float,
+    ) -> membership_pb2.HeartbeatResponse:
+        """Return the answer as a message; written out, since a large fleet makes thousands a second."""
+        head = answer.head
+        return membership_pb2.HeartbeatResponse(
             sequence=request.sequence,
             received_at_s=received_at_s,
-            head=optional_to_wire(common_pb2.PolicyVersion, answer.head),
+            head=None if head is None else common_pb2.PolicyVersion(number=head.number, root=head.root),
             lost_lease_ids=lost,
             verdicts=[to_wire(membership_pb2.GroupVerdict, one) for one in answer.verdicts],
+            must_repair=answer.must_repair,
+            metrics_every_s=answer.metrics_every_s,
+            wants_whole_metrics=answer.wants_whole_metrics,
+            next_heartbeat_s=answer.next_heartbeat_s,
+            longest_lag_versions=answer.longest_lag_versions,
+            best_version=answer.best_version,
+            evaluating_version=answer.evaluating_version,
+            is_evaluated=answer.is_evaluated,
             revocations=self._revocations_for(peer, request.revocations_digest),
             sent_at_s=self.clock.now(),
         )
@@ -298,4 +371,10 @@ def _summary(request: membership_pb2.JoinRequest) -> str:
 
 
 def _held(request: membership_pb2.JoinRequest | membership_pb2.HeartbeatRequest) -> PolicyVersion | None:
-    return optional_from_wire(PolicyVersion, request, "held")
+    return _version(request.held.number, request.held.root) if request.HasField("held") else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _version(number: int, root: bytes) -> PolicyVersion:
+    """Return a version that peers hold: checked once, and one object for all that hold it."""
+    return from_wire(PolicyVersion, common_pb2.PolicyVersion(number=number, root=root))

@@ -1,6 +1,5 @@
 """Metrics of the coordinator: verdicts, slots, lag, peers, the ledger."""
 
-import collections
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -8,31 +7,34 @@ from operator import attrgetter
 from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from node.coordinator.fleet.membership import PeerState
+from node.coordinator.fleet.survey import NOTHING_SEEN, FleetSurvey
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.failure import FAULTS, Failure
 from node.rollout import Verdict
-from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, SamplerStanding
+from node.run import Evaluation, EvaluationStatus, Role, SamplerStanding
+from node.telemetry.fleet_totals import add_summary
 
 _STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _LAG_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 600, 1800, 3600)
 _TRANSACTION_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
-_PEER_GAUGES: Final[tuple[tuple[str, str, Callable[[PeerStatus], float]], ...]] = (
-    ("version_lag_versions", "Head minus the version a peer holds.", lambda row: row.version_lag_versions),
-    ("lag_seconds", "Time since a version newer than a peer's was announced.", lambda row: row.lag_s),
-    ("silence_seconds", "Time since the last heartbeat of a peer.", lambda row: row.last_seen_s),
+_PEER_GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
+    ("version_lag_versions", "Head minus the version a peer holds.", "version_lag_versions"),
+    ("lag_seconds", "Time since a version newer than a peer's was announced.", "lag_s"),
+    ("silence_seconds", "Time since the last heartbeat of a peer.", "silence_s"),
     (
         "clock_offset_seconds",
         "The coordinator's clock minus a peer's, by the peer's own estimate.",
-        lambda row: row.clock_offset_s,
+        "clock_offset_s",
     ),
 )
+"""Name, text, and which of ``survey.MEASURES``."""
 
 
 class CoordinatorMetrics:
@@ -69,7 +71,10 @@ class CoordinatorMetrics:
         self._length_distance.set(math.nan)
         self._peers = _PeerCollector()
         registry.register(self._peers)
-        self._head = gauge("head_version", "The newest announced policy version.")
+        self.head = gauge("head_version", "The newest announced policy version.")
+        self.heartbeat_pause = gauge(
+            "heartbeat_pause_seconds", "Mean time between two heartbeats of a sampler, as samplers are told."
+        )
         self._learner_version = gauge(
             "learner_version", "The newest version the learner is known to have reached."
         )
@@ -176,10 +181,9 @@ class CoordinatorMetrics:
         self._ledger_behind.set(bool(accounts.gap))
         self.evaluations.status = accounts.evaluations.status
 
-    def show_peers(self, rows: tuple[PeerStatus, ...], *, head: int) -> None:
-        """Show the lag table; peers that are not in it any more disappear."""
-        self._head.set(head)
-        self._peers.rows = rows
+    def show_fleet(self, survey: FleetSurvey) -> None:
+        """Show what a look at all peers found; peers that are not in it any more disappear."""
+        self._peers.survey = survey
 
 
 _Gauge: TypeAlias = tuple[str, str, Callable[[EvaluationStatus], Evaluation | None], str]
@@ -223,32 +227,34 @@ class _EvaluationCollector(Collector):
 
 
 class _PeerCollector(Collector):
-    """The lag table as metrics: the scraper's thread sees one table whole, never parts of two."""
+    """The fleet as metrics: the scraper's thread sees one survey whole, never parts of two."""
 
     def __init__(self) -> None:
-        self.rows: tuple[PeerStatus, ...] = ()
+        self.survey = NOTHING_SEEN
 
     def collect(self) -> Iterator[Metric]:
-        rows = self.rows
+        survey = self.survey
         peers = GaugeMetricFamily(
             "heterorl_coordinator_peers", "Peers known, by role and state.", labels=["role", "state"]
         )
-        counted = collections.Counter((row.role, row.state) for row in rows)
         for role, state in itertools.product((Role.LEARNER, Role.SAMPLER, Role.RELAY), PeerState):
-            peers.add_metric([role, state], counted[role, state])
+            peers.add_metric([role, state], survey.counts.get((role, state), 0))
         yield peers
         standings = GaugeMetricFamily(
             "heterorl_coordinator_sampler_standings",
             "Samplers in the run by their standing.",
             labels=["standing"],
         )
-        present = collections.Counter(row.standing for row in rows if row.state != PeerState.LEFT)
         for standing in SamplerStanding:
-            standings.add_metric([standing], present[standing])
+            standings.add_metric([standing], survey.standings.get(standing, 0))
         yield standings
-        for name, text, value_of in _PEER_GAUGES:
+        for name, text, measure in _PEER_GAUGES:
             gauge = GaugeMetricFamily(f"heterorl_coordinator_peer_{name}", text, labels=["node", "role"])
-            for row in rows:
-                if row.state not in (PeerState.LEFT, PeerState.REVOKED):
-                    gauge.add_metric([row.node_id, row.role], value_of(row))
+            for peer, measured in survey.named:
+                gauge.add_metric([peer.node_id, peer.role], getattr(measured, measure))
             yield gauge
+            whole = SummaryMetricFamily(
+                f"heterorl_coordinator_fleet_{name}", f"{text} Over all samplers.", labels=["quantile"]
+            )
+            add_summary(whole, {}, survey.samplers[measure])
+            yield whole

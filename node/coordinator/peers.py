@@ -3,35 +3,59 @@
 Nothing here outlives the process, because peers
 report it all again when they join. What is dropped when a peer
 
-    falls silent    its metrics, and its place among those shown
+    falls silent    its metrics, and its place among those shown by name
     leaves          the same at once; silence for GONE_AFTER_S counts as leaving
     is forgotten    its row, lag and pending verdicts: past PEERS_REMEMBERED, those that left first
 
-A sampler's heartbeat costs the same however many peers there are; ``expire``, ``rows`` and the learner's look
-at all of them.
+A sampler's heartbeat or join costs the same however many peers there are. ``expire``, ``page``, a survey and
+the learner's heartbeat look at all of them, with little work for each.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+import random as randomness
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from node.coordinator.fleet.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
 from node.coordinator.fleet.pending_verdicts import PendingVerdicts
+from node.coordinator.fleet.survey import (
+    NOTHING_SEEN,
+    PEERS_PER_PART,
+    FleetSurvey,
+    Measured,
+    Surveyor,
+    survey_every_s,
+)
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
+from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, Verdict
-from node.run import PeerStatus, Role, StepReport, Teaching
-from node.telemetry.fleet_collector import METRICS_EVERY_S, FleetCollector
+from node.run import (
+    MOST_PEERS_A_PAGE,
+    PEER_ORDERS,
+    PEERS_A_PAGE,
+    PeerQuery,
+    PeerStatus,
+    Role,
+    SamplerStanding,
+    StepReport,
+    Teaching,
+)
+from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""
 
-_WAITS_FOR_CHARACTERS: Final = 100
+_GRADERS_AT_ONCE: Final = 64
+"""Up to so many samplers, what they agree on is found at each join; of more, at the next ``expire``."""
+
+_VALUES_OF_A_CONDITION: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +63,6 @@ class HeartbeatReport:
     held: PolicyVersion | None
     clock_offset_s: float = 0.0
     waits_for: str = ""
-    metrics: tuple[MetricFamily, ...] = ()
-    """Empty: as before."""
     step: StepReport | None = None
     teaching: Teaching | None = None
     has_heard: bool = False
@@ -55,8 +77,12 @@ class HeartbeatAnswer:
     head: PolicyVersion | None
     verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
-    metrics_every_s: float | None
-    """How often the peer is to send its metrics; None: they are not shown."""
+    metrics_every_s: float
+    """How often the peer is to send its metrics."""
+    wants_whole_metrics: bool
+    """Whether values alone would say nothing."""
+    next_heartbeat_s: float | None
+    """When the peer is to send its next heartbeat; None: after the configured interval."""
     longest_lag_versions: int = 0
     """The furthest any sampler is behind; this and the following fields are for learners only."""
     best_version: int | None = None
@@ -73,24 +99,42 @@ class Peers:
         accounts: Accounts,
         *,
         silent_after_s: float,
+        heartbeat_interval_s: float,
         head: Callable[[], PolicyVersion | None],
         revoked: Callable[[], Collection[str]],
         fleet: FleetCollector,
         metrics: CoordinatorMetrics,
         grader_digest: bytes = b"",
+        random: Callable[[], float] = randomness.random,
     ) -> None:
-        """Begin empty; ``grader_digest`` as configured, or empty: as samplers agree."""
+        """Begin empty; ``grader_digest`` as configured, or empty: as samplers agree.
+
+        ``random`` returns numbers in [0, 1), by which heartbeats are spread out.
+        """
         self._accounts = accounts
+        self._silent_after_s = silent_after_s
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._random = random
+        self._pause_s = heartbeat_interval_s
+        """Mean time between two heartbeats of a sampler."""
         self._membership = Membership(silent_after_s=silent_after_s)
         self._head = head
         self._revoked = revoked
         self._fleet = fleet
         self._metrics = metrics
         self._reports: dict[Peer, HeartbeatReport] = {}
-        """The newest of each peer, without its metrics."""
+        """The newest of each peer."""
+        self._few: dict[Peer, None] = {}
+        """Known peers that are no samplers."""
+        self._samplers: set[str] = set()
+        """Node ids of known samplers."""
+        self._survey = NOTHING_SEEN
+        self._surveyed_at_s = float("-inf")
         self._configured_grader = grader_digest
         self._graders: dict[str, bytes] = {}
         """Node id of a sampler -> digest of its grader code."""
+        self._is_grader_due = False
+        """Whether what samplers agree on may have changed."""
         accounts.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest)
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
@@ -114,10 +158,16 @@ class Peers:
         """Admit a peer, or admit it again; see ``Membership.join``."""
         member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._reports[peer] = HeartbeatReport(held)
+        if peer.role is Role.SAMPLER:
+            self._samplers.add(peer.node_id)
+        else:
+            self._few[peer] = None
         self._fleet.admit(peer)
         if grader_digest:
             self._graders[peer.node_id] = grader_digest
-            self._agree_on_grader()
+            self._is_grader_due = True
+            if len(self._graders) <= _GRADERS_AT_ONCE:
+                self._agree_on_grader()
         return member
 
     def instance(self, peer: Peer) -> str:
@@ -131,19 +181,27 @@ class Peers:
         """Check that a peer has joined. Raises RefusedError: NOT_JOINED."""
         self._membership.present(peer)
 
-    def shows_metrics_of(self, peer: Peer) -> bool:
-        """Return whether the metrics of a peer are shown, so that a heartbeat's are worth reading."""
-        return self._fleet.shows(peer)
+    def heartbeat(
+        self,
+        peer: Peer,
+        heartbeat: HeartbeatReport,
+        *,
+        now: float,
+        metrics: Sequence[MetricFamily] = (),
+        metric_values: Sequence[float] = (),
+    ) -> HeartbeatAnswer:
+        """Note a heartbeat and return its answer. Raises RefusedError: NOT_JOINED; NAME_IN_USE.
 
-    def heartbeat(self, peer: Peer, heartbeat: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
-        """Note a heartbeat and return its answer. Raises RefusedError: NOT_JOINED; NAME_IN_USE."""
-        self._membership.heartbeat(peer, now, instance=heartbeat.instance)
-        self._reports[peer] = replace(
-            heartbeat, metrics=(), waits_for=heartbeat.waits_for[:_WAITS_FOR_CHARACTERS]
-        )
-        is_shown = self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
-        if heartbeat.metrics:
-            self._fleet.update(peer, heartbeat.metrics)
+        ``metrics`` are whole; ``metric_values`` are new values of those; both empty: as before.
+        """
+        if self._membership.heartbeat(peer, now, instance=heartbeat.instance):
+            self._is_grader_due = True
+        self._reports[peer] = heartbeat
+        self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
+        if metrics:
+            self._fleet.update(peer, metrics)
+        elif metric_values:
+            self._fleet.update_values(peer, metric_values)
         if heartbeat.step is not None:
             self.step = heartbeat.step
         if peer.role is Role.LEARNER and heartbeat.teaching is not None:
@@ -152,7 +210,9 @@ class Peers:
             self.head,
             self._verdicts_for(peer, has_heard=heartbeat.has_heard),
             self._must_repair(heartbeat.held),
-            METRICS_EVERY_S if is_shown else None,
+            self._fleet.metrics_every_s,
+            not self._fleet.is_known(peer),
+            self._next_heartbeat_s(peer),
         )
         if peer.role is not Role.LEARNER:
             return answer
@@ -169,12 +229,13 @@ class Peers:
     @property
     def exportable_best(self) -> int | None:
         """The best version as the learner has written it down; None: it has not, or is not there."""
-        learners = (report for peer, report in self._reports.items() if peer.role is Role.LEARNER)
+        learners = (self._reports[peer] for peer in self._few if peer.role is Role.LEARNER)
         return next((one.best_version for one in learners if one.best_version is not None), None)
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)
         self._fleet.drop(peer)
+        self._is_grader_due = self._is_grader_due or peer.node_id in self._graders
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a peer's stream ended, in whatever order."""
@@ -191,40 +252,145 @@ class Peers:
 
     def expire(self, now: float) -> tuple[KnownPeer, ...]:
         """Note who has fallen silent, drop what was kept for those that left; return who changed."""
+        self._pause_s = pause_s(
+            interval_s=self._heartbeat_interval_s,
+            peers=self._membership.present_peers,
+            lease_ttl_s=self._accounts.terms.lease_ttl_s,
+        )
+        self._membership.be_patient(silence_s(configured_s=self._silent_after_s, pause_s=self._pause_s))
         changed = self._membership.expire(now)
         for member in changed:
             self._fleet.drop(member.peer)
-        known = {member.peer for member in self._membership.members}
-        for peer in self._reports.keys() - known:
-            del self._reports[peer]
-        samplers = {peer.node_id for peer in known if peer.role is Role.SAMPLER}
-        for sampler_id in self._graders.keys() - samplers:
-            del self._graders[sampler_id]
-        self._agree_on_grader()
-        for sampler_id in self._pending.keys() - samplers:
+        if changed:
+            self._is_grader_due = True
+        if len(self._reports) > len(self._membership):
+            self._forget()
+        if self._is_grader_due:
+            self._agree_on_grader()
+        for sampler_id in self._pending.keys() - self._samplers:
             self._metrics.dropped_verdicts.inc(len(self._pending.pop(sampler_id)))
+        self._metrics.heartbeat_pause.set(self._pause_s)
         return changed
 
-    def rows(self, now: float) -> tuple[PeerStatus, ...]:
-        """Return the lag table, in the order of first joining."""
-        head, revoked, oldest = self.head, frozenset(self._revoked()), self._accounts.slots.oldest_leases()
-        return tuple(self._row(each, head, revoked, oldest, now=now) for each in self._membership.members)
+    def page(self, query: PeerQuery, now: float) -> tuple[tuple[PeerStatus, ...], int]:
+        """Return the rows that a query asks for, and how many peers meet its conditions.
 
-    def _row(
-        self,
-        member: KnownPeer,
-        head: PolicyVersion | None,
-        revoked: Collection[str],
-        oldest: Mapping[str, float],
-        *,
-        now: float,
-    ) -> PeerStatus:
-        peer, report = member.peer, self._reports[member.peer]
-        lag_versions, lag_s = self._accounts.versions.lag(report.held, head, now=now)
+        Raises RefusedError: MALFORMED; there is no such state, role, standing, order or page.
+        """
+        _check(query)
+        view = self._view(now)
+        members: Sequence[KnownPeer] = self._membership.members
+        if query.states or query.roles or query.standings or query.name or query.waits_for:
+            members = [member for member in members if self._meets(member, query, view)]
+        members = self._sorted(members, query, view)
+        last = query.offset + (query.limit or PEERS_A_PAGE)
+        return tuple(self._row(one, view) for one in members[query.offset : last]), len(members)
+
+    def survey_parts(self, now: float) -> Iterator[None]:
+        """Look at all peers if it is time, in parts between which heartbeats may be answered."""
+        if now < self._surveyed_at_s + survey_every_s(len(self._membership)) and now >= self._surveyed_at_s:
+            return
+        self._surveyed_at_s = now
+        surveyor = Surveyor(
+            self._fleet.named(),
+            self._accounts.terms.bounds.max_staleness_versions,
+            self._accounts.grader.digest,
+        )
+        view = self._view(now)
+        for number, member in enumerate(self._membership.members, start=1):
+            report = self._reports.get(member.peer)
+            if report is not None:
+                self._see(surveyor, member, report, view)
+            if number % PEERS_PER_PART == 0:
+                yield
+        self._survey = surveyor.result()
+
+    @property
+    def survey(self) -> FleetSurvey:
+        """The result of the last look at all peers."""
+        return self._survey
+
+    def unheard_s(self, role: Role, now: float) -> float | None:
+        """Return the time since a peer of the role was last heard of; None: none ever was."""
+        seen = [one.last_seen_s for one in self._membership.members if one.peer.role is role]
+        return max(0.0, now - max(seen)) if seen else None
+
+    def live(self, role: Role) -> int:
+        """Return how many peers of the role are in the run and not silent."""
+        return sum(
+            self._membership.counts.get((role, state), 0) for state in (PeerState.JOINED, PeerState.LIVE)
+        )
+
+    def learner_waits_for(self) -> str:
+        """Return what the learner waits for; empty: nothing, or it is not here."""
+        return next((self._reports[peer].waits_for for peer in self._few if peer.role is Role.LEARNER), "")
+
+    def _forget(self) -> None:
+        for peer in [peer for peer in self._reports if peer not in self._membership]:
+            del self._reports[peer]
+            self._few.pop(peer, None)
+            if peer.role is Role.SAMPLER:
+                self._samplers.discard(peer.node_id)
+                self._graders.pop(peer.node_id, None)
+
+    def _next_heartbeat_s(self, peer: Peer) -> float | None:
+        """Return when a peer is to send its next heartbeat; None: after the configured interval."""
+        if peer.role is not Role.SAMPLER or self._pause_s <= self._heartbeat_interval_s:
+            return None
+        return drawn_pause_s(self._pause_s, self._random())
+
+    def _view(self, now: float) -> "_View":
+        return _View(
+            now, self.head, frozenset(self._revoked()), self._accounts.slots.oldest_leases(), self._accounts
+        )
+
+    def _meets(self, member: KnownPeer, query: PeerQuery, view: "_View") -> bool:
+        peer = member.peer
+        if query.roles and peer.role not in query.roles:
+            return False
+        if query.states and view.state(member) not in query.states:
+            return False
+        if query.name not in peer.node_id or query.waits_for not in self._reports[peer].waits_for:
+            return False
+        if not query.standings:
+            return True
+        return peer.role is Role.SAMPLER and view.standing(peer.node_id)[0] in query.standings
+
+    def _sorted(self, members: Sequence[KnownPeer], query: PeerQuery, view: "_View") -> Sequence[KnownPeer]:
+        order, reports = query.sort_by or PEER_ORDERS[0], self._reports
+        if order == "joined":
+            return members[::-1] if query.is_reversed else members
+        if order == "name":
+            return sorted(members, key=lambda one: one.peer.node_id, reverse=query.is_reversed)
+        keys: dict[str, Callable[[KnownPeer], float]] = {
+            "behind": lambda one: view.lag(reports[one.peer].held)[0],
+            "lag": lambda one: view.lag(reports[one.peer].held)[1],
+            "seen": lambda one: view.now - one.last_seen_s,
+            "clock": lambda one: abs(reports[one.peer].clock_offset_s),
+            "leases": lambda one: self._accounts.held(one.peer.node_id),
+        }
+        return sorted(members, key=keys[order], reverse=not query.is_reversed)
+
+    def _see(self, surveyor: Surveyor, member: KnownPeer, report: HeartbeatReport, view: "_View") -> None:
+        peer, name = member.peer, member.peer.node_id
+        behind, lag_s = view.lag(report.held)
+        is_sampler = peer.role is Role.SAMPLER
+        surveyor.see(
+            peer,
+            view.state(member),
+            Measured(behind, lag_s, max(0.0, view.now - member.last_seen_s), report.clock_offset_s),
+            standing=view.standing(name)[0] if is_sampler else None,
+            grader=self._graders.get(name, b"") if is_sampler else b"",
+            twin_for_s=max(0.0, view.now - member.refused_twin_at_s) if member.refused_twins else None,
+        )
+
+    def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:
+        peer, report, now = member.peer, self._reports[member.peer], view.now
+        lag_versions, lag_s = view.lag(report.held)
         row = PeerStatus(
             node_id=peer.node_id,
             role=peer.role,
-            state=(PeerState.REVOKED if peer.node_id in revoked else member.state).value,
+            state=view.state(member).value,
             held=report.held,
             version_lag_versions=lag_versions,
             lag_s=lag_s,
@@ -237,28 +403,19 @@ class Peers:
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
         )
-        return self._as_sampler(row, oldest, now) if peer.role is Role.SAMPLER else row
+        return self._as_sampler(row, view) if peer.role is Role.SAMPLER else row
 
-    def _as_sampler(self, row: PeerStatus, oldest: Mapping[str, float], now: float) -> PeerStatus:
+    def _as_sampler(self, row: PeerStatus, view: "_View") -> PeerStatus:
         name, accounts = row.node_id, self._accounts
-        held, oldest_s = accounts.held(name), max(0.0, now - oldest.get(name, now))
-        verdicts = accounts.verdicts_of(name)
-        standing, detail = accounts.standings.word(
-            name,
-            delivered=verdicts.get(Verdict.SPOOLED, 0),
-            held=held,
-            oldest_s=oldest_s,
-            max_age_s=accounts.max_age_s(name),
-            now=now,
-        )
+        standing, detail = view.standing(name)
         return replace(
             row,
-            verdicts={verdict.value: n for verdict, n in verdicts.items()},
+            verdicts={verdict.value: n for verdict, n in accounts.verdicts_of(name).items()},
             staleness_mean_versions=accounts.staleness_mean(name),
             grader_digest=self._graders.get(name, b""),
-            leases=held,
+            leases=accounts.held(name),
             lease_allowance=accounts.standings.of(name).allowance,
-            oldest_lease_s=oldest_s,
+            oldest_lease_s=view.oldest_lease_s(name),
             standing=standing.value,
             standing_detail=detail,
         )
@@ -276,6 +433,7 @@ class Peers:
         )
 
     def _agree_on_grader(self) -> None:
+        self._is_grader_due = False
         present = self._graders_present()
         self._accounts.grader = agreed_grader(
             self._accounts.grader, present, configured=self._configured_grader
@@ -300,3 +458,69 @@ class Peers:
             return False
         signed_root = self._accounts.versions.root_of(held.number)
         return signed_root is not None and signed_root != held.root
+
+
+@dataclass(slots=True)
+class _View:
+    """One moment, at which peers are looked at; what many of them share is worked out once."""
+
+    now: float
+    head: PolicyVersion | None
+    revoked: Collection[str]
+    oldest_leases: Mapping[str, float]
+    """Sampler -> when its oldest lease was granted."""
+    accounts: Accounts
+    _lags: dict[int | None, tuple[int, float]] = field(default_factory=dict)
+
+    def state(self, member: KnownPeer) -> PeerState:
+        return PeerState.REVOKED if member.peer.node_id in self.revoked else member.state
+
+    def lag(self, held: PolicyVersion | None) -> tuple[int, float]:
+        """Return versions and seconds to the head; see ``VersionLog.lag``, which looks at all versions."""
+        number = None if held is None else held.number
+        if (known := self._lags.get(number)) is not None:
+            return known
+        lag = self._lags[number] = self.accounts.versions.lag(held, self.head, now=self.now)
+        return lag
+
+    def oldest_lease_s(self, sampler_id: str) -> float:
+        return max(0.0, self.now - self.oldest_leases.get(sampler_id, self.now))
+
+    def standing(self, sampler_id: str) -> tuple[SamplerStanding, str]:
+        accounts = self.accounts
+        return accounts.standings.word(
+            sampler_id,
+            delivered=accounts.verdicts_of(sampler_id).get(Verdict.SPOOLED, 0),
+            held=accounts.held(sampler_id),
+            oldest_s=self.oldest_lease_s(sampler_id),
+            max_age_s=accounts.max_age_s(sampler_id),
+            now=self.now,
+        )
+
+
+_CLOSED: Final[dict[str, frozenset[str]]] = {
+    "states": frozenset(PeerState),
+    "roles": frozenset({Role.LEARNER, Role.SAMPLER, Role.RELAY}),
+    "standings": frozenset(SamplerStanding),
+    "sort_by": frozenset({"", *PEER_ORDERS}),
+}
+
+
+def _check(query: PeerQuery) -> None:
+    for name, allowed in _CLOSED.items():
+        said = getattr(query, name)
+        wrong = sorted(
+            {said} - allowed if isinstance(said, str) else set(said[:_VALUES_OF_A_CONDITION]) - allowed
+        )
+        if wrong or (not isinstance(said, str) and len(said) > _VALUES_OF_A_CONDITION):
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"a query for peers with {name} = {wrong[0][:50] if wrong else len(said)!r}",
+                fix=f"allowed are {', '.join(sorted(filter(None, allowed)))}",
+            )
+    if query.offset < 0 or not 0 <= query.limit <= MOST_PEERS_A_PAGE:
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"a page of {query.limit} peers from the {query.offset}th on",
+            fix=f"ask for 1 to {MOST_PEERS_A_PAGE} peers, from the 0th or a later one on",
+        )

@@ -18,6 +18,7 @@ from node.enrolment.authority import AUTHORITY_LIFETIME_S, Authority
 from node.errors import StartupError
 from node.identity.certificates import key_to_pem, new_key
 from node.identity.files import make_private_directory
+from node.identity.identity_store import IDENTITY_DIRECTORY as IDENTITY_DIRECTORY
 from node.identity.identity_store import Identity, make_identity, save_identity
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
@@ -25,7 +26,6 @@ from node.identity.signatures import SigningKey
 from node.run import Role
 
 AUTHORITY_DIRECTORY: Final = "authority"
-IDENTITY_DIRECTORY: Final = "identity"
 SIGNING_KEY_FILE: Final = "signing.key"
 
 INITIAL_ROLES: Final = (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR)

@@ -25,6 +25,9 @@ from node.identity.peer import Peer
 from node.identity.run_description import RunDescription
 from node.run import Role
 
+IDENTITY_DIRECTORY: Final = "identity"
+"""Below a role's directory in node.state_dir."""
+
 KEY_FILE: Final = "key.pem"
 CERTIFICATE_FILE: Final = "certificate.pem"
 CA_FILE: Final = "ca.pem"

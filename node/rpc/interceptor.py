@@ -212,8 +212,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 async with contextlib.aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         self._charge_refused_messages(rpc, rule.refusals(response))
-                        async with within(self._limits.stall_s, "reading the answer"):
-                            await self._write(context, response)
+                        await self._write(context, response)
 
         called = "stream" if handler.request_streaming else "unary"
         answered = "stream" if handler.response_streaming else "unary"
@@ -246,18 +245,26 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         self._rates.charge_refusal(rpc.account, rpc.rule.rate, now=self._clock.monotonic())
 
     async def _write(self, context: Context, response: Any) -> None:
-        """Write one message; when cancelled, wait until it is sent, so that a refusal can follow it.
+        """Write one message, within ``stall_s``.
 
-        gRPC fails to send a status while a message is being sent, and the caller would wait for its own
-        deadline.
+        When it takes longer, or is cancelled, wait a little until the message is sent, so that a refusal can
+        follow it: gRPC fails to send a status while a message is being sent, and the caller would wait for
+        its own deadline.
         """
         writing = asyncio.ensure_future(context.write(response))
         try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
+            await asyncio.wait([writing], timeout=self._limits.stall_s)  # does not cancel it
+            if not writing.done():
+                raise RefusedError(
+                    Reason.BUSY,
+                    f"reading the answer took more than {self._limits.stall_s:g} s",
+                    fix="try again",
+                )
+        except (asyncio.CancelledError, RefusedError):
             await asyncio.wait([writing], timeout=self._limits.refusal_s)
             writing.cancel()
             raise
+        writing.result()
 
     @contextlib.asynccontextmanager
     async def _served(self, method: str, rule: Rule, context: Context) -> AsyncIterator[LiveRpc]:

@@ -7,6 +7,7 @@ Names follow ``heterorl_<node|coordinator|relay|learner|sampler>_<what>_<unit>[_
 import contextlib
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 PREFIX: Final = "heterorl_"
 NODE_LABEL: Final = "node"
 _TYPES: Final = frozenset({"counter", "gauge", "histogram"})
+SAMPLES_PER_FAMILY: Final = 100
+"""Samples of a gauge that travel: those with the largest values. A learner has one for each sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,9 @@ class _OneFamilyPerName(Collector):
 def snapshot(registry: CollectorRegistry, role: str) -> tuple[MetricFamily, ...]:
     """Return the metrics of a role of this process and of its node, as many as one heartbeat may carry.
 
-    Whole families, in order of registration. Those past ``limits.METRIC_FAMILIES_PER_HEARTBEAT`` or
-    ``limits.METRIC_SAMPLES_PER_HEARTBEAT`` are left out, and their number is logged.
+    Whole families, in order of registration; a gauge's largest SAMPLES_PER_FAMILY samples. Families past
+    ``limits.METRIC_FAMILIES_PER_HEARTBEAT`` or ``limits.METRIC_SAMPLES_PER_HEARTBEAT`` are left out; their
+    number is logged.
     """
     families: list[MetricFamily] = []
     samples = left_out = 0
@@ -110,7 +114,18 @@ def _own_family(metric: Metric) -> MetricFamily | None:
         for sample in metric.samples
         if NODE_LABEL not in sample.labels
     )
+    if metric.type == "gauge":
+        samples = largest(samples)
     return MetricFamily(metric.name, metric.type, metric.documentation, samples) if samples else None
+
+
+def largest(samples: tuple[MetricSample, ...]) -> tuple[MetricSample, ...]:
+    """Return the samples with the largest values, SAMPLES_PER_FAMILY at most, in their order."""
+    if len(samples) <= SAMPLES_PER_FAMILY:
+        return samples
+    values = [-math.inf if math.isnan(sample.value) else sample.value for sample in samples]
+    kept = sorted(range(len(samples)), key=lambda number: -values[number])[:SAMPLES_PER_FAMILY]
+    return tuple(samples[number] for number in sorted(kept))
 
 
 class NodeMetrics:

@@ -1,5 +1,6 @@
 """The fields of Join and heartbeats: who may set them, and how much they may hold."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -10,8 +11,7 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import BASE_PART_BYTES, BASE_PARTS, ROOT_BYTES, BaseModel
 from node.run import Role
-from node.telemetry.metrics import MetricFamily
-from node.wire.mapping import from_wire
+from node.telemetry.metrics import MetricFamily, MetricSample
 
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
@@ -50,15 +50,24 @@ def check_owners(message: Message, role: Role) -> None:
 
     Raises RefusedError: WRONG_ROLE; names the field and whose it is.
     """
-    owners = OWNERS[type(message)]
-    for field, _ in message.ListFields():
-        allowed = owners.get(field.name)
-        if allowed is not None and role not in allowed:
+    for name, has_presence in _of_others(type(message), role):
+        if message.HasField(name) if has_presence else getattr(message, name):
             raise RefusedError(
                 Reason.WRONG_ROLE,
-                f"a {role} set {field.name}, which is for {', '.join(sorted(allowed))} to say",
+                f"a {role} set {name}, which is for {', '.join(sorted(OWNERS[type(message)][name]))} to say",
                 fix="run the coordinator's version of heterorl-node",
             )
+
+
+@functools.cache
+def _of_others(message_type: type[Message], role: Role) -> tuple[tuple[str, bool], ...]:
+    """Return the fields that a role may not set, each with whether unset differs from empty."""
+    fields = message_type.DESCRIPTOR.fields_by_name
+    return tuple(
+        (name, fields[name].has_presence)
+        for name, allowed in OWNERS[message_type].items()
+        if role not in allowed
+    )
 
 
 def base_model_from_wire(request: membership_pb2.JoinRequest) -> BaseModel:
@@ -85,4 +94,13 @@ def metric_families_from_wire(families: Sequence[membership_pb2.MetricFamily]) -
         raise RefusedError(
             Reason.OVER_LIMIT, f"a heartbeat with {len(families)} metric families and {samples} samples"
         )
-    return tuple(from_wire(MetricFamily, family) for family in families)
+    # Written out: a peer has 150 samples, and a fleet that comes back sends them all at once.
+    return tuple(
+        MetricFamily(
+            family.name,
+            family.type,
+            family.help,
+            tuple(MetricSample(one.name, dict(one.labels), one.value) for one in family.samples),
+        )
+        for family in families
+    )

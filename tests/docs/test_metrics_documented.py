@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from deploy.check import DEPLOY
@@ -44,7 +44,7 @@ INSTRUMENT_MODULES: Final = {
 FLEET_LABELS: Final = {"node", "role"}
 """Labels that the coordinator adds to the metrics of other peers."""
 
-_FAMILIES: Final = (CounterMetricFamily, GaugeMetricFamily)
+_FAMILIES: Final = (CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily)
 
 SERVER_METRICS: Final = {"up": {"job", "instance"}, "process_start_time_seconds": {"job", "instance"}}
 
@@ -70,7 +70,16 @@ class Instrument:
         """Names a query may use."""
         if self.type == "histogram":
             return {f"{self.name}_{suffix}" for suffix in ("bucket", "sum", "count")}
+        if self.type == "summary":
+            return {self.name, f"{self.name}_sum", f"{self.name}_count"}
         return {self.name}
+
+    @property
+    def of_fleet(self) -> "Instrument":
+        """The metric that the coordinator makes of it over all samplers or relays."""
+        kind = "summary" if self.type == "gauge" else self.type
+        labels = self.labels | {"role"} | ({"quantile"} if kind == "summary" else set())
+        return Instrument(self.name.replace("heterorl_", "heterorl_fleet_", 1), kind, labels)
 
 
 class _Registry(CollectorRegistry):
@@ -96,6 +105,13 @@ def instruments_in_code() -> dict[str, Instrument]:
     registry.register(FleetCollector())
     registered = (i for collector in registry.registered for i in instruments_of(collector))
     return {instrument.name: instrument for instrument in registered}
+
+
+def queryable() -> dict[str, frozenset[str]]:
+    """Return the series that a query may use, each with its labels."""
+    own = instruments_in_code().values()
+    fleet = [one.of_fleet for one in own if re.match(r"heterorl_(node|sampler|relay)_", one.name) is not None]
+    return {name: one.labels for one in (*own, *fleet) for name in one.series}
 
 
 def instruments_of(collector: Collector) -> list[Instrument]:
@@ -166,7 +182,7 @@ def test_names_follow_the_house_style() -> None:
 
 @pytest.mark.parametrize(("where", "query"), list(queries()))
 def test_a_query_uses_metrics_labels_and_values_that_exist(where: str, query: str) -> None:
-    known = {name: i.labels for i in instruments_in_code().values() for name in i.series}
+    known = queryable()
     used = names_in([query])
     assert used <= known.keys()
     server_labels = {label for name, labels in SERVER_METRICS.items() if name in query for label in labels}

@@ -219,5 +219,42 @@ async def test_a_revoked_node_is_shown_as_revoked(hub: RunningHub) -> None:
         assert rows == {"learner": "joined", "sampler-1": "revoked"}
 
 
+async def test_an_operator_asks_for_a_page_of_peers_and_hears_what_the_run_waits_for(hub: RunningHub) -> None:
+    async with (
+        members(hub, hub.made.sampler, hub.made.other_sampler) as peers,
+        hub.peer(hub.made.operator) as asks,
+    ):
+        for peer in peers:
+            await peer.heartbeat()
+        hub.clock.advance(1.1)  # all peers are looked at each second
+
+        async def is_seen() -> bool:
+            return sum(count.peers for count in (await asks.status()).peer_counts) == 3
+
+        await eventually(is_seen)
+        query = membership_pb2.PeerQuery(roles=["sampler"], sort_by="name", is_reversed=True, limit=1)
+        page = await asks.membership.GetStatus(membership_pb2.GetStatusRequest(query=query))
+        assert ([peer.node_id for peer in page.peers], page.matching_peers) == (["sampler-2"], 2)
+        assert page.headline.waits_for == "the learner to find the ledger whole"
+        assert not page.unusual
+        query = membership_pb2.PeerQuery(sort_by="age")
+        wrong = asks.membership.GetStatus(membership_pb2.GetStatusRequest(query=query))
+        assert await reason(wrong) == "malformed"
+
+
+async def test_the_values_of_a_samplers_metrics_follow_the_whole_of_them(hub: RunningHub) -> None:
+    sample = membership_pb2.MetricSample(name="heterorl_sampler_tokens_total", value=5)
+    family = membership_pb2.MetricFamily(name="heterorl_sampler_tokens", type="counter", samples=[sample])
+    labels = {"node": "sampler-1", "role": "sampler"}
+    async with hub.peer(hub.made.sampler) as sampler:
+        await sampler.join()
+        assert (await sampler.heartbeat()).wants_whole_metrics
+        assert not (await sampler.heartbeat(metrics=[family])).wants_whole_metrics
+        await sampler.heartbeat(metric_values=[9.0])
+        assert hub.metric("heterorl_sampler_tokens_total", **labels) == 9
+        assert hub.metric("heterorl_fleet_sampler_tokens_total", role="sampler") == 4
+        assert await reason(sampler.heartbeat(metric_values=[1.0] * 10_001)) == "over_limit"
+
+
 def _heartbeat(**fields: object) -> membership_pb2.HeartbeatRequest:
     return membership_pb2.HeartbeatRequest(**({"sequence": 1} | fields))  # type: ignore[arg-type]

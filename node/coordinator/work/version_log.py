@@ -41,6 +41,11 @@ class VersionLog:
         entry = self._entries.get(number)
         return None if entry is None else entry.root
 
+    def age_s(self, number: int, *, now: float) -> float | None:
+        """Return the seconds since a version was announced; None: not in the log."""
+        entry = self._entries.get(number)
+        return None if entry is None else max(0.0, now - entry.at_s)
+
     def lag(self, held: PolicyVersion | None, head: PolicyVersion | None, *, now: float) -> tuple[int, float]:
         """Return the versions from ``held`` to the head, and the seconds since a newer one was announced.
 

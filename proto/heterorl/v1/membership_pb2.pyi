@@ -275,6 +275,7 @@ class HeartbeatRequest(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     TEACHING_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
+    METRIC_VALUES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts heartbeats of this stream from 1."""
     sent_at_s: _builtins.float
@@ -299,8 +300,9 @@ class HeartbeatRequest(_message.Message):
 
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricFamily]:
-        """The peer's metrics, at most 1000 families, where an answer's metrics_every_s has asked for them; re-exported by the
-        coordinator. Empty: unchanged.
+        """The peer's metrics, at most 1000 families, where an answer's metrics_every_s has asked for them; the coordinator adds
+        them up, and shows those of some peers by name. Whole for the first time on a stream, when a sample is there that
+        was not, and where the answer says so; else empty.
         """
 
     @_builtins.property
@@ -310,6 +312,12 @@ class HeartbeatRequest(_message.Message):
     @_builtins.property
     def teaching(self) -> Global___Teaching:
         """Learners: what the newest batches taught. Unset: no batch yet, or not a learner."""
+
+    @_builtins.property
+    def metric_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The peer's metrics where only their values differ from those last sent whole on this stream: the values of all
+        samples, in that order. Empty: unchanged, or sent whole.
+        """
 
     def __init__(
         self,
@@ -326,10 +334,11 @@ class HeartbeatRequest(_message.Message):
         instance: _builtins.str = ...,
         teaching: Global___Teaching | None = ...,
         best_version: _builtins.int | None = ...,
+        metric_values: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "held", b"held", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metric_values", b"metric_values", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
@@ -600,6 +609,8 @@ class HeartbeatResponse(_message.Message):
     EVALUATING_VERSION_FIELD_NUMBER: _builtins.int
     IS_EVALUATED_FIELD_NUMBER: _builtins.int
     METRICS_EVERY_S_FIELD_NUMBER: _builtins.int
+    WANTS_WHOLE_METRICS_FIELD_NUMBER: _builtins.int
+    NEXT_HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The heartbeat this answers."""
     received_at_s: _builtins.float
@@ -625,6 +636,12 @@ class HeartbeatResponse(_message.Message):
     metrics_every_s: _builtins.float
     """The peer sends its metrics with its next heartbeat, and again with one each so many seconds. Unset: with none,
     because the coordinator does not show them.
+    """
+    wants_whole_metrics: _builtins.bool
+    """The coordinator does not know what samples the values of metric_values are of: send the metrics whole next time."""
+    next_heartbeat_s: _builtins.float
+    """Seconds from this answer to the peer's next heartbeat: in a large fleet more than heartbeat_interval_s, and not the
+    same for all. Unset: heartbeat_interval_s.
     """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
@@ -660,10 +677,12 @@ class HeartbeatResponse(_message.Message):
         evaluating_version: _builtins.int | None = ...,
         is_evaluated: _builtins.bool = ...,
         metrics_every_s: _builtins.float | None = ...,
+        wants_whole_metrics: _builtins.bool = ...,
+        next_heartbeat_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "revocations", b"revocations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "next_heartbeat_s", b"next_heartbeat_s", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "must_repair", b"must_repair", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts", "wants_whole_metrics", b"wants_whole_metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
@@ -671,12 +690,16 @@ class HeartbeatResponse(_message.Message):
     _WhichOneofArgType__evaluating_version: _TypeAlias = _typing.Literal["_evaluating_version", b"_evaluating_version"]  # noqa: Y015
     _WhichOneofReturnType__metrics_every_s: _TypeAlias = _typing.Literal["metrics_every_s"]  # noqa: Y015
     _WhichOneofArgType__metrics_every_s: _TypeAlias = _typing.Literal["_metrics_every_s", b"_metrics_every_s"]  # noqa: Y015
+    _WhichOneofReturnType__next_heartbeat_s: _TypeAlias = _typing.Literal["next_heartbeat_s"]  # noqa: Y015
+    _WhichOneofArgType__next_heartbeat_s: _TypeAlias = _typing.Literal["_next_heartbeat_s", b"_next_heartbeat_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluating_version) -> _WhichOneofReturnType__evaluating_version | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__metrics_every_s) -> _WhichOneofReturnType__metrics_every_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_heartbeat_s) -> _WhichOneofReturnType__next_heartbeat_s | None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
@@ -742,16 +765,85 @@ class GetStatusRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    QUERY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def query(self) -> Global___PeerQuery:
+        """Which peers to return, and in what order. Unset: the first page of all."""
+
     def __init__(
         self,
+        *,
+        query: Global___PeerQuery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
+
+@_typing.final
+class PeerQuery(_message.Message):
+    """A page of the peers that meet all conditions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    STANDINGS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    SORT_BY_FIELD_NUMBER: _builtins.int
+    IS_REVERSED_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Part of the node id, at most 63 characters. Empty: any."""
+    waits_for: _builtins.str
+    """Part of what the peer waits for, at most 100 characters. Empty: any."""
+    sort_by: _builtins.str
+    """joined (in the order of first joining), name, behind, lag, seen, clock or leases; the largest first, but for the first
+    two. Empty: joined.
+    """
+    is_reversed: _builtins.bool
+    """The other way round."""
+    offset: _builtins.int
+    """Peers to pass over."""
+    limit: _builtins.int
+    """Largest number of peers, at most 1000. 0: 200."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """States, as in PeerStatus; at most 8. Empty: any."""
+
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles: learner, sampler or relay; at most 8. Empty: any."""
+
+    @_builtins.property
+    def standings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Standings of samplers, as in PeerStatus; at most 8. Empty: any."""
+
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[_builtins.str] | None = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        standings: _abc.Iterable[_builtins.str] | None = ...,
+        name: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
+        sort_by: _builtins.str = ...,
+        is_reversed: _builtins.bool = ...,
+        offset: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_reversed", b"is_reversed", "limit", b"limit", "name", b"name", "offset", b"offset", "roles", b"roles", "sort_by", b"sort_by", "standings", b"standings", "states", b"states", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerQuery: _TypeAlias = PeerQuery  # noqa: Y015
 
 @_typing.final
 class GetStatusResponse(_message.Message):
@@ -823,6 +915,10 @@ class GetStatusResponse(_message.Message):
     HEAD_FIELD_NUMBER: _builtins.int
     LEARNER_EPOCH_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    MATCHING_PEERS_FIELD_NUMBER: _builtins.int
+    PEER_COUNTS_FIELD_NUMBER: _builtins.int
+    HEADLINE_FIELD_NUMBER: _builtins.int
+    UNUSUAL_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
@@ -846,6 +942,8 @@ class GetStatusResponse(_message.Message):
     """The run."""
     learner_epoch: _builtins.int
     """Epoch of the learner that may publish."""
+    matching_peers: _builtins.int
+    """How many peers meet the conditions of the query."""
     capacity_groups: _builtins.int
     """How many groups could be leased now."""
     capacity_bound: _builtins.str
@@ -883,7 +981,19 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]:
-        """Every peer known, living or not."""
+        """The page of peers that was asked for, living or not."""
+
+    @_builtins.property
+    def peer_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCount]:
+        """How many peers of which role are in which state."""
+
+    @_builtins.property
+    def headline(self) -> Global___Headline:
+        """What the run does and waits for."""
+
+    @_builtins.property
+    def unusual(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unusual]:
+        """What an operator should look at, the most urgent first; at most 32."""
 
     @_builtins.property
     def slots(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -922,6 +1032,10 @@ class GetStatusResponse(_message.Message):
         head: _common_pb2.PolicyVersion | None = ...,
         learner_epoch: _builtins.int = ...,
         peers: _abc.Iterable[Global___PeerStatus] | None = ...,
+        matching_peers: _builtins.int = ...,
+        peer_counts: _abc.Iterable[Global___PeerCount] | None = ...,
+        headline: Global___Headline | None = ...,
+        unusual: _abc.Iterable[Global___Unusual] | None = ...,
         slots: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         verdicts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         step: Global___StepReport | None = ...,
@@ -942,15 +1056,107 @@ class GetStatusResponse(_message.Message):
         task_dispute: _builtins.str = ...,
         exportable_best: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "head", b"head", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "head", b"head", "headline", b"headline", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "task_dispute", b"task_dispute", "teaching", b"teaching", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "task_dispute", b"task_dispute", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exportable_best: _TypeAlias = _typing.Literal["exportable_best"]  # noqa: Y015
     _WhichOneofArgType__exportable_best: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exportable_best) -> _WhichOneofReturnType__exportable_best | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class PeerCount(_message.Message):
+    """How many peers of a role are in a state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    role: _common_pb2.Role.ValueType
+    """The role."""
+    state: _builtins.str
+    """The state, as in PeerStatus."""
+    peers: _builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        role: _common_pb2.Role.ValueType = ...,
+        state: _builtins.str = ...,
+        peers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers", "role", b"role", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerCount: _TypeAlias = PeerCount  # noqa: Y015
+
+@_typing.final
+class Headline(_message.Message):
+    """The state of the run in a line."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOING_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    FOR_S_FIELD_NUMBER: _builtins.int
+    doing: _builtins.str
+    """What it does, one line for people."""
+    waits_for: _builtins.str
+    """What it waits for. Empty: nothing, it moves."""
+    for_s: _builtins.float
+    """Seconds since it began to wait, or since the newest version where it moves."""
+    def __init__(
+        self,
+        *,
+        doing: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
+        for_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "for_s", b"for_s", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Headline: _TypeAlias = Headline  # noqa: Y015
+
+@_typing.final
+class Unusual(_message.Message):
+    """Something about some peers that is not as it should be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    NODE_IDS_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    """What, one line for people."""
+    peers: _builtins.int
+    """How many peers it is about."""
+    @_builtins.property
+    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Some of them, at most 5, the worst first."""
+
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        peers: _builtins.int = ...,
+        node_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_ids", b"node_ids", "peers", b"peers", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unusual: _TypeAlias = Unusual  # noqa: Y015
 
 @_typing.final
 class EvaluationStatus(_message.Message):

@@ -1,6 +1,4 @@
-"""Whose metrics a scrape of the coordinator shows when there are more peers than places."""
-
-import logging
+"""A fleet of thousands: whose metrics a scrape names, how often peers speak, what a status takes."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,13 +11,14 @@ from node.coordinator.work.accounts import Balance
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
-from node.telemetry.fleet_collector import METRICS_EVERY_S, SAMPLERS, FleetCollector
+from node.telemetry.fleet_collector import METRICS_EVERY_S, SERIES, SHOWN, FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample, exposition
 from support.coordinator import LEARNER, NOW_S, make_accounts
 
 SILENT_AFTER_S = 10.0
 LEARNER_PEER = Peer("run", Role.LEARNER, "late-learner")
 RELAY = Peer("run", Role.RELAY, "late-relay")
+SAMPLERS = SHOWN[Role.SAMPLER]
 
 
 def sampler(number: int) -> Peer:
@@ -40,17 +39,20 @@ METRICS = {
 class Run:
     """A real peers with its exposition, and peers that join and send heartbeats."""
 
-    def __init__(self) -> None:
+    def __init__(self, *picked: str, random: float = 0.5) -> None:
         self.registry = CollectorRegistry()
-        fleet = FleetCollector()
+        fleet = FleetCollector(picked)
         self.registry.register(fleet)
+        self.metrics = CoordinatorMetrics(self.registry)
         self.peers = Peers(
             make_accounts(Balance(learner=LEARNER)),
             silent_after_s=SILENT_AFTER_S,
+            heartbeat_interval_s=2.0,
             head=lambda: PolicyVersion(3),
             revoked=tuple,
             fleet=fleet,
-            metrics=CoordinatorMetrics(self.registry),
+            metrics=self.metrics,
+            random=lambda: random,
         )
 
     def join(self, *peers: Peer, now: float = NOW_S) -> None:
@@ -60,17 +62,17 @@ class Run:
 
     def heartbeat(self, *peers: Peer, now: float = NOW_S) -> None:
         for peer in peers:
-            self.peers.heartbeat(peer, HeartbeatReport(None, 0.0, "", metrics=METRICS[peer.role]), now=now)
+            self.peers.heartbeat(peer, HeartbeatReport(None), metrics=METRICS[peer.role], now=now)
 
     def scrape(self) -> tuple[set[str], float]:
-        """Return whose metrics are shown, and how many samplers have none."""
+        """Return whose metrics are shown by name, and how many samplers are not."""
         shown, left_out = set(), 0.0
         for family in text_string_to_metric_families(exposition(self.registry).decode()):
             for sample in family.samples:
                 if family.name in {metrics[0].name for metrics in METRICS.values()}:
                     shown.add(sample.labels["node"])
                 elif family.name == "heterorl_coordinator_fleet_peers_left_out":
-                    left_out = sample.value
+                    left_out += sample.value
         return shown, left_out
 
 
@@ -79,16 +81,66 @@ def run() -> Run:
     return Run()
 
 
-def test_the_learner_is_shown_when_it_joins_as_the_1001st(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_learner_is_shown_when_it_joins_as_the_1001st(run: Run) -> None:
     run.join(*map(sampler, range(1000)))
     run.join(LEARNER_PEER, RELAY)
     shown, left_out = run.scrape()
-    assert {"late-learner", "late-relay"} <= shown
-    assert shown >= {f"s{n}" for n in range(SAMPLERS)}
-    assert len(shown) == SAMPLERS + 2
+    assert shown == {"late-learner", "late-relay", *(f"s{n}" for n in range(SAMPLERS))}
     assert left_out == 1000 - SAMPLERS
-    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.message for record in told] == ["more samplers than the metrics show"]
+
+
+def test_a_sampler_that_an_operator_picks_is_shown_though_it_joins_last_and_returns_when_it_was_cut_off() -> (
+    None
+):
+    run = Run("s999")
+    run.join(*map(sampler, range(1000)))
+    expected = {"s999", *(f"s{n}" for n in range(SAMPLERS - 1))}
+    assert run.scrape()[0] == expected
+    run.peers.leave(sampler(999))
+    assert "s999" not in run.scrape()[0]
+    run.join(sampler(999))
+    assert run.scrape()[0] == expected
+
+
+def test_ten_times_the_samplers_make_no_series_more(run: Run) -> None:
+    def series() -> int:
+        for _ in run.peers.survey_parts(NOW_S):
+            pass
+        run.metrics.show_fleet(run.peers.survey)
+        return sum(not line.startswith("#") for line in exposition(run.registry).decode().splitlines())
+
+    run.join(*map(sampler, range(200)))
+    few = series()
+    run.join(*map(sampler, range(200, 2000)))
+    run.peers.expire(NOW_S)
+    assert series() == few < SERIES
+
+
+def test_heartbeats_and_reports_of_a_fleet_are_as_many_a_second_however_large_it_is() -> None:
+    run = Run(random=1.0)
+    run.join(LEARNER_PEER, *map(sampler, range(4999)))
+
+    def answer(peer: Peer) -> tuple[float | None, float]:
+        said = run.peers.heartbeat(peer, HeartbeatReport(None), now=NOW_S)
+        return said.next_heartbeat_s, said.metrics_every_s
+
+    assert answer(sampler(0)) == (None, pytest.approx(25.0))
+    run.peers.expire(NOW_S)
+    assert answer(sampler(0))[0] == pytest.approx(5.0 * 1.2)
+    assert answer(LEARNER_PEER)[0] is None  # it is one, and everybody waits for it
+    run.peers.expire(NOW_S + 14.9)  # three pauses: not SILENT_AFTER_S
+    assert run.peers.live(Role.SAMPLER) == 4999
+    for number in range(100, 4999):
+        run.peers.leave(sampler(number))
+    run.peers.expire(NOW_S + 9)
+    assert answer(sampler(0)) == (None, METRICS_EVERY_S)
+
+
+def test_a_fleet_is_looked_at_in_parts_and_the_larger_the_more_seldom(run: Run) -> None:
+    run.join(*map(sampler, range(2000)))
+    assert len(list(run.peers.survey_parts(NOW_S))) == 4
+    assert list(run.peers.survey_parts(NOW_S + 1.9)) == []
+    assert len(list(run.peers.survey_parts(NOW_S + 2))) == 4
 
 
 def test_a_sampler_that_leaves_frees_its_place_for_the_next_that_is_heard(run: Run) -> None:
@@ -124,12 +176,19 @@ def test_a_peer_that_comes_back_after_a_cut_is_shown_again(run: Run) -> None:
     assert run.scrape()[0] == {"late-learner"}
 
 
-def test_the_metrics_of_a_peer_without_a_place_need_not_be_read(run: Run) -> None:
-    run.join(*map(sampler, range(SAMPLERS + 1)))
-    assert run.peers.shows_metrics_of(sampler(0))
-    assert not run.peers.shows_metrics_of(sampler(SAMPLERS))
-    report = HeartbeatReport(None)
-    assert run.peers.heartbeat(sampler(0), report, now=NOW_S).metrics_every_s == METRICS_EVERY_S
-    assert run.peers.heartbeat(sampler(SAMPLERS), report, now=NOW_S).metrics_every_s is None
-    run.join(LEARNER_PEER)
-    assert run.peers.shows_metrics_of(LEARNER_PEER)
+def test_a_peer_sends_its_metrics_whole_until_it_is_known_what_they_are_of(run: Run) -> None:
+    run.peers.join(sampler(0), None, now=NOW_S)
+
+    def wants(**metrics: object) -> bool:
+        return run.peers.heartbeat(
+            sampler(0), HeartbeatReport(None), now=NOW_S, **metrics
+        ).wants_whole_metrics  # type: ignore[arg-type]
+
+    assert wants()
+    assert wants(metric_values=[5.0])
+    assert not wants(metrics=METRICS[Role.SAMPLER])
+    assert not wants(metric_values=[7.0])
+    labels = {"node": "s0", "role": "sampler"}
+    assert run.registry.get_sample_value("heterorl_sampler_held_version", labels) == 7.0
+    assert not wants(metric_values=[1.0, 2.0])  # not as many as it said: passed over
+    assert run.registry.get_sample_value("heterorl_sampler_held_version", labels) == 7.0

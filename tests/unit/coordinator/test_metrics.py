@@ -4,26 +4,43 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
+from node.coordinator.fleet.membership import PeerState
+from node.coordinator.fleet.survey import FleetSurvey, Measured, Surveyor
 from node.coordinator.metrics import CoordinatorMetrics
-from node.run import Evaluation, EvaluationStatus, PeerStatus, Role
+from node.identity.peer import Peer
+from node.run import Evaluation, EvaluationStatus, Role
 
-ROW = PeerStatus("s1", Role.SAMPLER, "live", None, 3, 7.5, 0.0, 0.0, "", {}, 0.0, 1, 0, 0.0)
+SAMPLER = Peer("run", Role.SAMPLER, "s1")
+MEASURED = Measured(3, 7.5, 30.0, -90.0)
+
+
+def survey(*seen: tuple[Peer, PeerState, Measured]) -> FleetSurvey:
+    surveyor = Surveyor(frozenset({SAMPLER}), max_staleness_versions=8, run_grader=b"")
+    for peer, state, measured in seen:
+        surveyor.see(peer, state, measured)
+    return surveyor.result()
+
+
+def shown(found: FleetSurvey) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    CoordinatorMetrics(registry).show_fleet(found)
+    return registry
 
 
 def test_a_peers_lag_is_shown_until_it_has_left() -> None:
-    registry = CollectorRegistry()
-    metrics = CoordinatorMetrics(registry)
     labels = {"node": "s1", "role": "sampler"}
-    metrics.show_peers((ROW,), head=3)
+    registry = shown(survey((SAMPLER, PeerState.LIVE, MEASURED)))
     assert registry.get_sample_value("heterorl_coordinator_peer_version_lag_versions", labels) == 3
     assert registry.get_sample_value("heterorl_coordinator_peer_lag_seconds", labels) == 7.5
-    metrics.show_peers((replace(ROW, state="left"),), head=3)
+    assert registry.get_sample_value("heterorl_coordinator_peer_silence_seconds", labels) == 30.0
+    assert registry.get_sample_value("heterorl_coordinator_peer_clock_offset_seconds", labels) == -90.0
+    registry = shown(survey((SAMPLER, PeerState.LEFT, MEASURED)))
     assert registry.get_sample_value("heterorl_coordinator_peer_lag_seconds", labels) is None
 
 
 def test_a_role_without_peers_is_shown_as_none_rather_than_not_at_all() -> None:
-    registry = CollectorRegistry()
-    CoordinatorMetrics(registry).show_peers((ROW, replace(ROW, node_id="s2")), head=0)
+    other = Peer("run", Role.SAMPLER, "s2")
+    registry = shown(survey((SAMPLER, PeerState.LIVE, MEASURED), (other, PeerState.LIVE, MEASURED)))
 
     def peers(role: str, state: str) -> float | None:
         return registry.get_sample_value("heterorl_coordinator_peers", {"role": role, "state": state})
@@ -31,13 +48,31 @@ def test_a_role_without_peers_is_shown_as_none_rather_than_not_at_all() -> None:
     assert (peers("sampler", "live"), peers("sampler", "silent"), peers("learner", "live")) == (2, 0, 0)
 
 
-def test_a_scrape_finds_how_long_a_peer_was_silent_and_how_far_its_clock_is_off() -> None:
-    registry = CollectorRegistry()
-    metrics = CoordinatorMetrics(registry)
-    metrics.show_peers((replace(ROW, last_seen_s=30.0, clock_offset_s=-90.0),), head=3)
-    labels = {"node": "s1", "role": "sampler"}
-    assert registry.get_sample_value("heterorl_coordinator_peer_silence_seconds", labels) == 30.0
-    assert registry.get_sample_value("heterorl_coordinator_peer_clock_offset_seconds", labels) == -90.0
+def test_quantiles_are_over_all_samplers_and_the_worst_have_names() -> None:
+    fleet = [
+        (Peer("run", Role.SAMPLER, f"t{n}"), PeerState.LIVE, Measured(n, float(n), 0.0, float(-n)))
+        for n in range(100)
+    ]
+    learner = (Peer("run", Role.LEARNER, "l"), PeerState.LIVE, Measured(0, 0.0, 0.0, 0.0))
+    registry = shown(survey(learner, *fleet))
+
+    def fleet_lag(quantile: str) -> float | None:
+        labels = {"quantile": quantile}
+        return registry.get_sample_value("heterorl_coordinator_fleet_version_lag_versions", labels)
+
+    assert [fleet_lag(one) for one in ("0", "0.5", "0.9", "1")] == [0, 49, 89, 99]
+    assert registry.get_sample_value("heterorl_coordinator_fleet_version_lag_versions_count") == 100
+    assert (
+        registry.get_sample_value("heterorl_coordinator_fleet_clock_offset_seconds", {"quantile": "0.5"})
+        == -49
+    )
+    named = {
+        sample.labels["node"]
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "heterorl_coordinator_peer_version_lag_versions"
+    }
+    assert named == {"l", *(f"t{n}" for n in range(90, 100))}
 
 
 def test_the_newest_evaluation_is_shown_and_nothing_of_it_before_there_is_one() -> None:

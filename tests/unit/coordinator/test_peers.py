@@ -1,9 +1,12 @@
 """What peers say and are told."""
 
+from typing import Any
+
 import pytest
 from prometheus_client import CollectorRegistry
 
 from node.coordinator import peers as peers_module
+from node.coordinator.fleet import membership as membership_module
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Balance
@@ -12,7 +15,7 @@ from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, Verdict
-from node.run import Role
+from node.run import PeerQuery, Role
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
@@ -37,17 +40,22 @@ def peers(fleet: FleetCollector, registry: CollectorRegistry) -> Peers:
     log = (Announced(1, b"q" * 16, NOW_S - 50), Announced(3, HEAD.root, NOW_S - 20))
     accounts = make_accounts(Balance(learner=LEARNER, announced=log))
     metrics = CoordinatorMetrics(registry)
-    peers = Peers(accounts, silent_after_s=10, head=lambda: HEAD, revoked=tuple, fleet=fleet, metrics=metrics)
+    peers = Peers(
+        accounts,
+        silent_after_s=10,
+        heartbeat_interval_s=2.0,
+        head=lambda: HEAD,
+        revoked=tuple,
+        fleet=fleet,
+        metrics=metrics,
+        random=lambda: 1.0,
+    )
     peers.join(SAMPLER, None, now=NOW_S)
     return peers
 
 
-def heartbeat(
-    held: PolicyVersion | None = None, *, metrics: tuple[MetricFamily, ...] = (), has_heard: bool = True
-) -> HeartbeatReport:
-    return HeartbeatReport(
-        held=held, clock_offset_s=0.25, waits_for="prompt lease", metrics=metrics, has_heard=has_heard
-    )
+def heartbeat(held: PolicyVersion | None = None, *, has_heard: bool = True) -> HeartbeatReport:
+    return HeartbeatReport(held=held, clock_offset_s=0.25, waits_for="prompt lease", has_heard=has_heard)
 
 
 def shown(fleet: FleetCollector) -> list[str]:
@@ -118,7 +126,7 @@ def test_verdicts_for_a_sampler_that_does_not_heartbeat_are_dropped_oldest_first
 
 def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(peers: Peers) -> None:
     peers.heartbeat(SAMPLER, heartbeat(PolicyVersion(1)), now=NOW_S)
-    (row,) = peers.rows(NOW_S + 5)
+    (row,), _ = peers.page(PeerQuery(), NOW_S + 5)
     assert (row.version_lag_versions, row.lag_s, row.last_seen_s) == (2, 25.0, 5.0)
     assert (row.state, row.waits_for, row.clock_offset_s, row.joins) == ("live", "prompt lease", 0.25, 1)
 
@@ -133,17 +141,23 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(
     desk.train(1, "0.1", staleness=3)
     metrics = CoordinatorMetrics(registry)
     peers = Peers(
-        desk.accounts, silent_after_s=10, head=lambda: None, revoked=tuple, fleet=fleet, metrics=metrics
+        desk.accounts,
+        silent_after_s=10,
+        heartbeat_interval_s=2.0,
+        head=lambda: None,
+        revoked=tuple,
+        fleet=fleet,
+        metrics=metrics,
     )
     peers.join(SAMPLER, None, now=NOW_S)
-    (row,) = peers.rows(NOW_S)
+    (row,), _ = peers.page(PeerQuery(), NOW_S)
     assert row.verdicts == {"spooled": 2, "trained": 1}
     assert row.staleness_mean_versions == 3.0
 
 
 def test_metrics_of_a_peer_that_did_not_join_are_not_taken(peers: Peers, fleet: FleetCollector) -> None:
     with pytest.raises(RefusedError):
-        peers.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(metrics=METRICS), now=NOW_S)
+        peers.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(), metrics=METRICS, now=NOW_S)
     assert shown(fleet) == []
 
 
@@ -162,3 +176,82 @@ def test_a_sampler_whose_grader_nobody_shares_blocks_others_only_while_it_is_hea
     peers.heartbeat(liar, heartbeat(), now=NOW_S + 12)
     peers.join(other, None, now=NOW_S + 12, grader_digest=b"h" * 16)
     assert "as 2 of 3 samplers said" in peers.objection_to_grader(liar)
+
+
+def fleet_of(peers: Peers, *, samplers: int) -> None:
+    peers.leave(SAMPLER)
+    for number in range(samplers):
+        peer = Peer("run", Role.SAMPLER, f"t{number}")
+        peers.join(peer, None, now=NOW_S + number)
+        report = HeartbeatReport(
+            PolicyVersion(number % 4), clock_offset_s=-number, waits_for="disk" if number % 2 else "learner"
+        )
+        peers.heartbeat(peer, report, now=NOW_S + number)
+
+
+def names(peers: Peers, **query: Any) -> list[str]:
+    return [row.node_id for row in peers.page(PeerQuery(**query), NOW_S + 10)[0]]
+
+
+def test_pages_have_each_peer_once_in_the_order_of_joining(peers: Peers) -> None:
+    fleet_of(peers, samplers=6)
+    pages = [names(peers, offset=offset, limit=3) for offset in (0, 3, 6, 9)]
+    assert pages == [["s1", "t0", "t1"], ["t2", "t3", "t4"], ["t5"], []]
+    assert peers.page(PeerQuery(limit=3), NOW_S)[1] == 7
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"states": ("left",)}, ["s1"]),
+        ({"roles": ("learner", "relay")}, []),
+        ({"name": "t", "waits_for": "dis"}, ["t1", "t3", "t5"]),
+        ({"standings": ("newcomer",), "states": ("live",)}, [f"t{n}" for n in range(6)]),
+        ({"standings": ("hoards",)}, []),
+        ({"sort_by": "name", "is_reversed": True, "limit": 2}, ["t5", "t4"]),
+        ({"sort_by": "joined", "is_reversed": True, "limit": 2}, ["t5", "t4"]),
+        ({"sort_by": "behind", "name": "t"}, ["t0", "t4", "t1", "t5", "t2", "t3"]),
+        ({"sort_by": "lag", "name": "t"}, ["t0", "t4", "t1", "t2", "t5", "t3"]),
+        ({"sort_by": "seen", "name": "t", "limit": 2}, ["t0", "t1"]),
+        ({"sort_by": "clock", "limit": 2}, ["t5", "t4"]),
+        ({"sort_by": "clock", "is_reversed": True, "name": "t", "limit": 2}, ["t0", "t1"]),
+        ({"sort_by": "leases", "name": "t", "limit": 2}, ["t0", "t1"]),
+    ],
+)
+def test_peers_are_filtered_and_sorted(peers: Peers, query: dict[str, Any], expected: list[str]) -> None:
+    fleet_of(peers, samplers=6)
+    assert names(peers, **query) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"states": ("asleep",)}, "states = 'asleep'"),
+        ({"roles": ("operator",)}, "roles = 'operator'"),
+        ({"standings": ("x",)}, "standings = 'x'"),
+        ({"states": ("live",) * 9}, "states = 9"),
+        ({"sort_by": "age"}, "sort_by = 'age'"),
+        ({"offset": -1}, "from the -1th on"),
+        ({"limit": 1001}, "a page of 1001 peers"),
+    ],
+)
+def test_a_query_that_nothing_can_meet_is_refused_with_what_is_allowed(
+    peers: Peers, query: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        peers.page(PeerQuery(**query), NOW_S)
+    assert said in str(refused.value)
+
+
+def test_a_peer_that_is_forgotten_leaves_nothing_behind(
+    peers: Peers, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership_module, "PEERS_REMEMBERED", 3)
+    fleet_of(peers, samplers=6)
+    peers.notify("t0", GroupVerdict("0.1", Verdict.ACCEPTED))
+    for number in range(4):
+        peers.leave(Peer("run", Role.SAMPLER, f"t{number}"))
+    peers.expire(NOW_S + 7)
+    assert names(peers) == ["t3", "t4", "t5"]
+    assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
+    assert peers.live(Role.SAMPLER) == 2

@@ -106,6 +106,7 @@ class Peering:
     def __init__(self, port: int, **notices: Callable[..., None]) -> None:
         self.readies = 0
         self.held = HELD
+        self.metrics = (FAMILY,)
         self.stopping = asyncio.Event()
         self.channel = dial(
             f"127.0.0.1:{port}", Peer("run", Role.SAMPLER, "one"), purpose=Purpose.CONTROL, now=time.time()
@@ -116,7 +117,7 @@ class Peering:
             reports=PeerReports(
                 held=lambda: self.held,
                 waits_for=lambda: "prompt lease",
-                metrics=lambda: (FAMILY,),
+                metrics=lambda: self.metrics,
                 running_leases=lambda: ("5.1",),
             ),
             notices=Notices(**notices),
@@ -174,9 +175,45 @@ async def test_metrics_go_with_a_heartbeat_where_the_coordinator_asks_and_as_sel
         assert [len(heartbeat.metrics) for heartbeat in sent] == [0, 1, 0, 0, 0, 0]
         assert sent[1].metrics[0].samples[0].value == 7.0
         hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=0)
-        assert [await hub.heartbeats.get() for _ in range(4)][-1].metrics
+        assert [await hub.heartbeats.get() for _ in range(4)][-1].metric_values == [7.0]
         hub.answer = membership_pb2.HeartbeatResponse()
-        assert not [await hub.heartbeats.get() for _ in range(4)][-1].metrics
+        last = [await hub.heartbeats.get() for _ in range(4)][-1]
+        assert not last.metrics
+        assert not last.metric_values
+
+
+async def test_metrics_are_sent_whole_once_and_where_their_samples_or_the_coordinator_ask_for_it() -> None:
+    hub = Hub()
+    hub.repeats = True
+    more = MetricFamily(
+        FAMILY.name, "counter", "", (*FAMILY.samples, MetricSample(FAMILY.samples[0].name, {"k": "v"}, 2.0))
+    )
+    async with serving(hub) as port, peering(port) as peer:
+        hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=0)
+        sent = [await hub.heartbeats.get() for _ in range(4)]
+        assert [len(one.metrics) for one in sent] == [0, 1, 0, 0]
+        assert [list(one.metric_values) for one in sent] == [[], [], [7.0], [7.0]]
+        peer.metrics = (more,)
+        sent = [await hub.heartbeats.get() for _ in range(4)]
+        assert sum(len(one.metrics) for one in sent) == 1
+        assert list(sent[-1].metric_values) == [7.0, 2.0]
+        hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=0, wants_whole_metrics=True)
+        sent = [await hub.heartbeats.get() for _ in range(4)]
+        assert all(one.metrics and not one.metric_values for one in sent[2:])
+
+
+async def test_the_next_heartbeat_goes_when_the_coordinator_asks_and_not_much_sooner_than_the_run_says() -> (
+    None
+):
+    hub = Hub()
+    async with serving(hub) as port, peering(port):
+        hub.answer = membership_pb2.HeartbeatResponse(next_heartbeat_s=3600)
+        await hub.heartbeats.get()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):  # 25 intervals
+                await hub.heartbeats.get()
+    for asked_s, expected_s in ((None, 2.0), (5.0, 5.0), (0.0, 1.0), (1e9, heartbeats.LONGEST_PAUSE_S)):
+        assert heartbeats.pause_s(asked_s, interval_s=2.0) == expected_s
 
 
 async def test_verdicts_lost_leases_and_repairs_are_passed_on() -> None:

@@ -1,3 +1,4 @@
+import math
 import threading
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from node import limits
 from node.errors import Reason
+from node.telemetry import metrics as metrics_module
 from node.telemetry.metrics import (
     MetricFamily,
     MetricSample,
@@ -78,9 +80,9 @@ def test_a_snapshot_never_has_more_families_than_a_heartbeat_carries(
 
 
 def test_a_family_past_the_limit_of_samples_is_left_out_whole(registry: CollectorRegistry) -> None:
-    many = Gauge("heterorl_node_many", "One label value too many.", ["of"], registry=registry)
+    many = Counter("heterorl_node_many", "One label value too many.", ["of"], registry=registry)
     for number in range(limits.METRIC_SAMPLES_PER_HEARTBEAT + 1):
-        many.labels(str(number)).set(1)
+        many.labels(str(number)).inc()
     Gauge("heterorl_node_one", "Still fits.", registry=registry).set(1)
     assert families(registry).keys() == {"heterorl_node_one"}
 
@@ -175,3 +177,14 @@ def test_the_time_until_a_certificate_expires_runs_with_the_clock(registry: Coll
     clock.advance(150.0)
     assert left("sampler") == -50.0
     assert "heterorl_node_certificate_expiry_seconds" in families(registry)
+
+
+def test_of_a_gauge_with_very_many_samples_the_largest_travel(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_module, "SAMPLES_PER_FAMILY", 2)
+    gauge = Gauge("heterorl_sampler_mismatch", "Nats.", ["sampler"], registry=registry)
+    for number, value in enumerate((1.0, 3.0, math.nan, 2.0)):
+        gauge.labels(f"s{number}").set(value)
+    samples = families(registry)["heterorl_sampler_mismatch"].samples
+    assert {sample.labels["sampler"]: sample.value for sample in samples} == {"s1": 3.0, "s3": 2.0}

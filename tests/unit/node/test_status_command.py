@@ -21,12 +21,16 @@ from node.policy import PolicyVersion
 from node.run import (
     Evaluation,
     EvaluationStatus,
+    Headline,
+    PeerCount,
+    PeerQuery,
     PeerStatus,
     RecommendedStaleness,
     Role,
     RunStatus,
     StepReport,
     Teaching,
+    Unusual,
 )
 
 PEER = PeerStatus(
@@ -244,8 +248,6 @@ def test_nothing_a_peer_says_of_itself_can_move_the_cursor_or_set_a_style() -> N
     [
         ("ledger", replace(RUN, ledger_gap="it lacks steps"), "ledger    behind: it lacks steps"),
         ("\ntask", replace(RUN, task_dispute="100 or 90"), "\ntask      100 or 90"),
-        ("clocks", having(clock_offset_s=3600.4), "clocks    far-away is 3600 s behind"),
-        ("clocks", having(clock_offset_s=-90.0), "clocks    far-away is 90 s ahead"),
         (
             "hoards",
             having(standing="hoards", standing_detail="holds 9 leases\x1b[2J"),
@@ -295,3 +297,54 @@ def test_samplers_with_another_grader_are_named_with_what_to_do() -> None:
     assert f"the run's code is {'61' * 16}, as 2 of 3 samplers said" in text
     assert f"{peers[0].node_id} has {'62' * 16} and is leased nothing" in text
     assert "graders" not in rendered(replace(status, grader_digest=b"b" * 16))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            Headline("training after version 42, 9 groups are ready", "", 30.4),
+            "Training after version 42, 9 groups are ready; the newest version is 30 s old.",
+        ),
+        (
+            Headline("3 samplers go on with version 42", "the learner, which is not heard of", 7200.0),
+            "3 samplers go on with version 42; it waits for the learner, which is not heard of, for 2.0 h.",
+        ),
+        (Headline("x\x1b[2J", "y", 600.0), "X[2J; it waits for y, for 10 min."),
+    ],
+)
+def test_the_first_line_says_what_the_run_does_and_waits_for_and_since_when(
+    line: Headline, said: str
+) -> None:
+    counts = (PeerCount(Role.LEARNER, "silent", 1), PeerCount(Role.SAMPLER, "live", 9999))
+    first, second, *_ = rendered(replace(RUN, headline=line, peer_counts=counts)).splitlines()
+    assert first == said
+    assert second == "1 learner silent, 9999 sampler live"
+
+
+def test_what_is_unusual_comes_before_the_peers_with_some_of_their_names() -> None:
+    unusual = (
+        Unusual("relay silent", 1, ("r1",)),
+        Unusual("sampler in standing hoards", 700, ("a", "b\x1b[2J")),
+    )
+    text = rendered(replace(RUN, unusual=unusual))
+    assert "unusual   1 relay silent: r1\n" in text.replace(" \n", "\n")
+    assert "700 sampler in standing hoards: a, b[2J, ..." in text
+    assert text.index("hoards") < text.index("far-away")
+
+
+def test_a_page_says_how_many_peers_there_are() -> None:
+    assert "1 of 9999 peers; --page, --sort, --state and --name" in rendered(
+        replace(RUN, matching_peers=9999)
+    )
+    assert "of 1 peers" not in rendered(replace(RUN, matching_peers=1))
+
+
+def test_the_command_line_asks_for_a_page_of_some_peers_in_an_order() -> None:
+    always = ("--state-dir", "d", "--coordinator", "127.0.0.1:7700")
+    assert status_command.query_of(arguments(*always)) == PeerQuery(limit=50)
+    some = "--state silent left --role sampler --standing hoards --name x --waits-for y --sort lag --reverse"
+    asked = status_command.query_of(arguments(*always, *some.split(), "--limit", "20", "--page", "3"))
+    assert asked == PeerQuery(("silent", "left"), ("sampler",), ("hoards",), "x", "y", "lag", True, 40, 20)
+    with pytest.raises(SystemExit):
+        arguments(*always, "--limit", "0")

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from node.identity.peer import Peer
 from node.run import Role
 from node.telemetry import fleet_collector as fleet_module
+from node.telemetry import metric_layout
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
 
@@ -32,7 +33,7 @@ def fleet() -> FleetCollector:
 
 def test_each_peers_samples_carry_its_name_and_role(fleet: FleetCollector) -> None:
     fleet.update(S1, [family(5, kind="x")])
-    *_, metric = fleet.collect()
+    metric = next(metric for metric in fleet.collect() if metric.name == TOKENS)
     assert metric.samples[0].labels == {"node": "s1", "role": "sampler", "kind": "x"}
 
 
@@ -41,7 +42,8 @@ def test_peers_of_one_metric_share_one_family_that_prometheus_can_read(fleet: Fl
     fleet.update(S2, [family(7)])
     registry = CollectorRegistry()
     registry.register(fleet)
-    *_, read = text_string_to_metric_families(generate_latest(registry).decode())
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    read = next(family for family in families if family.name == TOKENS)
     assert {s.labels["node"]: s.value for s in read.samples} == {"s1": 5.0, "s2": 7.0}
 
 
@@ -97,12 +99,44 @@ def test_a_peer_that_disagrees_on_a_type_does_not_change_it(fleet: FleetCollecto
     assert shown(fleet) == {(TOKENS + "_total", "s1"): 1.0}
 
 
-def test_samples_and_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "SAMPLES_PER_PEER", 1)
-    monkeypatch.setattr(fleet_module, "SAMPLERS", 1)
+def test_samples_of_a_peer_and_peers_by_name_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(metric_layout.SAMPLES_PER_PEER, Role.SAMPLER, 1)
+    monkeypatch.setitem(fleet_module.SHOWN, Role.SAMPLER, 1)
     fleet = FleetCollector()
     fleet.update(S1, [family(), family(name="heterorl_sampler_more")])
     fleet.update(S2, [family()])
     fleet.update(S1, [family(9)])
     assert shown(fleet) == {(TOKENS + "_total", "s1"): 9.0}
     assert fleet.refused == {"samples": 1}
+
+
+def test_a_peer_without_room_for_its_series_is_left_out_whole_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "SERIES", 6)  # four of them sums
+    fleet = FleetCollector()
+    fleet.update(S1, [family(1, kind=kind) for kind in "a"])
+    fleet.update(
+        S2, [family(1), family(2, name="heterorl_sampler_more"), family(3, name="heterorl_sampler_most")]
+    )
+    assert set(shown(fleet)) == {(TOKENS + "_total", "s1")}
+    values = {metric.name: metric.samples[0].value for metric in fleet.collect() if metric.samples}
+    assert values["heterorl_coordinator_fleet_peers_without_room"] == 1
+
+
+def test_of_samplers_that_are_not_shown_the_worst_are_named_with_what_alerts_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(fleet_module.SHOWN, Role.SAMPLER, 0)
+    monkeypatch.setattr(fleet_module, "WORST_NAMED", 2)
+    starving, free = "heterorl_sampler_starving_seconds", "heterorl_node_disk_free_ratio"
+    fleet = FleetCollector()
+    for number, value in enumerate((0.0, 400.0, 20.0, 7.0)):
+        gauges = [family(value, name=name, type="gauge", suffix="") for name in (starving, free)]
+        fleet.update(Peer("run", Role.SAMPLER, f"s{number}"), gauges)
+    assert shown(fleet) == {
+        (starving, "s1"): 400.0,
+        (starving, "s2"): 20.0,
+        (free, "s0"): 0.0,
+        (free, "s3"): 7.0,
+    }

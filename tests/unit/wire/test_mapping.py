@@ -14,6 +14,9 @@ from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, PromptLease, Ve
 from node.run import (
     Evaluation,
     EvaluationStatus,
+    Headline,
+    PeerCount,
+    PeerQuery,
     PeerStatus,
     RecommendedStaleness,
     Role,
@@ -22,6 +25,7 @@ from node.run import (
     StepRecord,
     StepReport,
     Teaching,
+    Unusual,
 )
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.wire.mapping import from_wire, member_from_wire, role_to_wire, to_wire, verdict_to_wire
@@ -98,6 +102,13 @@ STATUS = RunStatus(
     bad_prompt_reasons={"prompt_failed": 3},
     task_dispute="100 or 90",
     exportable_best=0,
+    matching_peers=2000,
+    peer_counts=(PeerCount(Role.SAMPLER, "live", 1999), PeerCount(Role.RELAY, "silent", 1)),
+    headline=Headline("training", "groups: 3 of 8 are ready", 2.5),
+    unusual=(Unusual("relay silent", 1, ("r1",)),),
+)
+QUERY = PeerQuery(
+    ("live",), ("sampler",), ("hoards",), "s", "disk", "lag", is_reversed=True, offset=50, limit=10
 )
 FAMILY = MetricFamily(
     "heterorl_sampler_tokens",
@@ -111,6 +122,9 @@ SURVIVORS: list[tuple[type[Message], Any]] = [
     (membership_pb2.JoinResponse, SETTINGS),
     (membership_pb2.JoinResponse, replace(SETTINGS, head=VERSION)),
     (membership_pb2.GetStatusResponse, STATUS),
+    (membership_pb2.GetStatusResponse, replace(STATUS, headline=None)),
+    (membership_pb2.PeerQuery, QUERY),
+    (membership_pb2.PeerQuery, PeerQuery()),
     (membership_pb2.GetStatusResponse, replace(STATUS, step=STEP, teaching=Teaching(3, 1, 0.5, 2.5))),
     *(
         (membership_pb2.StepReport, replace(STEP, recommended_staleness=recommended))

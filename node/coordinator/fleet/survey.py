@@ -1,0 +1,167 @@
+"""One look at every peer: what metrics show of the fleet, and what an operator should look at; pure.
+
+The look is taken in parts, between which heartbeats are answered, and more seldom in a larger fleet. Peers
+that have left or are revoked are counted only.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from node.coordinator.fleet.membership import PeerState
+from node.identity.peer import Peer
+from node.run import PeerCount, Role, SamplerStanding, Unusual
+
+Values: TypeAlias = npt.NDArray[np.float64]
+
+WORST_SAMPLERS: Final = 10
+"""By name, of each measure."""
+
+NAMED_UNUSUAL: Final = 5
+
+CLOCKS_APART_S: Final = 60.0
+"""Offset from which a clock is wrong: above any link's delay, far below what certificates allow."""
+
+TWIN_S: Final = 120.0
+"""How long a refused process is told of: several of its retries, which are up to 30 s apart."""
+
+PEERS_PER_PART: Final = 500
+"""Looked at between two heartbeats: 5 ms."""
+
+PEERS_PER_S: Final = 1000
+"""A fleet of so many is looked at each second, a larger one more seldom: a hundredth of a core."""
+
+
+def survey_every_s(peers: int) -> float:
+    """Return the time between two looks at so many peers."""
+    return max(1.0, peers / PEERS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The numbers of a peer that are compared with others'."""
+
+    version_lag_versions: int
+    lag_s: float
+    silence_s: float
+    clock_offset_s: float
+
+
+MEASURES: Final = ("version_lag_versions", "lag_s", "silence_s", "clock_offset_s")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSurvey:
+    """The result of one look."""
+
+    counts: Mapping[tuple[Role, PeerState], int]
+    standings: Mapping[SamplerStanding, int]
+    samplers: Mapping[str, Values]
+    """Measure -> its value at each sampler that is here; of clocks, at each peer."""
+    named: tuple[tuple[Peer, Measured], ...]
+    """The peers that metrics name."""
+    unusual: tuple[Unusual, ...]
+
+    @property
+    def peer_counts(self) -> tuple[PeerCount, ...]:
+        return tuple(PeerCount(role, state.value, n) for (role, state), n in sorted(self.counts.items()) if n)
+
+
+NOTHING_SEEN: Final = FleetSurvey({}, {}, {name: np.zeros(0) for name in MEASURES}, (), ())
+
+
+@dataclass(slots=True)
+class Surveyor:
+    """Takes peers in one after the other."""
+
+    named: Collection[Peer]
+    """Peers that metrics name in any case, besides those that are no samplers."""
+    max_staleness_versions: int
+    run_grader: bytes
+    _counts: Counter[tuple[Role, PeerState]] = field(default_factory=Counter)
+    _standings: Counter[SamplerStanding] = field(default_factory=Counter)
+    _samplers: list[tuple[Peer, Measured]] = field(default_factory=list)
+    _few: list[Measured] = field(default_factory=list)
+    """Of peers that are no samplers."""
+    _silent: set[Peer] = field(default_factory=set)
+    _named: dict[Peer, Measured] = field(default_factory=dict)
+    _unusual: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+
+    def see(
+        self,
+        peer: Peer,
+        state: PeerState,
+        measured: Measured,
+        *,
+        standing: SamplerStanding | None = None,
+        grader: bytes = b"",
+        twin_for_s: float | None = None,
+    ) -> None:
+        """Take in a peer; ``twin_for_s``: since a second process of its name was refused."""
+        self._counts[peer.role, state] += 1
+        if state is PeerState.LEFT:
+            return
+        if standing is not None:
+            self._standings[standing] += 1
+        if state is PeerState.REVOKED:
+            return
+        is_sampler = peer.role is Role.SAMPLER
+        if is_sampler:
+            self._samplers.append((peer, measured))
+        else:
+            self._few.append(measured)
+        if not is_sampler or peer in self.named:
+            self._named[peer] = measured
+        if state is PeerState.SILENT:
+            self._silent.add(peer)
+            self._note(f"{peer.role} silent", measured.silence_s, peer)
+        elif is_sampler and measured.version_lag_versions > self.max_staleness_versions:
+            self._note("sampler behind by more than the staleness bound", measured.version_lag_versions, peer)
+        if abs(measured.clock_offset_s) >= CLOCKS_APART_S:
+            side = "behind" if measured.clock_offset_s > 0 else "ahead"
+            self._note(f"clock a minute or more {side}", abs(measured.clock_offset_s), peer)
+        if standing in (SamplerStanding.QUARANTINED, SamplerStanding.FAILING, SamplerStanding.HOARDS):
+            self._note(f"sampler in standing {standing}", 0.0, peer)
+        if twin_for_s is not None and twin_for_s <= TWIN_S:
+            self._note("second process of the same name refused", -twin_for_s, peer)
+        if grader not in (b"", self.run_grader) and self.run_grader:
+            self._note("grader code other than the run's, leased nothing", 0.0, peer)
+
+    def result(self) -> FleetSurvey:
+        """Return the result."""
+        numbers = {
+            name: np.array([getattr(measured, name) for _, measured in self._samplers], dtype=np.float64)
+            for name in MEASURES
+        }
+        named = dict(self._named)
+        is_heard = np.array([peer not in self._silent for peer, _ in self._samplers], dtype=bool)
+        for name, values in numbers.items():
+            # One that is silent falls behind as well: it would take the places of those that are not.
+            badness = np.abs(values) if name == "silence_s" else np.where(is_heard, np.abs(values), 0.0)
+            order = np.argsort(-badness, kind="stable")[:WORST_SAMPLERS]
+            named |= (self._samplers[n] for n in order.tolist() if badness[n])
+        clocks = np.array([measured.clock_offset_s for measured in self._few], dtype=np.float64)
+        numbers["clock_offset_s"] = np.concatenate([numbers["clock_offset_s"], clocks])
+        return FleetSurvey(
+            self._counts, self._standings, numbers, tuple(named.items()), tuple(self._all_unusual())
+        )
+
+    def _note(self, what: str, badness: float, peer: Peer) -> None:
+        self._unusual.setdefault(what, []).append((-badness, peer.node_id))
+
+    def _all_unusual(self) -> Iterable[Unusual]:
+        for what in sorted(self._unusual, key=_urgency):
+            found = self._unusual[what]
+            worst = sorted(found)[:NAMED_UNUSUAL]
+            yield Unusual(what, len(found), tuple(name for _, name in worst))
+
+
+_URGENT: Final = ("learner", "relay", "clock", "second process", "grader", "sampler in", "sampler behind")
+
+
+def _urgency(what: str) -> int:
+    return next((place for place, start in enumerate(_URGENT) if what.startswith(start)), len(_URGENT))
