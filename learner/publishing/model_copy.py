@@ -89,7 +89,7 @@ class ModelCopy:
             OSError: the disk is full or failing.
         """
         for piece in self.layout.overlaps(frame):
-            values = memoryview(words[piece.frame_word :][: piece.words]).cast("B")
+            values = words[piece.frame_word :][: piece.words].data.cast("B")
             at = 2 * piece.tensor_word
             for place in self._places[piece.tensor.name]:
                 file = self._files[place.file]
