@@ -129,7 +129,7 @@ class StepOrder:
             "has_reference": self.has_reference,
             "optimizer": {key: self.optimizer[key] for key in _OF_OPTIMIZER if key in self.optimizer},
         }
-        blobs = [part for group in encoded for part in group]
+        blobs = [part for group in encoded for part in group.parts]
         blobs += [np.asarray(nats, "<f8").tobytes() for nats in expected or ()]
         return Order("step", values, blobs)
 

@@ -29,7 +29,7 @@ from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink
 from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
-from learner.training.micro_batches import Row, even_micro_batches, micro_batches, share_out
+from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
 from learner.training.model import TokenScorer
 from node.weights.format.layout import Layout
 
@@ -230,13 +230,13 @@ class RankGroup:
             self.saves.send(Order("save", {"directory": str(directory), "part": part, "copy": self._copies}))
             yield self.saves.exchanges
 
-    def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
+    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
         """Return this rank's micro-batches; every rank has as many, so some may be empty."""
-        cut = partial(micro_batches, budget_tokens=budget_tokens)
+        cut = partial(micro_batches, lengths=lengths, budget_tokens=budget_tokens)
         if self.sizes.pp > 1:
             parts = MICRO_BATCHES_A_STAGE * self.sizes.pp
-            cut = partial(even_micro_batches, budget_tokens=budget_tokens, parts=parts)
-        return share_out(rows, shares=self.sizes.shares, cut=cut)[self.sizes.share(self.rank)]
+            cut = partial(even_micro_batches, lengths=lengths, budget_tokens=budget_tokens, parts=parts)
+        return share_out(lengths, shares=self.sizes.shares, cut=cut)[self.sizes.share(self.rank)]
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
         """Add the other ranks' logprobs to a batch's, [n, t]; ``places`` are this rank's own, flattened."""

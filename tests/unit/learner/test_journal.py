@@ -58,7 +58,11 @@ NEWS = NewsEntry(0.25, BestVersion(3))
 
 
 def blobs(entry: StepEntry | NewsEntry) -> tuple[bytes, ...]:
-    return () if isinstance(entry, NewsEntry) else (b"random", *(part for group in GROUPS for part in group))
+    return (
+        ()
+        if isinstance(entry, NewsEntry)
+        else (b"random", *(part for group in GROUPS for part in group.parts))
+    )
 
 
 class Writer:
