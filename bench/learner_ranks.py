@@ -49,8 +49,8 @@ from bench.learner_steps import (
 )
 from bench.measure import resident_bytes, restart_peak
 from learner.config import LearnerConfig
-from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.rank_group import RankGroup
+from learner.sizing.mesh_sizes import MeshSizes
 from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import RankLayout, rank_memory
 from learner.training.model import load_policy

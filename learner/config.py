@@ -16,6 +16,7 @@ from pydantic import (
 
 from learner.objective.menu import check_name, check_options
 from learner.objective.options import StalenessDiscount
+from learner.sizing.mesh_sizes import MeshSizes
 from node.extras import NeededPackage
 
 Rematerialise = Literal["none", "layers", "selective"]
@@ -218,9 +219,9 @@ class LearnerConfig(BaseModel):
         return options
 
     @property
-    def ranks(self) -> int:
-        """Processes that share the model."""
-        return self.dp_replicate * self.dp_shard * self.tp * self.pp
+    def mesh(self) -> MeshSizes:
+        """The mesh of the ranks that share the model."""
+        return MeshSizes(self.dp_replicate, self.dp_shard, self.tp, self.pp)
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

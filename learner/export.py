@@ -1,37 +1,42 @@
 """``heterorl-node export``: a version as a model directory, with the base model's names and files.
 
     published words, from the learner's store or its kept/ --.
-    a checkpoint's float32 masters, rounded ------------------'--> the base model's own file names
+    a checkpoint's float32 masters, rounded ------------------'--frames--> a copy of the base model's files
 
 The export is what samplers compute with: it is read back before it gets its name, and must have the
 root that the learner signs. Names, tied weights, tokenizer, chat template and generation settings are
-the base model's.
+the base model's. A few tensors are in memory at a time, but for families whose tensors transformers renames.
 """
 
 import argparse
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from learner.journal.progress import BestVersion
-from learner.publishing.kept_versions import published_versions, read_published
-from learner.training.checkpoint import CheckpointGoneError, read_masters, versions_in
+from learner.publishing.kept_versions import opened_published, published_versions
+from learner.publishing.model_copy import ModelCopy
+from learner.training.checkpoint import CheckpointGoneError, opened_masters, versions_in
+from learner.training.file_words import FileWords
 from learner.training.master_words import MasterWords, root_of
-from learner.training.model import Policy, load_policy
+from learner.training.model import Policy, load_policy, model_errors_explained
+from learner.training.sliced_loading import EmptyModel
 from learner.training.training_state import CHECKPOINTS, progress_in
 from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.run import Role
-from node.weights.format.digests import Words
+from node.weights.assembly.encode import FrameWords
+from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.model_files import StoredDtypes
 
 EXAMPLE: Final = """\
@@ -49,14 +54,8 @@ READS: Final = 10
 LISTED: Final = 20
 """Newest versions that a message lists."""
 
-_WEIGHT_FILES: Final = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.bin",
-    "*.bin.index.json",
-    "config.json",
-)
-"""Files that the export writes; all others are copied from the base model."""
+_WEIGHT_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
+"""Files of other values than the export has; all others are copied from the base model."""
 
 
 _CHAT_TEMPLATES: Final = "additional_chat_templates"
@@ -127,9 +126,22 @@ def export_version(directory: Path, *, state: Path, model_dir: Path, version: in
     if directory.exists():
         raise StartupError(f"{directory} is there already", fix="Name a directory that does not exist yet.")
     _chosen(state, version)
-    policy = load_policy(model_dir, device="cpu")
-    version = _load(policy, state, version)
-    root = root_of(policy.master_words)
+    with _staged(directory) as staged:
+        with _opened(model_dir, staged) as model:
+            version, root = _write(model, state, version)
+        _copy_other_files(model_dir, staged)
+        if _read_back(staged) != (model.layout.digest, root):
+            raise StartupError(
+                f"version {version} as written to {directory} is not what samplers compute with",
+                fix="Report this with the model's config.json: transformers renames its tensors.",
+            )
+    files = tuple(sorted(path.name for path in directory.iterdir()))
+    return Export(str(directory), version, root.hex(), files)
+
+
+@contextmanager
+def _staged(directory: Path) -> Iterator[Path]:
+    """Yield a directory that gets its name after the body."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
@@ -138,23 +150,19 @@ def export_version(directory: Path, *, state: Path, model_dir: Path, version: in
             f"{directory} cannot be made: {error.strerror}", fix="Choose another place."
         ) from error
     try:
-        _save(policy, staged, model_dir=model_dir)
-        again = load_policy(staged, device="cpu")
-        if (again.layout.digest, root_of(again.master_words)) != (policy.layout.digest, root):
-            raise StartupError(
-                f"version {version} as written to {directory} is not what samplers compute with",
-                fix="Report this with the model's config.json: transformers renames its tensors.",
-            )
+        yield staged
         staged.chmod(0o755)
         staged.rename(directory)
     except OSError as error:
-        raise StartupError(
-            f"{directory} cannot be written: {error.strerror}", fix="Make room, or choose another place."
-        ) from error
+        raise _unwritable(directory, error) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    files = tuple(sorted(path.name for path in directory.iterdir()))
-    return Export(str(directory), version, root.hex(), files)
+
+
+def _unwritable(directory: Path, error: OSError) -> StartupError:
+    return StartupError(
+        f"{directory} cannot be written: {error.strerror}", fix="Make room, or choose another place."
+    )
 
 
 def _best(state: Path) -> int:
@@ -207,18 +215,62 @@ def _chosen(state: Path, version: int | None) -> int:
     return version
 
 
-def _load(policy: Policy, state: Path, wanted: int | None) -> int:
-    """Load a version, by default the newest there is by then, from under a learner that goes on."""
+@contextmanager
+def _opened(model_dir: Path, staged: Path) -> Iterator["ModelCopy | _WholeModel"]:
+    """Yield what takes the words of a version into a directory: frame by frame where that can be."""
+    with model_errors_explained(model_dir, device="cpu"):
+        empty = EmptyModel.of(model_dir)
+    if empty is not None:
+        base = FileWords(model_dir, empty.layout, names=empty.names).frame
+        with ModelCopy.opened(
+            model_dir, staged, layout=empty.layout, names=empty.canonical, base=base
+        ) as model_copy:
+            if model_copy is not None:
+                yield model_copy
+                return
+    whole = _WholeModel(model_dir)
+    yield whole
+    whole.save(staged)
+
+
+class _WholeModel:
+    """A model of a family whose tensors transformers renames or joins: all of it is in memory."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._policy = load_policy(model_dir, device="cpu")
+        self.layout: Final = self._policy.layout
+        self._words: Words = np.empty(self.layout.words, np.uint16)
+        self.base: Final = MasterWords(self._policy.tensors, self.layout).frame
+
+    def take(self, frame: int, words: Words) -> None:
+        """Take the words of a frame."""
+        self._words[self.layout.frames[frame].slice] = words
+
+    def save(self, directory: Path) -> None:
+        """Write model and configuration.
+
+        Raises:
+            OSError: the disk is full or failing.
+        """
+        _take_words(self._policy, self._words)
+        model = self._policy.model
+        dtypes = {span.name: getattr(torch, span.dtype.name) for span in self.layout.tensors}
+        _round(model, dtypes, self._policy.tensors)
+        model.config.dtype = getattr(torch, StoredDtypes.of(self._model_dir).most)
+        model.save_pretrained(directory)
+
+
+def _write(model: ModelCopy | _WholeModel, state: Path, wanted: int | None) -> tuple[int, bytes]:
+    """Write a version, by default the newest there is by then, from under a learner that goes on.
+
+    Returns:
+        Its number and its root.
+    """
     for left in reversed(range(READS)):
         version = _chosen(state, wanted)
         try:
-            words = read_published(
-                state, version, layout=policy.layout, base=MasterWords(policy.tensors, policy.layout).frame
-            )
-            if words is None:
-                read_masters(state / CHECKPOINTS, version, policy)
-            else:
-                _take_words(policy, words)
+            return version, _write_from(model, state, version)
         except (OSError, CheckpointGoneError):
             if not left:
                 raise
@@ -227,9 +279,51 @@ def _load(policy: Policy, state: Path, wanted: int | None) -> int:
                 f"version {version} in {state} cannot be read: {error}",
                 fix="Export another version with --version, and --model-dir as the run began with.",
             ) from error
-        else:
-            break
-    return version
+    raise AssertionError("the last read returns or raises")
+
+
+def _write_from(model: ModelCopy | _WholeModel, state: Path, version: int) -> bytes:
+    """Write a version from where it is; return its root."""
+    layout = model.layout
+    with opened_published(state, version, layout=layout, base=model.base) as published:
+        if published is None:
+            with opened_masters(state / CHECKPOINTS, version, layout=layout) as masters:
+                return _write_frames(model, FileWords(masters, layout).frame)
+        root = _write_frames(model, published.frame)
+        if root != published.root:
+            raise ValueError(f"its words do not have root {published.root.hex()}")
+        return root
+
+
+def _write_frames(model: ModelCopy | _WholeModel, words_of: FrameWords) -> bytes:
+    """Write all frames; return the root that they have."""
+    digests = []
+    for frame in range(len(model.layout.frames)):
+        words = words_of(frame)
+        digests.append(words_digest(words))
+        model.take(frame, words)
+    return version_root(model.layout.digest, digests)
+
+
+def _read_back(directory: Path) -> tuple[bytes, bytes]:
+    """Return the digest of the layout, and the root, of what transformers loads from a directory."""
+    empty = EmptyModel.of(directory)
+    if empty is None:
+        policy = load_policy(directory, device="cpu")
+        return policy.layout.digest, root_of(policy.master_words)
+    layout, words = empty.layout, FileWords(directory, empty.layout, names=empty.names)
+    digests = [words_digest(words.frame(frame)) for frame in range(len(layout.frames))]
+    return layout.digest, version_root(layout.digest, digests)
+
+
+def _copy_other_files(model_dir: Path, directory: Path) -> None:
+    weights = {path.name for pattern in _WEIGHT_FILES for path in model_dir.glob(pattern)}
+    written = {path.name for path in directory.glob("config.json")}
+    for path in model_dir.iterdir():
+        if path.is_file() and path.name not in weights | written:
+            shutil.copyfile(path, directory / path.name)
+        elif path.is_dir() and path.name == _CHAT_TEMPLATES:
+            shutil.copytree(path, directory / path.name)
 
 
 def _take_words(policy: Policy, words: Words) -> None:
@@ -238,21 +332,6 @@ def _take_words(policy: Policy, words: Words) -> None:
             part = torch.from_numpy(words[span.start_word : span.start_word + span.words])
             elements = part.view(getattr(torch, span.dtype.name))[: span.elements]
             policy.tensors[span.name].copy_(elements.view(span.shape))
-
-
-def _save(policy: Policy, directory: Path, *, model_dir: Path) -> None:
-    model = policy.model
-    _round(
-        model, {span.name: getattr(torch, span.dtype.name) for span in policy.layout.tensors}, policy.tensors
-    )
-    model.config.dtype = getattr(torch, StoredDtypes.of(model_dir).most)
-    model.save_pretrained(directory)
-    written_anew = {path.name for pattern in _WEIGHT_FILES for path in model_dir.glob(pattern)}
-    for path in model_dir.iterdir():
-        if path.is_file() and path.name not in written_anew:
-            shutil.copyfile(path, directory / path.name)
-        elif path.is_dir() and path.name == _CHAT_TEMPLATES:
-            shutil.copytree(path, directory / path.name)
 
 
 def _round(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], tensors: Mapping[str, Tensor]) -> None:

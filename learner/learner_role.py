@@ -370,7 +370,7 @@ def _disk_errors_explained(state_dir: Path) -> Iterator[None]:
 
 
 def _start_ranks(config: LearnerConfig) -> "Fleet | None":
-    if config.ranks == 1 and "WORLD_SIZE" not in os.environ:
+    if config.mesh.ranks == 1 and "WORLD_SIZE" not in os.environ:
         return None
     from learner.ranks.launching import Fleet
 

@@ -10,7 +10,7 @@ from typing import Final
 from learner.sizing.devices import DEVICES, Estimate
 from learner.sizing.layouts import Planned, plan_layouts
 from learner.sizing.model_shape import ModelShape, UnknownModelError
-from learner.sizing.rank_costs import Lag, lag
+from learner.sizing.rank_costs import Lag, lag, words_bytes
 from node.commands.terminal import console, table
 from node.errors import StartupError
 from node.exit_code import ExitCode
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(shape: ModelShape, planned: Sequence[Planned], behind: Lag, arguments: argparse.Namespace) -> None:
     fitting = [one for one in planned if one.fits]
-    rows = table("GB a rank", "held", "gathered", "casts", "activations", "step, s", right=True)
+    rows = table("GB a rank", *planned[0].memory, "step, s", right=True)
     rows.add_column("set", no_wrap=True)
     for one in (fitting or planned)[:SHOWN]:
         sizes = [f"{size / 1e9:.2f}" for size in (one.needed_bytes, *one.memory.values())]
@@ -87,9 +87,16 @@ def _show(shape: ModelShape, planned: Sequence[Planned], behind: Lag, arguments:
         f"a version: delta {_bounded(megabytes)} MB, keyframe {behind.keyframe_bytes / 1e6:.4g} MB\n"
         f"a sampler at {arguments.link:g} Mbit/s: a delta takes {_bounded(behind.delta_s)} s, a keyframe "
         f"{behind.keyframe_s:.3g} s; by its link it lags at most {_bounded(behind.versions)} versions\n"
-        f"each rank's host also holds {4e-9 * shape.parameters / arguments.gpus:.3g} GB of published words\n"
-        f"{arguments.device}: {DEVICES[arguments.device].source}"
+        f"{_words(shape, arguments.gpus, planned[0])}{arguments.device}: {DEVICES[arguments.device].source}"
     )
+
+
+def _words(shape: ModelShape, ranks: int, one: Planned) -> str:
+    """Return a line on words that are not in the device's memory; empty: they are, and in the table."""
+    if "words" in one.memory:
+        return ""
+    size = words_bytes(shape, ranks=ranks) / 1e9
+    return f"words of two versions, published and being made, take {size:.3g} GB of the host for each rank\n"
 
 
 def _bounded(one: Estimate) -> str:

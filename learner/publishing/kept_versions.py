@@ -6,7 +6,8 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -14,7 +15,6 @@ import numpy as np
 
 from node import durable
 from node.errors import RefusedError
-from node.policy import PolicyVersion
 from node.weights.assembly.encode import FrameWords
 from node.weights.assembly.stored import StoredVersions, rebuild_frame
 from node.weights.format.digests import Words, version_root, words_digest
@@ -84,24 +84,40 @@ def published_versions(state: Path) -> list[int]:
     return sorted(reachable | {version for version, _ in _kept_in(state / KEPT)})
 
 
-def read_published(state: Path, version: int, *, layout: Layout, base: FrameWords) -> Words | None:
-    """Return the published words of a version; None: they are not there. The learner may be running.
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishedWords:
+    """The words of a published version, a frame at a time."""
+
+    frame: FrameWords
+    root: bytes
+    """That they were published with, and have if they are whole."""
+
+
+@contextmanager
+def opened_published(
+    state: Path, version: int, *, layout: Layout, base: FrameWords
+) -> Iterator[PublishedWords | None]:
+    """Yield the published words of a version; None: they are not there. The learner may be running.
 
     Args:
         base: returns a frame of the base model's words.
     Raises:
         OSError: the learner removed a file meanwhile: try again.
-        RefusedError: a file is damaged, or of another model.
-        ValueError: the words do not have the root that they were published with.
+        RefusedError: a file is damaged, or of another model; the frames raise it too.
+        ValueError: the file has another size than the words.
     """
     if (path := dict(_kept_in(state / KEPT)).get(version)) is not None:
-        words: Words = np.fromfile(path, np.uint16)
+        words = np.memmap(path, np.uint16, "r")
+        if words.shape != (layout.words,):
+            raise ValueError(f"{path} has {len(words)} words, the model {layout.words}")
         root = bytes.fromhex(path.name.removesuffix(_SUFFIX).partition("-")[2])
-        return _checked(words, PolicyVersion(version, root), layout)
+        yield PublishedWords(lambda frame: words[layout.frames[frame].slice], root)
+        return
     found = {manifest.key: (manifest, path) for manifest, path in _manifests(state / PUBLISHED / "complete")}
     chain = plan_fresh(version, [manifest.artifact for manifest, _ in found.values()])
     if not chain:
-        return None
+        yield None
+        return
     with ExitStack() as stack:
         steps = []
         for artifact in chain:
@@ -109,24 +125,13 @@ def read_published(state: Path, version: int, *, layout: Layout, base: FrameWord
             manifest.check_layout(layout)
             # What is open stays readable when its name is removed.
             steps.append((manifest, stack.enter_context((path / "frames").open("rb")), _offsets(manifest)))
-        words = np.empty(layout.words, np.uint16)
-        for frame, span in enumerate(layout.frames):
-            words[span.slice] = rebuild_frame(
-                frame,
-                [(manifest, _payload(manifest, file, offsets, frame)) for manifest, file, offsets in steps],
-                layout=layout,
-                start=None if chain[0].key.is_keyframe else base(frame),
-            )
-    return _checked(words, found[chain[-1].key][0].policy_version, layout)
 
+        def rebuilt(frame: int) -> Words:
+            way = [(manifest, _payload(manifest, file, offsets, frame)) for manifest, file, offsets in steps]
+            start = None if chain[0].key.is_keyframe else base(frame)
+            return rebuild_frame(frame, way, layout=layout, start=start)
 
-def _checked(words: Words, version: PolicyVersion, layout: Layout) -> Words:
-    root = None
-    if words.shape == (layout.words,):
-        root = version_root(layout.digest, [words_digest(words[frame.slice]) for frame in layout.frames])
-    if root != version.root:
-        raise ValueError(f"the words of version {version.number} do not have root {version.root.hex()}")
-    return words
+        yield PublishedWords(rebuilt, found[chain[-1].key][0].policy_version.root)
 
 
 def _kept_in(directory: Path) -> Iterator[tuple[int, Path]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.ranks.mesh_sizes import Coordinate, MeshSizes
+from learner.sizing.mesh_sizes import Coordinate, MeshSizes
 
 Places = slice | NDArray[np.int64]
 """Elements of a flat array."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from learner.config import LearnerConfig
 from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError, is_out_of_memory
-from learner.ranks.launching import coding_threads, config_of, join_ranks, mesh_sizes, neighbours
+from learner.ranks.launching import coding_threads, config_of, join_ranks, neighbours
 from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.rank_group import RankGroup
 from learner.training.checkpoint import load_into, parts_of
@@ -184,7 +184,7 @@ def _follow() -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     group = RankGroup(
-        mesh_sizes(config),
+        config.mesh,
         device_type=config.device.partition(":")[0],
         orders=orders,
         coding_threads=coding_threads(config),

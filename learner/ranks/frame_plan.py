@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from learner.ranks.boxes import Box, Places, Sharding, coordinates
-from learner.ranks.mesh_sizes import MeshSizes
+from learner.sizing.mesh_sizes import MeshSizes
 from node.weights.format.layout import Layout, Overlap
 
 

@@ -6,25 +6,26 @@
     code       code them against the published ones
     rebuild    make an older version's in their place
 
-Whatever is refused becomes the frame's result.
+Whatever is refused becomes the frame's result. Other ranks tell the first one results as header and payload.
 """
 
+import json
+import struct
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
-from learner.ranks.frame_results import FrameResult
 from learner.ranks.shard_words import ShardWords
 from learner.training.version_coder import OwnFrames
-from node.errors import RefusedError
-from node.weights.assembly.encode import code_frame
-from node.weights.assembly.merge import merge_frame
+from node.errors import Reason, RefusedError
+from node.weights.assembly.encode import CodedFrame, code_frame
+from node.weights.assembly.merge import MergedFrame, merge_frame
 from node.weights.assembly.stored import rebuild_frame
-from node.weights.format.digests import Words
-from node.weights.format.manifest import Manifest
+from node.weights.format.digests import PAYLOAD_DIGEST_BYTES, Words, words_check, words_digest
+from node.weights.format.manifest import Codec, FrameRecord, Manifest
 
 ROUND_FRAMES: Final = 4
 """Frames of each rank in a round. One round's are coded while the next one's words travel."""
@@ -32,6 +33,12 @@ ROUND_FRAMES: Final = 4
 _OF_MASTERS: Final = ("digest", "copy", "code")
 OF_STORE: Final = ("merge", "rebuild")
 """Work that takes the way to an old version."""
+
+
+_HEADER: Final = struct.Struct(f"<?BII{PAYLOAD_DIGEST_BYTES}sQQ")
+_NO_DIGEST: Final = bytes(PAYLOAD_DIGEST_BYTES)
+
+HEADER_BYTES: Final = _HEADER.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,64 @@ class Steps:
     """Its words where the artifacts start from; None: the first one is a keyframe."""
     payloads: Sequence[bytes]
     """Its payload in each of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameResult:
+    """A frame that was coded, copied or only hashed."""
+
+    coded: CodedFrame
+    payload: bytes = b""
+    base_digest: int = 0
+    """Of the old words, where it was coded against some."""
+    is_refused: bool = False
+    """The payload says why."""
+
+    @classmethod
+    def of_words(cls, words: Words, *, is_copied: bool) -> Self:
+        """Return a frame's digest, and its words as the payload or nothing."""
+        payload, digest = words.tobytes() if is_copied else b"", words_digest(words)
+        record = FrameRecord(Codec.RAW, len(payload), words_check(digest), _NO_DIGEST)
+        return cls(CodedFrame(record, digest), payload)
+
+    @classmethod
+    def of_refusal(cls, error: RefusedError) -> Self:
+        """Return that nothing became of it, and why."""
+        payload = json.dumps([error.reason.name, error.what, error.fix]).encode()
+        record = FrameRecord(Codec.RAW, len(payload), 0, _NO_DIGEST)
+        return cls(CodedFrame(record, 0), payload, is_refused=True)
+
+    @property
+    def merged(self) -> MergedFrame:
+        """The frame as part of a delta over many versions."""
+        return MergedFrame(self.coded, self.base_digest)
+
+    def raise_refusal(self) -> None:
+        """Raise why nothing became of it, if so.
+
+        Raises:
+            RefusedError: as the rank that has the frame raised it.
+        """
+        if self.is_refused:
+            reason, what, fix = json.loads(self.payload)
+            raise RefusedError(Reason[reason], what, fix=fix)
+
+    def without_payload(self) -> Self:
+        """Return what a manifest needs of it."""
+        return type(self)(self.coded, base_digest=self.base_digest)
+
+    def header(self) -> bytes:
+        """Return all but the payload, encoded."""
+        record = self.coded.record
+        return _HEADER.pack(
+            self.is_refused,
+            record.codec,
+            record.payload_bytes,
+            record.new_check,
+            record.payload_digest,
+            self.coded.digest,
+            self.base_digest,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,3 +203,23 @@ class FrameWork:
     def _old(self, frame: int, manifests: Sequence[Manifest], steps: Steps) -> Words:
         way = list(zip(manifests, steps.payloads, strict=True))
         return rebuild_frame(frame, way, layout=self.plan.layout, start=steps.start)
+
+
+def payload_sizes(headers: bytes) -> list[int]:
+    """Return the sizes of the payloads that belong to these headers."""
+    return [fields[2] for fields in _HEADER.iter_unpack(headers)]
+
+
+def results_of(headers: bytes, payloads: Sequence[bytes]) -> list[FrameResult]:
+    """Return results from their headers, one after the other, and their payloads."""
+    return [
+        FrameResult(
+            CodedFrame(FrameRecord(Codec(codec), size, check, payload_digest), digest),
+            payload,
+            base_digest,
+            is_refused,
+        )
+        for (is_refused, codec, size, check, payload_digest, digest, base_digest), payload in zip(
+            _HEADER.iter_unpack(headers), payloads, strict=True
+        )
+    ]

@@ -29,9 +29,9 @@ from torch._C._distributed_c10d import TCPStore
 from learner.config import LearnerConfig
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError
-from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, OrderStream
 from learner.ranks.rank_group import RankGroup
+from learner.sizing.mesh_sizes import MeshSizes
 from node.errors import StartupError
 from node.process.abandoned_threads import abandon
 from node.process.daemon import SIGNALS
@@ -43,11 +43,6 @@ ENDING_S: Final = 2.0
 
 END_LIMIT_S: Final = 10.0
 """For ranks to take each of the orders to end, and then to end; after that they are killed."""
-
-
-def mesh_sizes(config: LearnerConfig) -> MeshSizes:
-    """Return the mesh that a configuration asks for."""
-    return MeshSizes(config.dp_replicate, config.dp_shard, config.tp, config.pp)
 
 
 def coding_threads(config: LearnerConfig) -> int:
@@ -137,7 +132,7 @@ class Fleet:
             StartupError: torchrun started another number of processes.
         """
         self._config = config
-        self._sizes = mesh_sizes(config)
+        self._sizes = config.mesh
         self._store: TCPStore | None = None
         self.children: Sequence[Child] = ()
         """The other ranks, if they were started here."""

@@ -22,13 +22,13 @@ from torch.distributed.tensor import DTensor
 
 from learner.ranks.errors import RankLostError
 from learner.ranks.frame_work import FrameWork
-from learner.ranks.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
 from learner.ranks.shard_words import ShardWords
 from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
 from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
+from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
 from learner.training.model import TokenScorer
 from node.weights.format.layout import Layout

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from learner.ranks.boxes import Sharding
 from learner.ranks.frame_plan import FramePlan, Part
-from learner.ranks.mesh_sizes import MeshSizes
+from learner.sizing.mesh_sizes import MeshSizes
 from learner.training.master_words import round_into
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
@@ -127,7 +127,7 @@ def _place(part: Part, values: Tensor, words: Words) -> None:
 
 def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: ProcessGroup) -> dict[str, Sharding]:
     """Tell all ranks the tensors of this one's stage; return those of all stages. Every rank calls this."""
-    own = {name: asdict(_sharding(tensor)) for name, tensor in tensors.items()}
+    own = {name: asdict(sharding_of(tensor)) for name, tensor in tensors.items()}
     found: dict[str, Sharding] = {}
     for number in range(sizes.pp):
         told = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
@@ -142,7 +142,8 @@ def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: Process
     return found
 
 
-def _sharding(tensor: Tensor) -> Sharding:
+def sharding_of(tensor: Tensor) -> Sharding:
+    """Return how ranks of one stage share a tensor."""
     axes: dict[str, int] = {}
     if isinstance(tensor, DTensor):
         names = tensor.device_mesh.mesh_dim_names or ()

@@ -37,8 +37,8 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.stages import Absent, has_tied_head
+from learner.sizing.mesh_sizes import MeshSizes
 from learner.training.model import TokenScorer
 from learner.training.token_logprob import VocabularySlice
 from node.errors import StartupError

@@ -25,8 +25,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from learner.ranks.frame_results import HEADER_BYTES, FrameResult, payload_sizes, results_of
-from learner.ranks.frame_work import OF_STORE, FrameWork, Round, Steps
+from learner.ranks.frame_work import (
+    HEADER_BYTES,
+    OF_STORE,
+    FrameResult,
+    FrameWork,
+    Round,
+    Steps,
+    payload_sizes,
+    results_of,
+)
 from learner.ranks.orders import Order, OrderStream
 from learner.training.master_words import Spool
 from learner.training.version_coder import Put

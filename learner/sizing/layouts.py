@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 from learner.sizing.devices import Device, Estimate
 from learner.sizing.model_shape import ModelShape
-from learner.sizing.rank_costs import RankLayout, Rematerialise, rank_memory, step_time
+from learner.sizing.rank_costs import RankLayout, Rematerialise, rank_memory, step_time, words_bytes
 
 GPUS_A_HOST: Final = 8
 """Slices add up in every layer, so they stay on one host."""
@@ -31,9 +31,12 @@ def plan_layouts(
     shape: ModelShape, device: Device, *, ranks: int, memory_bytes: float, tokens: int, row_tokens: int
 ) -> list[Planned]:
     """Return every way to cut the model over ``ranks``: those that fit, the simplest of the fast first."""
+    on_gpu = device.compute_bytes == 2
 
     def planned(layout: RankLayout) -> Planned:
         memory = rank_memory(shape, layout, compute_bytes=device.compute_bytes)
+        if not on_gpu:
+            memory["words"] = words_bytes(shape, ranks=ranks)
         needed = sum(memory.values()) + device.reserve_bytes
         seconds = step_time(shape, layout, device, tokens=tokens, row_tokens=row_tokens)
         return Planned(layout, memory, needed, needed <= memory_bytes, seconds)
@@ -41,7 +44,6 @@ def plan_layouts(
     def cost(one: Planned) -> tuple[bool, float]:
         return not one.fits, one.step_s.middle if one.fits else one.needed_bytes
 
-    on_gpu = device.compute_bytes == 2
     tried = (map(planned, _ways(sizes, row_tokens, on_gpu=on_gpu)) for sizes in _cuts(shape, ranks))
     best = [min(ways, key=cost) for ways in tried]
     bound = _ALIKE * min(one.step_s.middle for one in best)

@@ -4,14 +4,16 @@ held         the rank's part of masters, gradients and two moments, float32
 gathered     FSDP2: two layers, a layer's gradient, twice each, tensor and buffer; embedding, head, theirs
 casts        autocast: a bfloat16 copy of every matrix of the stage, kept until the backward pass
 activations  what autograd keeps, of every micro-batch in flight, and a chunk of logits
+words        of two versions, in the host's memory: a CPU's own
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 from learner.sizing.devices import APPLY_S, DELTA_SHARE, KEYFRAME_SHARE, LINE_SHARE, Device, Estimate
+from learner.sizing.mesh_sizes import MeshSizes
 from learner.sizing.model_shape import ModelShape
 
 Rematerialise = Literal["none", "selective", "layers"]
@@ -30,27 +32,18 @@ _HOST_BYTES_S: Final = 20e9
 
 
 @dataclass(frozen=True, slots=True)
-class RankLayout:
+class RankLayout(MeshSizes):
     """How ranks share a model, and what they keep of it; fields as in LearnerConfig, at their defaults."""
 
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    tp: int = 1
-    pp: int = 1
     rematerialise: Rematerialise = "none"
     offload: bool = False
     micro_batch_tokens: int = 16_384
 
     @property
-    def ranks(self) -> int:
-        """Processes, each with a device."""
-        return self.dp_replicate * self.dp_shard * self.tp * self.pp
-
-    @property
     def keys(self) -> Mapping[str, Any]:
         """The settings of [learner] that differ from their defaults."""
         default = RankLayout()
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {f"learner.{name}": one for name, one in values.items() if one != getattr(default, name)}
 
 
@@ -73,6 +66,11 @@ def rank_memory(shape: ModelShape, layout: RankLayout, *, compute_bytes: int) ->
         "activations": tokens * layout.pp * layers * kept + again  # pp of them, one forward one backward
         + min(LOGITS_BYTES, 4 * tokens * shape.vocabulary / tp),
     }  # fmt: skip
+
+
+def words_bytes(shape: ModelShape, *, ranks: int) -> float:
+    """Return what each rank's host holds of two versions, the published one and the one being made."""
+    return 4.0 * shape.parameters / ranks
 
 
 def step_time(

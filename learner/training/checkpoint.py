@@ -10,7 +10,8 @@ journal since then.
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -28,6 +29,7 @@ from learner.training.tensor_files import load_tensors, save_tensors, shapes_in
 from learner.training.work_shares import Ranks
 from node import durable
 from node.errors import StartupError
+from node.weights.format.layout import Layout
 
 FORMAT: Final = 2
 
@@ -207,23 +209,24 @@ def newest_index(directory: Path) -> CheckpointIndex | None:
     return _index_in(directory / names[-1]) if names else None
 
 
-def read_masters(directory: Path, version: int, policy: Policy) -> None:
-    """Load the float32 masters of a version into ``policy``; the learner may remove them meanwhile.
+@contextmanager
+def opened_masters(directory: Path, version: int, *, layout: Layout) -> Iterator[Path]:
+    """Yield where the float32 masters of a version are, verified; the learner may remove them meanwhile.
 
     Raises:
-        CheckpointGoneError: the learner has removed them already.
+        CheckpointGoneError: the learner has removed them, which is also what an error of the body means then.
         StartupError: the checkpoint is damaged or of another model.
     """
     path = directory / _name(version)
     try:
         index = _index_in(path)
-        if index.origin.layout_digest != policy.layout.digest.hex():
+        if index.origin.layout_digest != layout.digest.hex():
             raise StartupError(
                 f"checkpoint {path} is of another model than --model-dir",
                 fix="Name the model that the run began with.",
             )
         _verify(path, index, (_MASTERS,))
-        load_tensors(path / _MASTERS, {name: one.detach() for name, one in policy.tensors.items()})
+        yield path / _MASTERS
     except (OSError, ValueError, StartupError) as error:
         if not path.exists():
             raise CheckpointGoneError(
@@ -233,6 +236,16 @@ def read_masters(directory: Path, version: int, policy: Policy) -> None:
         if isinstance(error, StartupError):
             raise
         raise _damaged(path, str(error)) from error
+
+
+def read_masters(directory: Path, version: int, policy: Policy) -> None:
+    """Load the float32 masters of a version into ``policy``.
+
+    Raises:
+        StartupError: as ``opened_masters``.
+    """
+    with opened_masters(directory, version, layout=policy.layout) as masters:
+        load_tensors(masters, {name: one.detach() for name, one in policy.tensors.items()})
 
 
 def _name(version: int) -> str:

@@ -265,7 +265,7 @@ def load_policy(
     Raises:
         StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
     """
-    with _model_errors_explained(model_dir, device=device), ranks.failures_named():
+    with model_errors_explained(model_dir, device=device), ranks.failures_named():
         empty = _empty_model(model_dir) if ranks.is_shared else None
         model = _load(model_dir) if empty is None else empty.model
         if empty is None:
@@ -295,7 +295,7 @@ def load_reference(
     Raises:
         StartupError: as ``load_policy``.
     """
-    with _model_errors_explained(model_dir, device=device), ranks.failures_named():
+    with model_errors_explained(model_dir, device=device), ranks.failures_named():
         empty = _empty_model(model_dir) if ranks.is_shared else None
         model = _load(model_dir) if empty is None else empty.model
         model.requires_grad_(False)
@@ -331,7 +331,8 @@ def _load(model_dir: Path) -> PreTrainedModel:
 
 
 @contextmanager
-def _model_errors_explained(model_dir: Path, *, device: str) -> Iterator[None]:
+def model_errors_explained(model_dir: Path, *, device: str) -> Iterator[None]:
+    """Raise what loading a model directory fails with as a StartupError that says what it needs."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:

@@ -19,8 +19,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.initialization import no_init_weights
 
 from learner.training.tensor_files import load_tensors
+from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
-from node.weights.format.model_tensors import canonical_tensors, names_in_files
+from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
 
 _PROBE_TOKENS = 8
 
@@ -34,6 +35,10 @@ class EmptyModel:
     """One layer and a few tokens of the same family, with values, to be tried."""
     names: Mapping[str, str]
     """Canonical name of a tensor -> its name in the files."""
+    canonical: Mapping[str, str]
+    """Every name in the files that is of the model -> canonical name. Tied tensors may have several."""
+    layout: Layout
+    """As ``Policy`` has it."""
 
     @classmethod
     def of(cls, model_dir: Path) -> "EmptyModel | None":
@@ -49,13 +54,14 @@ class EmptyModel:
         model.tie_weights()
         state = model.state_dict()
         parts = names_in_files(state, functools.partial(revert_weight_conversion, model))
-        in_files = StoredDtypes.of(model_dir).by_name
-        of_storage = {state[name].data_ptr(): name for name in in_files if name in state}
-        names = {name: of_storage.get(tensor.data_ptr()) for name, tensor in canonical_tensors(state).items()}
+        stored = StoredDtypes.of(model_dir)
+        of_storage = {tensor.data_ptr(): name for name, tensor in canonical_tensors(state).items()}
+        canonical = {name: of_storage[state[name].data_ptr()] for name in stored.by_name if name in state}
+        names = {name: in_file for in_file, name in canonical.items()}
         is_renamed = any(part != name for part, name in parts.items())
-        if small is None or is_renamed or None in names.values():
+        if small is None or is_renamed or names.keys() != set(of_storage.values()):
             return None
-        return cls(model, small, {name: found for name, found in names.items() if found is not None})
+        return cls(model, small, names, canonical, Layout.of(tensor_specs(state, stored)))
 
     def fill(self, tensors: Mapping[str, Tensor], model_dir: Path) -> None:
         """Read the values of tensors by their canonical names, or of this rank's part of each.

@@ -1,6 +1,8 @@
 """Four ranks publish what one process would, byte for byte, and none has more words than its share."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -8,7 +10,7 @@ import pytest
 
 from learner.ranks.frame_work import ROUND_FRAMES
 from support.rank_processes import run_on_ranks
-from support.shared_frames import FRAME_WORDS, model_of, publish_all
+from support.shared_frames import FRAME_WORDS, model_of, publish_beside_one_process, read_own_slices
 
 RANKS: Final = 4
 CASES: Final = {
@@ -30,11 +32,16 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("published")
-    model_of(1).save_pretrained(directory / "model")
-    run_on_ranks(publish_all, directory, CASES, MEASURED, ranks=RANKS)
-    return directory
+def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return what publishes a case, once, in ranks of its own, and returns where."""
+
+    @cache
+    def of_case(name: str) -> Path:
+        directory = tmp_path_factory.mktemp("published")
+        run_on_ranks(publish_beside_one_process, directory, *CASES[name], name == MEASURED, ranks=RANKS)
+        return directory
+
+    return of_case
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -45,9 +52,9 @@ def content(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_deltas_keyframes_merged_deltas_and_those_after_a_restart_are_those_of_one_process(
-    published: Path, name: str
+    published: Callable[[str], Path], name: str
 ) -> None:
-    shared, alone = (content(published / name / which) for which in ("shared", "alone"))
+    shared, alone = (content(published(name) / which) for which in ("shared", "alone"))
     assert sorted({path.split("/")[2] for path in shared if "/" in path}) == [
         *("1-0", "2-1", "2-key", "3-0", "3-1", "3-2", "4-3"),
     ]
@@ -56,22 +63,26 @@ def test_deltas_keyframes_merged_deltas_and_those_after_a_restart_are_those_of_o
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_full_disk_and_a_number_that_is_not_finite_are_told_as_by_one_process_and_change_nothing(
-    published: Path, name: str
+    published: Callable[[str], Path], name: str
 ) -> None:
-    said = json.loads((published / name / "said.json").read_text())
+    said = json.loads((published(name) / "said.json").read_text())
     assert said[:2] == said[2:]
     assert said[0] == "no room"
     assert said[1].startswith("tensor 'model.norm.weight' has a NaN or an infinity at element 0")
 
 
-@pytest.mark.parametrize("rank", range(RANKS))
-def test_a_rank_reads_a_quarter_of_the_model_files(published: Path, rank: int) -> None:
-    read, whole = json.loads((published / f"read-{rank}.json").read_text())
-    assert 0 < read <= 1.1 / RANKS * whole
+def test_a_rank_reads_a_quarter_of_the_model_files(tmp_path: Path) -> None:
+    model_of(1).save_pretrained(tmp_path / "model")
+    run_on_ranks(read_own_slices, tmp_path, ranks=RANKS)
+    for rank in range(RANKS):
+        read, whole = json.loads((tmp_path / f"read-{rank}.json").read_text())
+        assert 0 < read <= 1.1 / RANKS * whole
 
 
-@pytest.mark.parametrize("rank", range(RANKS))
-def test_a_rank_has_a_quarter_of_the_words_and_a_few_frames_under_way(published: Path, rank: int) -> None:
-    for held in json.loads((published / MEASURED / f"held-{rank}.json").read_text()):
-        assert held["words"] <= 1.1 / RANKS * held["whole"]
-        assert held["peak"] <= 1.1 / RANKS * held["whole"] + 2 * FRAME_WORDS * UNDER_WAY_FRAMES
+def test_a_rank_has_a_quarter_of_the_words_and_a_few_frames_under_way(
+    published: Callable[[str], Path],
+) -> None:
+    for rank in range(RANKS):
+        for held in json.loads((published(MEASURED) / f"held-{rank}.json").read_text()):
+            assert held["words"] <= 1.1 / RANKS * held["whole"]
+            assert held["peak"] <= 1.1 / RANKS * held["whole"] + 2 * FRAME_WORDS * UNDER_WAY_FRAMES

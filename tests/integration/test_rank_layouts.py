@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from learner.objective.registry import load_objective
-from learner.ranks.mesh_sizes import DIMENSIONS, MeshSizes
+from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.training.checkpoint import load_into
 from learner.training.model import Policy
 from learner.training.train_step import train_step
@@ -18,11 +20,11 @@ from support.made_up_groups import VERSION, made_up_groups
 from support.rank_processes import (
     Case,
     Compared,
-    compare_all,
     run_on_ranks,
     save_and_publish,
     take_step,
     tiny_model,
+    write_compared,
 )
 from support.step_settings import make_step_settings
 
@@ -77,20 +79,27 @@ NARROW: Final = {
     "bfloat16, pp and dp_shard": Case(MeshSizes(dp_shard=2, pp=2), is_narrow=True, rematerialise="selective"),
 }
 
+Compare = Callable[[str], Compared]
 
 pytestmark = pytest.mark.timeout(400)  # four processes, on two cores that other tests use too
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
-    path = tmp_path_factory.mktemp("ranks") / "figures.json"
-    run_on_ranks(compare_all, CASES | NARROW, path, ranks=RANKS)
-    return {name: Compared(**figures) for name, figures in json.loads(path.read_text()).items()}
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
+    """Return what compares a case, once; in ranks of its own: each process group wakes all the time."""
+
+    @cache
+    def of_case(name: str) -> Compared:
+        path = tmp_path_factory.mktemp("ranks") / "figures.json"
+        run_on_ranks(write_compared, (CASES | NARROW)[name], path, ranks=RANKS)
+        return Compared(**json.loads(path.read_text()))
+
+    return of_case
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_take_the_steps_of_one_process(name: str, compared: dict[str, Compared]) -> None:
-    of_case = compared[name]
+def test_ranks_take_the_steps_of_one_process(name: str, compared: Compare) -> None:
+    of_case = compared(name)
     assert of_case.moved > 5e-3
     assert of_case.difference < 1e-9
     assert of_case.figures_differ_by < 1e-9
@@ -98,17 +107,17 @@ def test_ranks_take_the_steps_of_one_process(name: str, compared: dict[str, Comp
 
 @pytest.mark.parametrize("name", NARROW)
 def test_in_bfloat16_a_step_of_ranks_is_that_of_one_process_to_half_a_percent(
-    name: str, compared: dict[str, Compared]
+    name: str, compared: Compare
 ) -> None:
-    assert 0 < compared[name].first_figures_differ_by < 5e-3
-    assert compared[name].figures_differ_by < 0.1
+    assert 0 < compared(name).first_figures_differ_by < 5e-3
+    assert compared(name).figures_differ_by < 0.1
 
 
 @pytest.mark.parametrize("name", ["dp_shard", "no plan"])
 def test_a_rank_of_four_holds_a_quarter_of_parameters_gradients_and_moments(
-    name: str, compared: dict[str, Compared]
+    name: str, compared: Compare
 ) -> None:
-    assert compared[name].held_share <= 1.1 / RANKS
+    assert compared(name).held_share <= 1.1 / RANKS
 
 
 def test_the_manuals_table_says_what_is_tested_with_what() -> None:
@@ -140,9 +149,9 @@ def test_the_manuals_table_says_what_is_tested_with_what() -> None:
 
 
 def test_a_family_without_a_plan_for_tensor_parallelism_is_sharded_over_all_ranks(
-    compared: dict[str, Compared],
+    compared: Compare,
 ) -> None:
-    assert compared["no plan"].sizes == "pp 1, dp_replicate 1, dp_shard 4, tp 1"
+    assert compared("no plan").sizes == "pp 1, dp_replicate 1, dp_shard 4, tp 1"
 
 
 @pytest.mark.needs("kernel")

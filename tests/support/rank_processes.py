@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import faulthandler
-import gc
 import json
 import multiprocessing
 import os
@@ -46,10 +45,11 @@ from learner.objective.registry import load_objective
 from learner.ranks import launching
 from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
-from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, OrderStream
 from learner.ranks.rank_group import RankGroup
+from learner.ranks.shard_words import sharding_of
 from learner.ranks.shared_words import SharedWords
+from learner.sizing.mesh_sizes import MeshSizes
 from learner.training.checkpoint import load_into, parts_of
 from learner.training.model import Policy, ScoringModel, load_policy
 from learner.training.tensor_files import save_tensors
@@ -159,11 +159,9 @@ def compare(case: Case) -> Compared | None:
             tensor.copy_(one.policy.tensors[name].detach())
         dist.broadcast(tensor, src=0)
         if name in shared.policy.tensors:  # a stage has some of them
-            whole = _whole(shared.policy.tensors[name].detach())
-            difference = max(difference, float((whole - tensor).abs().max()))
+            difference = max(difference, _difference(shared.policy.tensors[name].detach(), tensor, group))
     largest = torch.tensor([difference, shared.elements()], dtype=torch.float64)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    close_streams(group)
     if one is None:
         return None
     return Compared(
@@ -174,16 +172,6 @@ def compare(case: Case) -> Compared | None:
         first_figures_differ_by=differ[0],
         sizes=str(group.sizes),
     )
-
-
-def close_streams(group: RankGroup) -> None:
-    """Destroy process groups that are not of the mesh, which DTensor remembers.
-
-    Each of gloo's has a thread that wakes a hundred times a second.
-    """
-    for stream in (group.saves, group._words_stream):
-        for made in (stream._group, stream.exchanges):
-            dist.destroy_process_group(made)
 
 
 @dataclass(frozen=True)
@@ -235,9 +223,14 @@ class Taker:
         return 2 * sum(map(Tensor.numel, parameters)) + sum(local(value).numel() for value in moments)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
+def _difference(part: Tensor, whole: Tensor, group: RankGroup) -> float:
+    """Return the largest difference of this rank's part of a tensor from the same part of the whole one."""
+    at = group.sizes.coordinate(group.rank)._replace(stage=0)
+    here, there, count = sharding_of(part).box(at, group.sizes).within(0, whole.numel())
+    held = group.local(part).flatten()
+    assert held.numel() == count
+    gap = held[here] - whole.flatten()[there]
+    return float(gap.abs().max()) if count else 0.0
 
 
 def run_on_ranks(work: Callable[..., None], *arguments: Any, ranks: int) -> None:
@@ -261,14 +254,11 @@ def _run(rank: int, ranks: int, port: int, work: Callable[..., None], arguments:
     dist.destroy_process_group()
 
 
-def compare_all(cases: Mapping[str, Case], path: Path) -> None:
-    """Compare each case; the first rank writes the figures."""
-    compared = {}
-    for name, case in cases.items():
-        compared[name] = compare(case)
-        gc.collect()  # and with it groups that were closed
-    if dist.get_rank() == 0:
-        path.write_text(json.dumps({name: asdict(one) for name, one in compared.items() if one}))
+def write_compared(case: Case, path: Path) -> None:
+    """Compare a case; the first rank writes the figures."""
+    compared = compare(case)
+    if compared is not None:
+        path.write_text(json.dumps(asdict(compared)))
 
 
 def save_and_publish(directory: Path) -> None:

@@ -21,11 +21,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.publishing.starting_point import take_up
 from learner.ranks.frame_work import FrameWork
-from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import OrderStream
 from learner.ranks.rank_group import RankGroup
 from learner.ranks.shard_words import ShardWords
 from learner.ranks.shared_words import SharedWords
+from learner.sizing.mesh_sizes import MeshSizes
 from learner.training.master_words import MasterWords, PolicyWords
 from learner.training.model import Policy, load_policy
 from learner.training.version_coder import VersionCoder
@@ -201,8 +201,16 @@ def second_life(directory: Path, words: PolicyWords, key: SigningKey, step: Step
     return []
 
 
-def publish_beside_one_process(directory: Path, mesh: tuple[int, ...], layers: int) -> None:
-    """Live the same lives on all ranks, and in one process on the first; leave both and what was said."""
+def publish_beside_one_process(
+    directory: Path, mesh: tuple[int, ...], layers: int, is_measured: bool
+) -> None:
+    """Live the same lives on all ranks, and in one process on the first; leave both and what was said.
+
+    Args:
+        is_measured: count allocations, which slows them down, and leave what was held.
+    """
+    if is_measured:
+        tracemalloc.start()  # and never stopped: a thread that is about to end may still use its tables
     group = RankGroup(MeshSizes(*mesh), device_type="cpu")
     shared = Policy(model_of(layers), ranks=group)
     layout, key, rank, said = small_frames(shared), SigningKey.generate(), dist.get_rank(), list[str]()
@@ -232,7 +240,8 @@ def publish_beside_one_process(directory: Path, mesh: tuple[int, ...], layers: i
         _, peak = tracemalloc.get_traced_memory()
         held.append(Held(work.words.size_bytes, peak - before, 4 * layout.words))
         del words, work, shards
-    (directory / f"held-{rank}.json").write_text(json.dumps([asdict(one) for one in held]))
+    if is_measured:
+        (directory / f"held-{rank}.json").write_text(json.dumps([asdict(one) for one in held]))
     if rank == 0:
         alone = Policy(model_of(layers))
         masters = MasterWords(alone.tensors, layout)
@@ -256,18 +265,3 @@ def read_own_slices(directory: Path) -> None:
         policy = load_policy(directory / "model", device="cpu", ranks=group)
     whole = sum(tensor.numel() for tensor in policy.tensors.values())
     (directory / f"read-{group.rank}.json").write_text(json.dumps([sum(elements), whole]))
-
-
-def publish_all(directory: Path, cases: Mapping[str, tuple[tuple[int, ...], int]], measured: str) -> None:
-    """Do so for each mesh and number of layers, in a directory of its name; first load a model.
-
-    Args:
-        measured: the last case, where allocations are counted, which slows them down. The count never stops:
-            a thread that is about to end may still use its tables.
-    """
-    read_own_slices(directory)
-    for name, (mesh, layers) in cases.items():
-        (directory / name).mkdir(exist_ok=True)
-        if name == measured:
-            tracemalloc.start()
-        publish_beside_one_process(directory / name, mesh, layers)

@@ -16,7 +16,11 @@ from safetensors import SafetensorError, safe_open
 
 from node.weights.format.dtypes import BFLOAT16, DTYPES
 
-_NAMES: Final = {
+WHOLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+"""Which file has which tensor, where there are several."""
+
+TORCH_NAMES: Final = {
     "BF16": "bfloat16",
     "F16": "float16",
     "F32": "float32",
@@ -27,7 +31,7 @@ _NAMES: Final = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
-"""Floating dtypes of safetensors by torch's names."""
+"""Floating dtypes: their names in safetensors -> in torch."""
 
 
 class _Index(BaseModel):
@@ -53,8 +57,8 @@ class StoredDtypes:
         elements: Counter[str] = Counter()
         for path in weight_files(model_dir):
             for name, dtype, shape in _tensors(path):
-                if dtype in _NAMES:
-                    by_name[name] = _NAMES[dtype]
+                if dtype in TORCH_NAMES:
+                    by_name[name] = TORCH_NAMES[dtype]
                     elements[by_name[name]] += prod(shape)
         most = max(elements, key=lambda dtype: (elements[dtype], dtype), default=BFLOAT16.name)
         return cls(by_name, most)
@@ -77,7 +81,7 @@ class StoredDtypes:
 
 def weight_files(model_dir: Path) -> list[Path]:
     """Return the safetensors files that transformers would load."""
-    whole, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
+    whole, index = model_dir / WHOLE_FILE, model_dir / INDEX_FILE
     if whole.exists() or not index.exists():
         return [whole]
     names = set(_Index.model_validate_json(index.read_bytes()).weight_map.values())

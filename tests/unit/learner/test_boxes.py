@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.ranks.boxes import Sharding, coordinates
-from learner.ranks.mesh_sizes import Coordinate, MeshSizes
+from learner.sizing.mesh_sizes import Coordinate, MeshSizes
 
 STAGES = 3
 SIZES = st.builds(MeshSizes, st.integers(1, 2), st.integers(1, 4), st.integers(1, 3), st.just(STAGES))

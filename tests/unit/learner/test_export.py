@@ -1,15 +1,17 @@
 import json
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
+from bench.forked_context import forked_context
 from bench.whole_versions import encode_version
 from learner.export import export_version
 from learner.journal.progress import BestVersion, Progress
@@ -29,10 +31,13 @@ from node.weights.store.artifact_store import ArtifactStore
 from sampler.engines.model_words import version_of
 from sampler.engines.torch_engine import TorchEngine
 from support.checkpoints import open_checkpoints, save
+from support.export_memory import rise_in_export
 from support.groups import make_completion, make_group
 from support.step_settings import make_step_settings
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.weights import put_version
 
+EMBEDDING = "model.embed_tokens.weight"
 SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
 
 
@@ -93,6 +98,75 @@ def test_an_export_has_the_names_dtypes_and_files_of_the_base_model_and_the_word
     # What a sampler would hold, had it this version.
     engine = TorchEngine(out, device="cpu", compute_dtype=torch.float32, threads=0, seed=0)
     assert version_of(3, engine.weights.live, layout=engine.layout).root == signed
+
+
+def test_an_export_of_a_model_in_several_files_has_the_same_ones(
+    model_dir: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    """Among them a tied tensor under both of its names, and one that the model does not have."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    base = shutil.copytree(model_dir, tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    model.save_pretrained(base, max_shard_size="5KB")
+    index = json.loads((base / "model.safetensors.index.json").read_text())
+    beside = {"lm_head.weight": load_file(model_dir / "model.safetensors")[EMBEDDING], "other": torch.ones(3)}
+    save_file(beside, base / "model-beside.safetensors", metadata={"format": "pt"})
+    index["weight_map"] |= dict.fromkeys(beside, "model-beside.safetensors")
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+    policy = train(base, state_dir, versions=2)
+    out = tmp_path / "out"
+    export = export_version(out, state=state_dir / "learner", model_dir=base, version=None)
+    assert export.root == root_of(policy, 2).hex()
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in base.iterdir())
+    assert len(set(index["weight_map"].values())) > 3
+    for name, file in index["weight_map"].items():
+        written = load_file(out / file)[name]
+        trained = beside[name] if name == "other" else policy.model.state_dict()[name].to(written.dtype)
+        assert torch.equal(written, trained), name
+
+
+@pytest.mark.parametrize("source", ["masters", "published"])
+def test_an_export_holds_a_few_tensors_at_a_time(tmp_path: Path, source: str) -> None:
+    model_dir = make_tiny_model(tmp_path / "model", hidden=512, layers=6)
+    policy, state = load_policy(model_dir, device="cpu"), tmp_path / "state" / "learner"
+    with torch.no_grad():
+        for tensor in policy.tensors.values():
+            tensor.mul_(1.5)
+    if source == "masters":
+        optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+        norm = policy.parameters["model.norm.weight"]
+        optimizer.state[norm]["exp_avg"] = torch.zeros_like(norm)
+        save(open_checkpoints(state / "checkpoints", policy), policy, optimizer, Progress(version=1))
+    else:
+        words = np.empty(policy.layout.words, np.uint16)
+        policy.snapshot(words)
+        (state / "kept").mkdir(parents=True)
+        words.tofile(state / "kept" / f"{1:012d}-{root_of(policy, 1).hex()}.words")
+    with ProcessPoolExecutor(1, forked_context("support.export_memory")) as pool:
+        rise = pool.submit(rise_in_export, tmp_path, state, model_dir, 1).result()
+    masters_bytes = 4 * policy.layout.words
+    assert masters_bytes > 50e6
+    assert rise < masters_bytes / 4
+
+
+def test_a_family_whose_tensors_are_renamed_is_exported_whole(state_dir: Path, tmp_path: Path) -> None:
+    config = MixtralConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
+    MixtralForCausalLM(config).bfloat16().save_pretrained(tmp_path / "model")
+    policy = train(tmp_path / "model", state_dir, versions=1)
+    export = export_version(
+        tmp_path / "out", state=state_dir / "learner", model_dir=tmp_path / "model", version=None
+    )
+    assert export.root == root_of(policy, 1).hex()
+    base, written = (load_file(tmp_path / one / "model.safetensors") for one in ("model", "out"))
+    assert {name: one.shape for name, one in base.items()} == {n: one.shape for n, one in written.items()}
 
 
 def test_transformers_generates_from_the_export_what_it_generates_from_the_trained_model(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from learner.ranks.boxes import Sharding
 from learner.ranks.frame_plan import FramePlan, frame_owners
-from learner.ranks.mesh_sizes import MeshSizes
+from learner.sizing.mesh_sizes import MeshSizes
 from node.weights.format.layout import Layout, TensorSpec
 
 SIZES = st.builds(MeshSizes, st.integers(1, 2), st.integers(1, 3), st.integers(1, 2))

@@ -16,8 +16,8 @@ import torch
 from learner.config import LearnerConfig
 from learner.ranks.errors import is_out_of_memory
 from learner.ranks.launching import Child, Neighbour, check_world_size
-from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, StepOrder
+from learner.sizing.mesh_sizes import MeshSizes
 from learner.training.micro_batches import micro_batches, row_lengths, share_out
 from learner.training.train_step import StepSettings
 from node.errors import StartupError

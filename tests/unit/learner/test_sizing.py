@@ -94,6 +94,17 @@ def test_what_a_rank_holds_is_sixteen_bytes_a_parameter_over_the_shards() -> Non
     assert rank_memory(shape, RankLayout(dp_shard=4, offload=True), compute_bytes=2)["held"] == 0
 
 
+def test_the_words_of_two_versions_count_where_ranks_compute_in_their_hosts_memory() -> None:
+    shape, needed = ModelShape.of_size("135M"), {}
+    for name in ("core", "h100"):
+        [one, *_] = plan_layouts(
+            shape, DEVICES[name], ranks=2, memory_bytes=16e9, tokens=1 << 14, row_tokens=2048
+        )
+        needed[name] = one.memory
+    assert needed["core"]["words"] == 4 * shape.parameters / 2
+    assert "words" not in needed["h100"]
+
+
 def test_slices_divide_matrices_and_stages_divide_layers() -> None:
     shape = ModelShape.of_config(
         {"model_type": "llama", **SIZES, "vocab_size": 10, "num_hidden_layers": 4}, name="hand"
@@ -202,6 +213,7 @@ def test_the_command_names_the_settings_and_says_what_was_measured(
     printed = capsys.readouterr().out
     assert "learner.tp = 8" in printed
     assert "Not measured" in printed
+    assert "being made, take 4.1 GB of the host for each rank" in printed
     assert main(["plan", "135M", "--gpus", "2", "--memory", "16", "--device", "core", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["model"]["parameters"] == 134_515_008
