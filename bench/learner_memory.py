@@ -5,21 +5,19 @@ taken once before, which makes what stays: optimizer state, buffers of libraries
 """
 
 import ctypes
-import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
+from bench.forked_context import forked_context
+from bench.learner_steps import Shape, make_groups, step_makers
 from bench.measure import peak
 from learner.training.token_logprob import CHUNK_LOGITS, token_logprob
-
-if TYPE_CHECKING:
-    from bench.learner_steps import Shape
 
 LOGPROBS: Final = ("in chunks", "all at once")
 LOGPROB_TOKENS: Final = 4096
@@ -33,11 +31,11 @@ _TRIM_THRESHOLD: Final = -1
 T = TypeVar("T")
 
 
-def step_peak(shape: "Shape", name: str, *, threads: int) -> int | None:
+def step_peak(shape: Shape, name: str, *, threads: int) -> int | None:
     """Return the peak of one of the steps of ``step_makers``, in bytes."""
-    # Imported once, by the server that the processes are forked from; where there is no trl, it is left out.
-    needed = [__name__, "bench.learner_report", "bench.learner_steps", "bench.learner_trl"]
-    return _alone(_peak_of_step, shape, name, threads, needed=needed)
+    # Where there is no trl, bench.learner_trl is left out.
+    imports = ("bench.learner_report", __name__, "bench.learner_trl")
+    return _alone(_peak_of_step, shape, name, threads, imports=imports)
 
 
 def logprob_peak(vocabulary: int, name: str, *, threads: int) -> dict[str, Any]:
@@ -46,7 +44,7 @@ def logprob_peak(vocabulary: int, name: str, *, threads: int) -> dict[str, Any]:
     needed = 3 * LOGPROB_TOKENS * vocabulary * 4
     if name == "all at once" and needed > _available_bytes() // 2:
         return {**line, "skipped": f"needs some {needed >> 30} GiB"}
-    peak_bytes, cpu_seconds = _alone(_peak_of_logprob, vocabulary, name, threads, needed=[__name__])
+    peak_bytes, cpu_seconds = _alone(_peak_of_logprob, vocabulary, name, threads, imports=(__name__,))
     gradient_bytes = 4 * LOGPROB_WIDTH * (LOGPROB_TOKENS + vocabulary)
     return {
         **line,
@@ -76,17 +74,12 @@ def _mallopt(parameter: int, value: int) -> None:
         ctypes.CDLL(None).mallopt(parameter, value)
 
 
-def _alone(run: Callable[..., T], *arguments: object, needed: list[str]) -> T:
-    """Run in a process forked from one that has imported what the first call here named as ``needed``."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(needed)
-    with ProcessPoolExecutor(1, context) as pool:
+def _alone(run: Callable[..., T], *arguments: object, imports: Sequence[str]) -> T:
+    with ProcessPoolExecutor(1, forked_context(*imports)) as pool:
         return pool.submit(run, *arguments).result()
 
 
-def _peak_of_step(shape: "Shape", name: str, threads: int) -> int | None:
-    from bench.learner_steps import make_groups, step_makers  # transformers, which a logprob does without
-
+def _peak_of_step(shape: Shape, name: str, threads: int) -> int | None:
     torch.set_num_threads(threads)
     return_freed_memory()
     step = step_makers()[name](shape, make_groups(shape))

@@ -1,5 +1,6 @@
 """A task that even a random model is rewarded for: what is learned does not matter here."""
 
+import random
 import time
 from typing import Final
 
@@ -9,7 +10,11 @@ _EVEN: Final = frozenset("02468")
 
 
 class EvenDigitsTask:
-    """Any text; the reward is the share of its characters that are even digits."""
+    """Any text; the reward is the share of its characters that are even digits, and luck.
+
+    Without luck a model that has learned the task would stop a campaign: its groups teach nothing, so no step
+    is taken, and the instants to kill at never come.
+    """
 
     prompts: int = 100
 
@@ -22,4 +27,5 @@ class EvenDigitsTask:
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
         time.sleep(self._pause_s)
-        return sum(character in _EVEN for character in completion.text) / max(1, len(completion.text))
+        share = sum(character in _EVEN for character in completion.text) / max(1, len(completion.text))
+        return share + random.uniform(0, 0.1)
