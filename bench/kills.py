@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.kill_lab import command
 from bench.kill_lab.campaign import Campaign
-from bench.kill_lab.plan import Plan
+from bench.kill_lab.plan import FRAMES, FRAMES_OF_RANKS, Plan
 from bench.kill_lab.rank_campaign import RankCampaign
 from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.stage import Stage
@@ -50,7 +50,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="of the learner; above 1 they alone are killed")
     arguments = parser.parse_args()
     samplers = tuple(f"sampler-{number + 1}" for number in range(arguments.samplers))
-    plan = Plan(arguments.kills, arguments.seed, samplers, arguments.ranks)
+    frames = FRAMES_OF_RANKS if arguments.ranks > 1 else FRAMES
+    plan = Plan(arguments.kills, arguments.seed, samplers, arguments.ranks, frames)
     return command.main("kills", arguments.dir, plan.seed, partial(run, plan))
 
 

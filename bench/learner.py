@@ -144,8 +144,9 @@ def main(arguments: Sequence[str]) -> None:
     lines = []
     shapes, vocabularies = (QUICK_SHAPES, (1024,)) if options.quick else (SHAPES, VOCABULARIES)
     for line in itertools.chain(
-        (logprob_peak(v, name, threads=options.threads) for v in vocabularies for name in LOGPROBS),
+        # Steps first: the server that all processes are forked from imports what they need.
         (_with_peak(line, shape, options.threads) for shape in shapes for line in compare(shape)),
+        (logprob_peak(v, name, threads=options.threads) for v in vocabularies for name in LOGPROBS),
     ):
         lines.append({**line, "threads": options.threads})
         print(json.dumps(lines[-1]), flush=True)

@@ -7,7 +7,7 @@ taken once before, which makes what stays: optimizer state, buffers of libraries
 import ctypes
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -33,7 +33,9 @@ T = TypeVar("T")
 
 def step_peak(shape: Shape, name: str, *, threads: int) -> int | None:
     """Return the peak of one of the steps of ``step_makers``, in bytes."""
-    return _alone(_peak_of_step, shape, name, threads)
+    # Where there is no trl, bench.learner_trl is left out.
+    imports = ("bench.learner_report", __name__, "bench.learner_trl")
+    return _alone(_peak_of_step, shape, name, threads, imports=imports)
 
 
 def logprob_peak(vocabulary: int, name: str, *, threads: int) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def logprob_peak(vocabulary: int, name: str, *, threads: int) -> dict[str, Any]:
     needed = 3 * LOGPROB_TOKENS * vocabulary * 4
     if name == "all at once" and needed > _available_bytes() // 2:
         return {**line, "skipped": f"needs some {needed >> 30} GiB"}
-    peak_bytes, cpu_seconds = _alone(_peak_of_logprob, vocabulary, name, threads)
+    peak_bytes, cpu_seconds = _alone(_peak_of_logprob, vocabulary, name, threads, imports=(__name__,))
     gradient_bytes = 4 * LOGPROB_WIDTH * (LOGPROB_TOKENS + vocabulary)
     return {
         **line,
@@ -72,10 +74,8 @@ def _mallopt(parameter: int, value: int) -> None:
         ctypes.CDLL(None).mallopt(parameter, value)
 
 
-def _alone(run: Callable[..., T], *arguments: object) -> T:
-    # Where there is no trl, bench.learner_trl is left out.
-    context = forked_context("bench.learner_report", "bench.learner_memory", "bench.learner_trl")
-    with ProcessPoolExecutor(1, context) as pool:
+def _alone(run: Callable[..., T], *arguments: object, imports: Sequence[str]) -> T:
+    with ProcessPoolExecutor(1, forked_context(*imports)) as pool:
         return pool.submit(run, *arguments).result()
 
 

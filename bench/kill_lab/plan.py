@@ -30,6 +30,12 @@ KEYFRAME_EVERY_VERSIONS: Final = 12
 CHECKPOINT_EVERY_VERSIONS: Final = 20
 """The default: kills come more often than that, so most restarts take steps again."""
 
+FRAMES: Final = 8
+"""Enough to be killed among."""
+
+FRAMES_OF_RANKS: Final = 2
+"""Ranks exchange all of them at every step."""
+
 RANK_TIMEOUT_S: Final = 60
 
 _TASK: Final = "even-digits"
@@ -45,11 +51,10 @@ class Plan:
     samplers: tuple[str, ...]
     ranks: int = 1
     """Ranks of the learner. With more than one, only ranks are killed, and the run has no relay."""
-
-    @property
-    def frames(self) -> int:
-        """Size of the model; ranks exchange all of it at every step."""
-        return 2 if self.ranks > 1 else 8
+    frames: int = FRAMES
+    """Size of the model."""
+    pause_s: float = 0.0
+    """Taken to grade a completion; a run of many cores has none."""
 
     @property
     def daemons(self) -> tuple[str, ...]:
@@ -70,6 +75,8 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
         # The witness reads of every group that was handed in.
         document["telemetry"] = {**document["telemetry"], "log_level": "debug"}
         document[role_of(name)] = _section(name, plan, ports, str(directory.model))
+        if name == COORDINATOR:
+            document["coordinator.task_options"] = {"pause_s": plan.pause_s}
         if name in plan.samplers:
             document["sampler.custom_tasks"] = _TASKS
         documents[name] = document

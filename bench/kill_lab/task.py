@@ -1,6 +1,7 @@
 """A task that even a random model is rewarded for: what is learned does not matter here."""
 
 import random
+import time
 from typing import Final
 
 from sampler.tasks.task import CompletionText
@@ -17,9 +18,14 @@ class EvenDigitsTask:
 
     prompts: int = 100
 
+    def __init__(self, pause_s: float = 0.0) -> None:
+        """Take ``pause_s`` for each completion: a run that waits now and then leaves the cores to others."""
+        self._pause_s = pause_s
+
     def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        time.sleep(self._pause_s)
         share = sum(character in _EVEN for character in completion.text) / max(1, len(completion.text))
         return share + random.uniform(0, 0.1)

@@ -17,9 +17,10 @@ from node.weights.format.digests import payload_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Codec, Manifest, sign
 from node.weights.store.readers import LINGER_S
+from node.weights.transfer.sources import Source
 from support.fetching import fetch_version
 from support.identity import MadeRun
-from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_sources, policy_hub
 from support.policy_sync import syncing
 from support.waiting import until
 from support.weights import LAYOUT, SPECS, Learner, keys, put_version
@@ -165,16 +166,17 @@ async def test_whichever_bit_a_source_flips_exactly_that_frame_is_fetched_again(
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0), (1, None))
+        source = await hub.source()
         for key in (DELTA, ArtifactKey(1)):
             base = None if key.is_keyframe else 0
             sizes = [len(payload) for payload in hub.learner.encode(1, base).payloads]
             for frame, size in enumerate(sizes):
                 for bit in places(size):
-                    await _fetch_with_one_bit_flipped(hub, key, frame=frame, bit=bit, sizes=sizes)
+                    await _fetch_with_one_bit_flipped(hub, source, key, frame=frame, bit=bit, sizes=sizes)
 
 
 async def _fetch_with_one_bit_flipped(
-    hub: PolicyHub, key: ArtifactKey, *, frame: int, bit: int, sizes: list[int]
+    hub: PolicyHub, source: Source, key: ArtifactKey, *, frame: int, bit: int, sizes: list[int]
 ) -> None:
     is_done = False
 
@@ -191,19 +193,14 @@ async def _fetch_with_one_bit_flipped(
     hub.servicer.fetches.clear()
     hub.servicer.spoil = flip
     registry = Registry()
-    fetcher = await hub.fetcher(registry, streams=1)
-    held = await fetch_version(
-        fetcher,
-        await fetcher.manifest(key),
-        layout=LAYOUT,
-        held=hub.learner.versions[0],
-    )
+    fetcher = make_fetcher(hub.made, make_sources(registry, source), registry, streams=1)
+    manifest = await fetcher.manifest(key)
+    held = await fetch_version(fetcher, manifest, layout=LAYOUT, held=hub.learner.versions[0])
     np.testing.assert_array_equal(held.words, hub.learner.words(1))
     assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[0, 1, 2, 3, 4], [frame]]
     kind = "keyframe" if key.is_keyframe else "delta"
     assert registry.transferred(kind, "in") == sum(sizes) + sizes[frame]
     assert registry.value("heterorl_node_frames_damaged_total") == 1
-    await hub.close()
 
 
 async def _replayed(number: int, answers: Answers) -> Answers:

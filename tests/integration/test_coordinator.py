@@ -120,13 +120,7 @@ async def test_a_verdict_said_twice_is_counted_and_told_once(hub: RunningHub) ->
 
 
 async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_heartbeat(hub: RunningHub) -> None:
-    async with (
-        hub.peer() as learner,
-        hub.peer(hub.made.sampler) as sampler,
-        hub.peer(hub.made.relay) as relay,
-    ):
-        await learner.join()
-        await sampler.join()
+    async with members(hub) as (_learner, sampler), hub.peer(hub.made.relay) as relay:
         first, second, third = (await sampler.lease(3)).leases
         assert (await sampler.submit(first, layout_digest=b"other layout....")).verdict == FOREIGN
         assert (await sampler.submit(second)).verdict == SPOOLED

@@ -36,7 +36,7 @@ from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import keep_base
 from support.checkpoints import open_checkpoints, origin_of
 from support.clock import ManualClock
-from support.crashes import Stop, every_stop
+from support.crashes import Acknowledged, Stop, every_stop
 from support.model_words import live_words, words_of
 from support.tiny_model import make_tiny_model
 from support.weights import LAYOUT, Learner, put_version
@@ -52,16 +52,6 @@ EVERY_STOP = pytest.mark.parametrize("stop", list(Stop), ids=lambda stop: stop.v
 def _disks_are_modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a sync makes last is the model's to say: no need to wait for the disk of this machine."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-class Acknowledged:
-    """What was told to others before the machine stopped."""
-
-    def __init__(self) -> None:
-        self.newest = 0
-
-    def say(self, number: int) -> None:
-        self.newest = number
 
 
 @EVERY_STOP
@@ -80,7 +70,7 @@ def test_a_store_has_what_it_announced_and_goes_on(
                 told.say(version)
 
     stops = 0
-    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live, told=(told,)):
         stops += 1
         store = open_store(directory)
         announcement, head = store.announcement(), head_of(store)
@@ -148,7 +138,7 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
             disk.compact(held, weights.live)
 
     stops = 0
-    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live, told=(served,)):
         stops += 1
         before = served.newest
         disk = open_saved_policy(directory, save_every_s=save_every_s)
@@ -222,7 +212,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
 
     stops = 0
     (tmp_path / "states").mkdir()
-    for directory in every_stop(tmp_path / "states", monkeypatch, stop=stop, live=live):
+    for directory in every_stop(tmp_path / "states", monkeypatch, stop=stop, live=live, told=(told,)):
         stops += 1
         before = told.newest
         assert before <= restart(directory)[0].version <= before + 1
@@ -292,7 +282,7 @@ def test_a_small_file_is_the_old_one_or_the_new_one(
             written.say(number)
 
     stops = 0
-    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live, told=(written,)):
         stops += 1
         assert written.newest <= read(directory) <= written.newest + 1
     assert stops >= 4
@@ -317,13 +307,12 @@ def test_every_step_that_was_told_of_has_one_line(
         return [json.loads(line)["version"] for line in (directory / "steps.jsonl").read_text().splitlines()]
 
     stops = 0
-    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live, told=(told, durable_step)):
         stops += 1
         found = (directory / "steps.jsonl").read_bytes() if (directory / "steps.jsonl").exists() else b""
         assert found.count(b"\n") >= told.newest
         live(directory)
         assert versions(directory) == [1, 2, 3]
-        durable_step.newest = 0
     assert stops > 4
 
 
@@ -359,7 +348,7 @@ def test_the_public_base_is_kept_whole_or_written_again(
         kept_whole.say(1)
 
     stops = 0
-    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live):
+    for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live, told=(kept_whole,)):
         stops += 1
         if kept_whole.newest:
             assert (directory / "base.words").read_bytes() == words.tobytes()

@@ -46,13 +46,9 @@ async def test_a_group_handed_in_at_a_relay_reaches_the_learner_under_its_sample
     made: MadeRun, tmp_path: Path
 ) -> None:
     async with (
-        running_hub(made) as hub,
+        joined(made) as (hub, learner, sampler),
         running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
     ):
-        await learner.join()
-        await sampler.join()
         drain = await learner.drain(credits=1)
         (lease,) = (await sampler.lease()).leases
         assert (await at(relay).submit(lease)).verdict == SPOOLED
@@ -85,13 +81,9 @@ async def test_a_group_the_coordinator_does_not_want_is_told_to_its_sampler_in_a
     made: MadeRun, tmp_path: Path
 ) -> None:
     async with (
-        running_hub(made) as hub,
+        joined(made) as (hub, _learner, sampler),
         running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
     ):
-        await learner.join()
-        await sampler.join()
         (lease,) = (await sampler.lease()).leases
         lease.lease_id = "99.1"
         assert (await at(relay).submit(lease)).verdict == SPOOLED
@@ -158,14 +150,7 @@ async def test_a_relay_leases_nothing(made: MadeRun, tmp_path: Path) -> None:
 async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    async with (
-        running_hub(made) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
-        hub.peer(made.relay) as relay,
-    ):
-        await learner.join()
-        await sampler.join()
+    async with joined(made) as (hub, _learner, sampler), hub.peer(made.relay) as relay:
         (lease,) = (await sampler.lease()).leases
         answer = answer_to(lease, run_id=made.run_id)
         altered = group_to_wire(answer_to(lease, run_id=made.run_id, prompt_index=99))
@@ -190,14 +175,7 @@ async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(
 async def test_a_group_that_a_relay_took_in_before_its_sampler_was_revoked_is_not_trained_on(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    async with (
-        running_hub(made) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as sampler,
-        hub.peer(made.relay) as relay,
-    ):
-        await learner.join()
-        await sampler.join()
+    async with joined(made) as (hub, _learner, sampler), hub.peer(made.relay) as relay:
         (lease,) = (await sampler.lease()).leases
         request = signed(answer_to(lease, run_id=made.run_id), made.sampler, sampler_id="sampler-1")
         revoked = made.directory / "coordinator" / "revoked"

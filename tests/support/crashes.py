@@ -1,4 +1,4 @@
-"""A machine that stops at the n-th thing it does to its disk, and what it finds there afterwards.
+"""A machine that stops before anything it does to its disk, and what it finds there afterwards.
 
 Three ways to stop, from kind to cruel:
 
@@ -14,10 +14,11 @@ Sees what goes through ``os``: rename, mkdir, unlink, fsync, write and pwrite. W
 
 import contextlib
 import enum
+import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -36,18 +37,24 @@ class Stop(enum.Enum):
     POWER_CUT = "power cut"
 
 
-class Stopped(BaseException):
-    """Nothing that comes after it happens any more."""
+class Acknowledged:
+    """What was told to others before the machine stopped."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+
+    def say(self, number: int) -> None:
+        self.newest = number
 
 
-class CrashingDisk:
-    """Everything below one directory, as long as ``watching``."""
+class WatchedDisk:
+    """Everything below one directory, as long as it is ``watched``."""
 
     def __init__(self, root: Path, *, stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
         self._stop = stop
         self._monkeypatch = monkeypatch
-        self._left = 0
+        self._is_copying = False
         self._contents: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
         self._kinds: dict[int, bool] = {}
@@ -56,34 +63,39 @@ class CrashingDisk:
         """Descriptors that keep inodes from being used again."""
 
     @contextmanager
-    def stopping_at(self, number: int) -> Iterator[None]:
-        """Stop at the n-th call, from 1, and at all that follow, or else when the body is through.
-
-        Afterwards the disk is as a restart finds it.
-        """
-        self._left = number
+    def watched(self, copy_to: Callable[[], Path | None]) -> Iterator[None]:
+        """Before each call, leave in ``copy_to()`` what a restart would find if the machine stopped there."""
         self._remember(self._root)
         with self._monkeypatch.context() as patched:
             for name in (*_WRITES, *_NAMES, "fsync"):
-                patched.setattr(os, name, self._watched(name, getattr(os, name)))
+                patched.setattr(os, name, self._watching(name, getattr(os, name), copy_to))
             try:
                 yield
             finally:
                 patched.undo()
-                if self._stop is Stop.POWER_CUT:
-                    self._lose_what_was_not_synced()
                 for descriptor in self._alive:
                     os.close(descriptor)
                 self._alive.clear()
 
-    def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any, **options: Any) -> Any:
-            self._left -= 1
-            if self._left <= 0:
-                if self._left == 0 and self._stop is Stop.TORN and name in _WRITES:
-                    descriptor, data, *rest = arguments
-                    call(descriptor, bytes(data)[: len(data) // 2], *rest)
-                raise Stopped
+    def copy(self, target: Path) -> None:
+        """Make what a restart would find if the machine stopped now."""
+        if self._stop is Stop.POWER_CUT:
+            self._restore(target, self._root.stat().st_ino)
+        else:
+            shutil.copytree(self._root, target)
+
+    def _watching(
+        self, name: str, call: Callable[..., Any], copy_to: Callable[[], Path | None]
+    ) -> Callable[..., Any]:
+        def watching(*arguments: Any, **options: Any) -> Any:
+            if self._is_copying:
+                return call(*arguments, **options)
+            self._is_copying = True
+            if (target := copy_to()) is not None:
+                self.copy(target)
+                if self._stop is Stop.TORN and name in _WRITES:
+                    self._write_half(target, *arguments)
+            self._is_copying = False
             if name in ("unlink", "rename", "replace", "rmdir"):
                 self._keep_alive(Path(os.fsdecode(arguments[-1])), options.get("dir_fd"))
             result = call(*arguments, **options)
@@ -91,7 +103,19 @@ class CrashingDisk:
                 self._sync(arguments[0])
             return result
 
-        return watched
+        return watching
+
+    def _write_half(self, target: Path, descriptor: int, data: Any, offset: int | None = None) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if not path.is_relative_to(self._root):
+            return
+        copied = target / path.relative_to(self._root)
+        with copied.open("r+b") as file:
+            if offset is None:
+                appends = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+                offset = copied.stat().st_size if appends else os.lseek(descriptor, 0, os.SEEK_CUR)
+            file.seek(offset)
+            file.write(bytes(data)[: len(data) // 2])
 
     def _keep_alive(self, path: Path, directory: int | None) -> None:
         with contextlib.suppress(OSError):  # nothing is there
@@ -118,11 +142,6 @@ class CrashingDisk:
             else:
                 self._contents[entry.inode()] = Path(entry.path).read_bytes()
 
-    def _lose_what_was_not_synced(self) -> None:
-        root = self._root.stat().st_ino
-        shutil.rmtree(self._root)
-        self._restore(self._root, root)
-
     def _restore(self, path: Path, inode: int) -> None:
         path.mkdir()
         for name, child in self._names.get(inode, {}).items():
@@ -133,30 +152,43 @@ class CrashingDisk:
 
 
 def every_stop(
-    root: Path, monkeypatch: pytest.MonkeyPatch, *, stop: Stop, live: Callable[[Path], None], most: int = 2000
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    stop: Stop,
+    live: Callable[[Path], None],
+    told: Sequence[Acknowledged],
 ) -> Iterator[Path]:
-    """Run ``live`` on directory after directory, stopped one call later each time, the last time at its end.
+    """Run ``live`` once; find the machine stopped before each of its calls, the last time at its end.
 
     Yields:
-        The directory as a restart finds it.
+        The directory as a restart finds it; ``told`` is what it was when the machine stopped.
     """
-    for number in range(1, most):
-        directory = root / str(number)
-        directory.mkdir()
-        disk = CrashingDisk(directory, stop=stop, monkeypatch=monkeypatch)
-        try:
-            with disk.stopping_at(number):
-                live(directory)
-        except Stopped:
-            yield directory
-        else:
-            yield directory
-            return
-    raise AssertionError(f"not through after {most} calls")
+    directory = root / "life"
+    directory.mkdir()
+    disk = WatchedDisk(directory, stop=stop, monkeypatch=monkeypatch)
+    stops: list[tuple[Path, list[int]]] = []
+
+    def next_stop() -> Path:
+        stops.append((root / str(len(stops)), [each.newest for each in told]))
+        return stops[-1][0]
+
+    with disk.watched(next_stop):
+        live(directory)
+    disk.copy(next_stop())
+    for found, newest in stops:
+        for each, number in zip(told, newest, strict=True):
+            each.say(number)
+        yield found
 
 
 @contextmanager
 def power_cut_after(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Cut the power when the body is through."""
-    with CrashingDisk(root, stop=Stop.POWER_CUT, monkeypatch=monkeypatch).stopping_at(1 << 30):
+    disk = WatchedDisk(root, stop=Stop.POWER_CUT, monkeypatch=monkeypatch)
+    with disk.watched(lambda: None):
         yield
+    found = root.with_name(f"{root.name}-found")
+    disk.copy(found)
+    shutil.rmtree(root)
+    found.rename(root)

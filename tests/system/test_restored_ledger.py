@@ -10,6 +10,9 @@ from bench.restores import run
 
 MOMENTS = 2
 
+PAUSE_S = 0.06
+"""Four steps a second: a run that waits for nothing takes all cores for as long as it is looked at."""
+
 
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(280)
@@ -18,7 +21,7 @@ async def test_under_an_older_ledger_a_real_run_goes_on_or_says_why_not_and_doub
 ) -> None:
     monkeypatch.setattr(restore_lab, "STEPS", 4)  # more than a learner that is refused makes from its buffer
     monkeypatch.setattr(restore_lab, "STEPS_BETWEEN", 4)
-    plan = Plan(kills=0, seed=61, samplers=("sampler-1",))
+    plan = Plan(kills=0, seed=61, samplers=("sampler-1",), frames=1, pause_s=PAUSE_S)
     summary = await run(plan, tmp_path / "restores", moments=MOMENTS)
     assert summary["violations"] == []
     assert summary["moments"] == MOMENTS

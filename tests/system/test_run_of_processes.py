@@ -20,8 +20,8 @@ from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import StartupError
 from support.waiting import until
 
-VERSIONS = 28
-EVERY_VERSIONS = 6
+VERSIONS = 20
+EVERY_VERSIONS = 4
 PROMPTS = 12
 
 

@@ -37,7 +37,7 @@ def bandit(tmp_path_factory: pytest.TempPathFactory) -> DigitsBandit:
 @pytest.mark.parametrize("mismatch", MISMATCHES)
 def test_a_seed_runs_the_same_whichever_seeds_run_beside_it(bandit: DigitsBandit, mismatch: str) -> None:
     for delay in ("fixed", "uniform"):
-        both = replace(CELL, delay=delay, mismatch=mismatch)
+        both = replace(CELL, delay=delay, mismatch=mismatch, versions=12)
         alone = replace(both, seeds=(1,))
         method = Method.named(CELL.method)
         assert simulate(both, bandit, method).scores[1] == simulate(alone, bandit, method).scores[0]
@@ -54,7 +54,7 @@ def test_a_run_repeats_itself_and_differs_between_seeds() -> None:
 
 def test_every_method_learns_on_policy(bandit: DigitsBandit) -> None:
     for name in RECIPES:
-        cell = replace(CELL, method=name, staleness=0, versions=30, learning_rate=1e-2)
+        cell = replace(CELL, purpose="tune", method=name, staleness=0, versions=30, learning_rate=1e-2)
         outcome = simulate(cell, bandit, Method.named(name))
         scores = np.mean(outcome.scores, axis=0)
         assert scores[-1] > scores[0] + 0.1, name

@@ -93,7 +93,7 @@ def test_the_model_is_smollm2() -> None:
 def test_what_is_published_leads_from_the_first_words_to_the_last(tmp_path: Path) -> None:
     key = SigningKey.generate()
     training = publish_versions(
-        tmp_path / "training", TINY, run_id="bench", key=key, steps=3, keyframes=1, density=0.01
+        tmp_path / "training", TINY, run_id="bench", key=key, steps=2, keyframes=1, density=0.01
     )
     assert training.density == pytest.approx(0.01, rel=0.2)
     layout = load_layout(training.directory)
