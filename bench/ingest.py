@@ -42,11 +42,11 @@ from node.identity.peer import Peer
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.policy import PolicyVersion
 from node.process.allocator import keep_freed_memory
-from node.rollout import Completion, Finish, PromptLease, RolloutGroup, Verdict
+from node.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.wire.mapping import role_to_wire
-from node.wire.rollouts import group_to_wire
+from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT
 
 RUN_ID: Final = "ingest"
@@ -149,13 +149,13 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
             pid, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
         )
         n = sum(len(own) - 1 for own in work)
-        size_kib = statistics.mean(request.ByteSize() for own in work for request in own) / 1024
+        size_kib = statistics.mean(group.size_bytes for own in work for group in own) / 1024
         await drain.write(
             rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=n + samplers))
         )
         deliver_s, _ = await _cost(pid, [_drained(drain, n + samplers)])
         drain.cancel()
-    data = [[request.SerializeToString() for request in own] for own in work]
+    data = [[submission_to_wire(group).SerializeToString() for group in own] for own in work]
     bare_s, bare_took_s = await _bare(run_directory, directory / "bare.log", identities, data)
     return Ingest(
         kib=size_kib,
@@ -178,40 +178,26 @@ async def _cost(pid: int, work: Sequence[Coroutine[Any, Any, None]]) -> tuple[fl
 
 async def _signed(
     channel: grpc.aio.Channel, identity: Identity, *, groups: int, tokens: int
-) -> list[rollout_pb2.SubmitRolloutsRequest]:
+) -> list[EncodedGroup]:
     """Join, lease, and return a submission for each lease."""
     await _join(channel, identity)
     signer = GroupSigner(identity)
     client = SamplerRolloutClient(channel, signer)
-    requests: list[rollout_pb2.SubmitRolloutsRequest] = []
+    requests: list[EncodedGroup] = []
     while len(requests) <= groups:
         grant = await client.lease(min(LEASES, groups + 1 - len(requests)), PolicyVersion(0))
         assert grant.leases, f"no leases, waits for {grant.waits_for}"
-        for lease in grant.leases:
-            encoded = group_to_wire(_group(lease, tokens=tokens))
-            proof = signer.prove(lease.lease_id, encoded)
-            requests.append(
-                rollout_pb2.SubmitRolloutsRequest(
-                    group_id=lease.lease_id,
-                    header=encoded.header,
-                    columns=encoded.columns,
-                    certificate=proof.certificate,
-                    signature=proof.signature,
-                )
-            )
+        requests += [signer.signed(group_to_wire(_group(lease, tokens=tokens))) for lease in grant.leases]
     return requests
 
 
-async def _submitted(
-    channel: grpc.aio.Channel, requests: Sequence[rollout_pb2.SubmitRolloutsRequest]
-) -> None:
-    stub: Any = rollout_pb2_grpc.RolloutServiceStub(channel)
-    stream: SubmissionStream[rollout_pb2.SubmitRolloutsRequest] = SubmissionStream(stub.SubmitRollouts)
+async def _submitted(channel: grpc.aio.Channel, requests: Sequence[EncodedGroup]) -> None:
+    stream = SubmissionStream(channel)
     left = iter(requests)
 
     async def submit() -> None:
         for request in left:
-            verdict, detail = await stream.submit(request, request.ByteSize())
+            verdict, detail = await stream.submit(request)
             assert verdict is Verdict.SPOOLED, detail
 
     await asyncio.gather(*(submit() for _ in range(SUBMISSIONS_IN_FLIGHT)))

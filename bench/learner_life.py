@@ -25,7 +25,7 @@ from learner.training.model import load_policy
 from learner.training.training_state import TrainingState
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.clock import SystemClock
-from node.rollout import DeliveredGroup, RolloutGroup
+from node.rollout import RolloutGroup
 from node.run import EvaluationNotice
 
 EVERY_VERSIONS: Final = 20
@@ -90,8 +90,6 @@ def live(
         fleet.meet()
     ranks: Ranks = ONE_RANK if fleet is None else fleet.group
     policy = load_policy(config.model_dir, device="cpu", ranks=ranks)
-    if fleet is not None:
-        fleet.leads(policy)
     state = TrainingState(
         config,
         policy,
@@ -123,7 +121,7 @@ def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int)
         for number in range(steps):
             started_s, before = time.monotonic(), state.journal_bytes
             delivered = [
-                DeliveredGroup(replace(group, group_id=f"{number * len(batch) + place}.1"), "bench", 0.0)
+                replace(group, group_id=f"{number * len(batch) + place}.1", sampler_id="bench")
                 for place, group in enumerate(batch)
             ]
             taken = state.take_step(

@@ -5,7 +5,6 @@ taken once before, which makes what stays: optimizer state, buffers of libraries
 """
 
 import ctypes
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from bench.forked_context import forked_context
 from bench.learner_steps import Shape, make_groups, step_makers
 from bench.measure import peak
 from learner.training.token_logprob import CHUNK_LOGITS, token_logprob
@@ -73,9 +73,8 @@ def _mallopt(parameter: int, value: int) -> None:
 
 
 def _alone(run: Callable[..., T], *arguments: object) -> T:
-    context = multiprocessing.get_context("forkserver")
-    # Imported once, by the server that the processes are forked from; where there is no trl, it is left out.
-    context.set_forkserver_preload(["bench.learner_report", "bench.learner_memory", "bench.learner_trl"])
+    # Where there is no trl, bench.learner_trl is left out.
+    context = forked_context("bench.learner_report", "bench.learner_memory", "bench.learner_trl")
     with ProcessPoolExecutor(1, context) as pool:
         return pool.submit(run, *arguments).result()
 

@@ -52,7 +52,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from bench.measure import CORES
 from bench.sampler_contestants import BareVllm, Contestant, Load, Ours, Round, Transformers
 from learner.training.model import load_policy
-from sampler.engines.engine import FinishedRequest
+from sampler.engines.engine import GenerationRequest
 
 PROCESSES: Final = {
     "torch": ("transformers", "torch"),
@@ -66,7 +66,7 @@ KV_CACHES: Final = ("recompute", "keep")
 VOCABULARY: Final = 49_152
 
 
-def apart(load: Load, groups: Sequence[FinishedRequest]) -> dict[str, float]:
+def apart(load: Load, groups: Sequence[GenerationRequest]) -> dict[str, float]:
     """Compare behaviour logprobs with the learner's."""
     policy, prompts = load_policy(load.model_dir, device=load.device), load.prompts()
     differences = []

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
-from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.sampler_role import load_configured_engine
@@ -195,11 +195,11 @@ class Ours:
             taken += (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
         return taken
 
-    def groups(self) -> list[FinishedRequest]:
+    def groups(self) -> list[GenerationRequest]:
         """Complete every prompt."""
         for number in range(self._load.groups):
             self._add(number)
-        finished: list[FinishedRequest] = []
+        finished: list[GenerationRequest] = []
         while len(finished) < self._load.groups:
             finished += self._call(self._engine.step)
         return finished

@@ -141,8 +141,9 @@ class LearnerConfig(BaseModel):
     step there. Needs ``dp_shard`` above 1; changes nothing on a CPU. Untested on GPUs."""
 
     rank_timeout_s: float = Field(default=600.0, ge=1, le=86_400)
-    """Longest wait of ranks for each other, at the start and in a step. One that is stopped for longer ends
-    all of them; the next start resumes the run."""
+    """Longest wait of ranks for each other: at the start, in a step, as they publish, as they save. One that
+    is stopped for longer ends all of them; the next start resumes the run. Each rank's part of a checkpoint
+    has to be written within this time."""
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Device the model is trained on."""

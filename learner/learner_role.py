@@ -51,7 +51,7 @@ from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
-from node.rollout import DeliveredGroup
+from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import snapshot
@@ -103,7 +103,7 @@ async def build(context: RoleContext) -> list[Service]:
     coordinator = _join(context, control, config, restored, evidence)
     drain = _drain(rollouts, config, restored, instruments)
 
-    def on_step(line: StepLine | None, batch: Sequence[DeliveredGroup]) -> None:
+    def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
         for thread in writers:
             thread.offer(line, batch)
 
@@ -129,7 +129,6 @@ async def build(context: RoleContext) -> list[Service]:
     leaving = StopsAfter(coordinator.membership, other=draining)
     services: list[Service] = [leaving, uploading, draining, publishing, *writing, training]
     if restored.fleet is not None:
-        restored.fleet.leads(restored.policy)
         services.insert(0, StopsAfter(restored.fleet, other=publishing))
     return services
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +134,7 @@ class GroupVerdict:
 class Completion:
     """One completion, n >= 1 tokens, including the end token or the stop string that ended it.
 
-    A completion of several turns holds, between what the policy wrote, what the task replied.
+    An engine draws one turn; a completion of several holds what the task replied between them.
     """
 
     token_ids: NDArray[np.int32]
@@ -143,7 +143,6 @@ class Completion:
     """[n], nats, of what each token was drawn from: after temperature and truncation, renormalised."""
     policy_version: NDArray[np.int32]
     """[n], the version that drew each token; never decreases within a completion."""
-    reward: float
     finish: Finish
     kept_mass: NDArray[np.float32] | None = None
     """[n], in (0, 1]: share of the whole softmax, after temperature, of the tokens that min-p, top-k and
@@ -151,6 +150,8 @@ class Completion:
     is_drawn: NDArray[np.bool_] | None = None
     """[n], False for the tokens of replies, which the policy read and did not write: each has logprob 0, kept
     mass 1 and the version of the token before it. None: all were drawn."""
+    reward: float = math.nan
+    """NaN until it is graded."""
 
     @property
     def drawn(self) -> NDArray[np.bool_]:
@@ -210,11 +211,33 @@ class GroupHeader(GroupTerms):
     """16 bytes: two samplers whose prompts have the same tokens state the same."""
 
 
-class EncodedGroup(NamedTuple):
-    """A group as its sampler encoded and signed it; handed on as it came."""
+@dataclass(frozen=True, slots=True)
+class EncodedGroup:
+    """A group as its sampler encoded it, which every hub keeps and hands on as it came."""
 
     header: bytes
     columns: bytes
+    group_id: str = ""
+    """The one it is handed in under; the header has its own word for it."""
+    sampler_id: str = ""
+    """Who made it: proved at a hub, empty on the way to the first one."""
+    certificate: bytes = b""
+    """PEM, the sampler's; empty where it is not signed: TLS is off, or the coordinator has it."""
+    signature: bytes = b""
+    """DER, by the certificate's key."""
+    spooled_at_s: float = 0.0
+    """Unix seconds on the coordinator's clock; 0 before."""
+
+    def made_by(self, sampler_id: str) -> "EncodedGroup":
+        """Return it with the sampler that made it."""
+        return EncodedGroup(
+            self.header, self.columns, self.group_id, sampler_id, self.certificate, self.signature
+        )
+
+    @property
+    def parts(self) -> tuple[bytes, bytes]:
+        """The bytes that are signed and stored."""
+        return self.header, self.columns
 
     @property
     def size_bytes(self) -> int:
@@ -230,6 +253,10 @@ class RolloutGroup(GroupTerms):
     metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Name -> [completions]: what the grader measured besides the reward, finite, or NaN where it returned
     none."""
+    sampler_id: str = ""
+    """Who made it, as the coordinator says to the learner; empty before."""
+    spooled_at_s: float = 0.0
+    """Unix seconds on the coordinator's clock; 0 before."""
 
     @property
     def header(self) -> GroupHeader:
@@ -287,15 +314,6 @@ class RolloutGroup(GroupTerms):
     def drawn_tokens(self) -> int:
         """Tokens of the whole group that the policy drew."""
         return sum(c.drawn_tokens for c in self.completions)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeliveredGroup:
-    """A group on its way to the learner."""
-
-    group: RolloutGroup
-    sampler_id: str
-    spooled_at_s: float
 
 
 def mean_metrics(groups: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -37,11 +37,11 @@ from node.rollout import Finish, PromptLease
 from node.run import Role
 from node.visible_text import visible
 from sampler.config import SamplerConfig
-from sampler.engines.engine import Engine, FinishedRequest
+from sampler.engines.engine import Engine, GenerationRequest
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.run_task import RunTask
-from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking
+from sampler.rollouts.turn_taking import TurnTaking
 from sampler.rollouts.work_queue import Job, JobState
 from sampler.sampler_role import load_configured_engine
 from sampler.tasks.grader_process import TaskError
@@ -115,7 +115,7 @@ class Trial:
         for lease in leases:
             job = Job(lease, at_s=0.0, state=JobState.GENERATING)
             try:
-                job = replace(job, prompt=await self._task.prompt(lease, self._engine.tokenizer))
+                job.prompt = await self._task.prompt(lease, self._engine.tokenizer)
                 self._turns.begin(job)
             except (TaskError, RefusedError) as error:
                 self._end(job, problem=str(error))
@@ -123,22 +123,22 @@ class Trial:
             for request in await asyncio.to_thread(self._engine.step):
                 await self._note(request)
 
-    async def _note(self, finished: FinishedRequest) -> None:
+    async def _note(self, finished: GenerationRequest) -> None:
         if (spoken := self._turns.note(finished, self._task)) is None:
             return
-        group, waiting = spoken
+        job, waiting = spoken
         try:
             for conversation in waiting:
-                await self._turns.reply(group, conversation, self._task)
-            if self._turns.take_generated(group):
-                self._end(group.job, await self._graded(group))
+                await self._turns.reply(job, conversation, self._task)
+            if self._turns.take_generated(job):
+                self._end(job, await self._graded(job))
         except (TaskError, RefusedError) as error:
-            self._turns.cancel([group.lease_id])
-            self._end(group.job, problem=str(error))
+            self._turns.cancel([job.lease.lease_id])
+            self._end(job, problem=str(error))
 
-    async def _graded(self, group: GroupInTurns) -> tuple[dict[str, Any], ...]:
-        assert group.job.prompt is not None, "a generated job has a prompt"
-        texts, grades = await self._task.grade(group.job.prompt, group.conversations)
+    async def _graded(self, job: Job) -> tuple[dict[str, Any], ...]:
+        assert job.prompt is not None, "a generated job has a prompt"
+        texts, grades = await self._task.grade(job.prompt, job.conversations)
         return tuple(
             {
                 "text": _spoken(conversation),
@@ -147,7 +147,7 @@ class Trial:
                 "finish": text.finish,
                 "metrics": {name: values[number] for name, values in grades.metrics.items()},
             }
-            for number, (conversation, text) in enumerate(zip(group.conversations, texts, strict=True))
+            for number, (conversation, text) in enumerate(zip(job.conversations, texts, strict=True))
         )
 
     def _end(self, job: Job, completions: tuple[dict[str, Any], ...] = (), *, problem: str = "") -> None:

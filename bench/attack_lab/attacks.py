@@ -17,8 +17,8 @@ from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
-from node.identity.group_proof import GroupProof, GroupSigner
-from node.rollout import EncodedGroup, LeasePurpose, RolloutGroup
+from node.identity.group_proof import GroupSigner
+from node.rollout import EncodedGroup, LeasePurpose
 from node.rpc.address import join_address
 from node.rpc.channel import ConnectionLost, dial_as_stranger
 from node.run import Role
@@ -126,8 +126,8 @@ async def relay_in_others_names(enemy: Enemy) -> None:
                 group = replace(
                     enemy.group(scout, leases[0], version=head.number), group_id=f"{max(0, slot - back)}.1"
                 )
-                proof = GroupSigner(scout.identity).prove(group.group_id, group_to_wire(group))
-                await _submit_raw(enemy, relay, group, sampler_id=sampler_id, proof=proof)
+                signed = GroupSigner(scout.identity).signed(group_to_wire(group))
+                await _submit_raw(enemy, relay, replace(signed, sampler_id=sampler_id))
         await asyncio.sleep(PAUSE_S)
 
 
@@ -142,9 +142,8 @@ async def unknown_fields(enemy: Enemy) -> None:
                 head = await enemy.head(foe)
                 group = enemy.group(foe, lease, version=head.number)
                 padded = group_to_wire(group)
-                padded = padded._replace(columns=padded.columns + junk)
-                proof = GroupSigner(foe.identity).prove(group.group_id, padded)
-                await _submit_raw(enemy, foe, group, junk=junk, proof=proof)
+                padded = replace(padded, columns=padded.columns + junk)
+                await _submit_raw(enemy, foe, GroupSigner(foe.identity).signed(padded))
             await asyncio.sleep(1)
 
 
@@ -249,11 +248,8 @@ async def refused_submissions(enemy: Enemy) -> None:
         while True:
             n += 1
             header = rollout_pb2.GroupHeader(run_id=enemy.stage.run_id).SerializeToString()
-            proof = GroupSigner(foe.identity).prove(f"{n}.1", EncodedGroup(header, b""))
-            request = rollout_pb2.SubmitRolloutsRequest(
-                header=header, group_id=f"{n}.1", certificate=proof.certificate, signature=proof.signature
-            )
-            await enemy.tried("submissions", foe.submissions.submit(request, request.ByteSize()))
+            group = GroupSigner(foe.identity).signed(EncodedGroup(header, b"", f"{n}.1"))
+            await enemy.tried("submissions", foe.submissions.submit(group))
             await asyncio.sleep(FLOOD_CALLERS / 233)
 
     await asyncio.gather(*(submit() for _ in range(FLOOD_CALLERS)))
@@ -328,19 +324,8 @@ async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: Lease
             await asyncio.sleep(PAUSE_S)
 
 
-async def _submit_raw(
-    enemy: Enemy, foe: Foe, group: RolloutGroup, *, sampler_id: str = "", junk: bytes = b"", proof: GroupProof
-) -> None:
-    encoded = group_to_wire(group)
-    request = rollout_pb2.SubmitRolloutsRequest(
-        header=encoded.header,
-        columns=encoded.columns + junk,
-        group_id=group.group_id,
-        sampler_id=sampler_id,
-        certificate=proof.certificate,
-        signature=proof.signature,
-    )
-    answer = await enemy.tried("submissions", foe.submissions.submit(request, request.ByteSize()))
+async def _submit_raw(enemy: Enemy, foe: Foe, group: EncodedGroup) -> None:
+    answer = await enemy.tried("submissions", foe.submissions.submit(group))
     if answer is not None:
         enemy.did[f"submitted: {answer[0]}"] += 1
 

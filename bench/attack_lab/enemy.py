@@ -46,13 +46,19 @@ class Foe:
     channel: grpc.aio.Channel
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     grader_digest: bytes = b""
-    _submissions: SubmissionStream[rollout_pb2.SubmitRolloutsRequest] | None = None
+    _submissions: SubmissionStream | None = None
 
     @property
-    def submissions(self) -> SubmissionStream[rollout_pb2.SubmitRolloutsRequest]:
+    def submissions(self) -> SubmissionStream:
         """The one stream it submits on."""
-        self._submissions = self._submissions or SubmissionStream(self.rollouts.SubmitRollouts)
+        self._submissions = self._submissions or SubmissionStream(self.channel)
         return self._submissions
+
+    async def close(self) -> None:
+        """End what it submits, and its connections."""
+        if self._submissions is not None:
+            await self._submissions.close()
+        await self.channel.close()
 
     @property
     def rollouts(self) -> "rollout_pb2_grpc.RolloutServiceAsyncStub":
@@ -101,8 +107,9 @@ class Enemy:
         now = time.time()
         identity = issue_identity(self._authority, peer, now=now, lifetime_s=LEAF_LIFETIME_S)
         channel = dial(self.members, identity, purpose=Purpose.ROLLOUTS, now=now)
-        self._closing.push_async_callback(channel.close)
-        return Foe(identity, channel)
+        foe = Foe(identity, channel)
+        self._closing.push_async_callback(foe.close)
+        return foe
 
     async def tried(self, name: str, call: Any) -> Any:
         """Await a call; count its answer or refusal under ``name``; None where it was refused."""

@@ -1,6 +1,5 @@
 """Cells on all cores, one thread and one process each, polite to whatever else runs here."""
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -10,6 +9,7 @@ from typing import Final
 
 import torch
 
+from bench.forked_context import forked_context
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.codes import Codes
 from bench.staleness_lab.digits import DigitsBandit, cache_digits
@@ -57,10 +57,7 @@ def run_cells(cells: list[Cell], *, workers: int, data: Path) -> Iterator[Outcom
 
     Ending the iteration early drops what has not begun. What a cell raises is raised here.
     """
-    # Forked from a process that has imported torch and called nothing of it: no thread of torch's is missing.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_settle) as pool:
+    with ProcessPoolExecutor(workers, mp_context=forked_context(__name__), initializer=_settle) as pool:
         futures = [pool.submit(partial(run_cell, data=data), cell) for cell in cells]
         try:
             for future in as_completed(futures):

@@ -7,7 +7,7 @@ Oldest first: newer groups can still wait.
 """
 
 from learner.intake.group_verdict import stale
-from node.rollout import DeliveredGroup, GroupVerdict, RolloutGroup, Verdict, other_options
+from node.rollout import GroupVerdict, RolloutGroup, Verdict, other_options
 
 
 class BatchBuffer:
@@ -23,26 +23,25 @@ class BatchBuffer:
         self._capacity_groups = capacity_groups
         self._batch_groups = batch_groups
         self._max_staleness_versions = max_staleness_versions
-        self._waiting: dict[str, DeliveredGroup] = {}  # in the order of arrival
+        self._waiting: dict[str, RolloutGroup] = {}  # in the order of arrival
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, delivered: DeliveredGroup) -> None:
+    def add(self, group: RolloutGroup) -> None:
         """Keep an admitted group.
 
         Raises:
             ValueError: the buffer is full or holds this group already; the coordinator's credits rule
                 both out.
         """
-        group_id = delivered.group.group_id
-        if group_id in self._waiting:
-            raise ValueError(f"group {group_id} is buffered already")
+        if group.group_id in self._waiting:
+            raise ValueError(f"group {group.group_id} is buffered already")
         if len(self._waiting) == self._capacity_groups:
             raise ValueError(f"the buffer is full with {self._capacity_groups} groups")
-        self._waiting[group_id] = delivered
+        self._waiting[group.group_id] = group
 
-    def evict(self, *, version: int, task_digest: bytes | None) -> list[tuple[DeliveredGroup, GroupVerdict]]:
+    def evict(self, *, version: int, task_digest: bytes | None) -> list[tuple[RolloutGroup, GroupVerdict]]:
         """Remove and return, with its verdict, every group that cannot be trained on any more.
 
         Args:
@@ -50,20 +49,20 @@ class BatchBuffer:
             task_digest: of the options that groups must be graded by; None: not told.
         """
         evicted = []
-        for delivered in list(self._waiting.values()):
-            if (verdict := self._unfit(delivered.group, version, task_digest)) is not None:
+        for group in list(self._waiting.values()):
+            if (verdict := self._unfit(group, version, task_digest)) is not None:
                 del self._waiting[verdict.group_id]
-                evicted.append((delivered, verdict))
+                evicted.append((group, verdict))
         return evicted
 
-    def take_batch(self) -> tuple[DeliveredGroup, ...]:
+    def take_batch(self) -> tuple[RolloutGroup, ...]:
         """Remove and return the oldest whole batch, by behaviour version and arrival; () if none is full."""
         if len(self._waiting) < self._batch_groups:
             return ()
-        by_version = sorted(self._waiting.values(), key=lambda delivered: delivered.group.oldest_version)
+        by_version = sorted(self._waiting.values(), key=lambda group: group.oldest_version)
         batch = tuple(by_version[: self._batch_groups])
-        for delivered in batch:
-            del self._waiting[delivered.group.group_id]
+        for group in batch:
+            del self._waiting[group.group_id]
         return batch
 
     def _unfit(self, group: RolloutGroup, version: int, task_digest: bytes | None) -> GroupVerdict | None:

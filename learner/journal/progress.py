@@ -38,6 +38,8 @@ class StepEntry:
     random_state_bytes: int
     group_bytes: tuple[tuple[int, int], ...]
     """Sizes of each group's header and columns, in the order of the line."""
+    cuda_state_bytes: int = 0
+    """How many at the end of the random state are the CUDA device's; 0: the step was not taken on one."""
 
     @property
     def version(self) -> int:

@@ -93,7 +93,7 @@ class JournalRecord:
 
     @property
     def random_state(self) -> bytes:
-        """torch's random state before the step."""
+        """torch's random state before the step, the CPU's and then CUDA's."""
         assert isinstance(self.entry, StepEntry)
         return bytes(self.blob[: self.entry.random_state_bytes])
 
@@ -227,6 +227,11 @@ def _entry(text: bytes, blob_bytes: int, *, number: int) -> Entry:
         entry = _STEP.validate_python(document["step"])
     except (ValueError, KeyError) as error:
         raise DamagedJournalError(f"entry {number} cannot be read: {error}") from error
+    if not 0 <= entry.cuda_state_bytes <= entry.random_state_bytes:
+        raise DamagedJournalError(
+            f"entry {number} has a random state of {entry.random_state_bytes} bytes, "
+            f"{entry.cuda_state_bytes} of them CUDA's"
+        )
     if entry.random_state_bytes + sum(map(sum, entry.group_bytes)) != blob_bytes:
         raise DamagedJournalError(
             f"entry {number} has a blob of {blob_bytes} bytes, which are not its groups"

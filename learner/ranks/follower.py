@@ -1,4 +1,5 @@
-"""A rank other than the first: it does what the first one tells it, until that one ends.
+"""A rank other than the first: it does what the first one tells it, until that one ends. Signals that drain a
+learner reach all ranks, and only the first one heeds them.
 
 training    steps, checks, copies for a checkpoint: this thread, in the first rank's order
 publishing  its words of the frames that the first rank asks for
@@ -7,6 +8,7 @@ saving      its shards of the newest copy
 
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learner.config import LearnerConfig
-from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, is_out_of_memory
+from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError, is_out_of_memory
 from learner.ranks.launching import coding_threads, config_of, join_ranks, mesh_sizes, neighbours
 from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.rank_group import RankGroup
@@ -24,6 +26,7 @@ from learner.training.model import Policy, load_policy, load_reference
 from learner.training.tensor_files import save_tensors
 from learner.training.train_step import train_step
 from node.errors import HeteroRLError
+from node.process.daemon import SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -90,16 +93,25 @@ class Follower:
                 save_tensors(
                     Path(order.values["directory"]),
                     self._copy[order.values["part"]],
-                    group=self._group.saves.group,
+                    group=self._group.saves.exchanges,
                 )
             except (OSError, ValueError) as error:
                 # The first rank hears of it too, and tries again once there is room.
                 logger.warning("shards not saved", extra={"error": str(error)})
 
     def _await_copy(self, number: int) -> None:
-        """Wait until the training thread has made a copy: it hears of it by another stream than this one."""
+        """Wait until the training thread has made a copy: it hears of it by another stream than this one.
+
+        Raises:
+            RankLostError: it has not, within the limit.
+        """
+        limit_s = self._config.rank_timeout_s
         with self._copied:
-            self._copied.wait_for(lambda: self._copies == number)
+            if not self._copied.wait_for(lambda: self._copies == number, limit_s):
+                raise RankLostError(
+                    f"copy {number} is to be saved, and {self._copies} was the last one made, {limit_s:g} s "
+                    "later: a step does not end, see the logs of the first rank and of this one"
+                )
 
     def _step(self, step: StepOrder) -> None:
         for group in self._optimizer.param_groups:
@@ -154,10 +166,20 @@ def _or_end(work: Callable[[], None]) -> None:
         os._exit(_code_of(error))
 
 
+def _leave_drain_to_the_first() -> None:
+    """Ignore the signals that have the first rank drain: it ends this rank once that is done.
+
+    Where the first rank is gone, its connections are closed, and that ends this one.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _follow() -> None:
     join_ranks()
+    _leave_drain_to_the_first()
     orders = OrderStream()
-    neighbours(orders)
+    neighbours()
     config = config_of(orders.receive())
     if config.threads:
         torch.set_num_threads(config.threads)

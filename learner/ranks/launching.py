@@ -12,7 +12,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any, Final
 
 import torch
@@ -32,10 +32,9 @@ from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, OrderStream
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shared_words import SharedWords
-from learner.training.model import Policy
 from node.errors import StartupError
 from node.process.abandoned_threads import abandon
+from node.process.daemon import SIGNALS
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -43,7 +42,7 @@ ENDING_S: Final = 2.0
 """For a rank whose connections were closed to have ended."""
 
 END_LIMIT_S: Final = 10.0
-"""For ranks to end after they were told; then they are killed."""
+"""For ranks to take each of the orders to end, and then to end; after that they are killed."""
 
 
 def mesh_sizes(config: LearnerConfig) -> MeshSizes:
@@ -66,7 +65,7 @@ class Child:
     """A rank that this process started."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: Popen[bytes]
 
     @property
     def pid(self) -> int:
@@ -106,11 +105,11 @@ class Neighbour:
         return f"{who} is stopped: continue it with kill -CONT" if state in ("T", "t") else ""
 
 
-def neighbours(orders: OrderStream) -> list[Neighbour]:
+def neighbours() -> list[Neighbour]:
     """Tell all ranks this one's process, and return those of its host; every rank calls this."""
     told = torch.tensor([_place(), os.getpid()])
     every = [torch.zeros_like(told) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, told, group=orders.group)
+    dist.all_gather(every, told)
     return [
         Neighbour(rank, int(pid))
         for rank, (place, pid) in enumerate(every)
@@ -149,7 +148,6 @@ class Fleet:
             self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=limit)
             self.children = self._start(self._store.port)
         self._watched: Sequence[Child | Neighbour] = self.children
-        self._words: SharedWords | None = None
 
     def _start(self, store_port: int) -> Sequence[Child]:
         config, ranks = self._config, self._sizes.ranks
@@ -167,7 +165,8 @@ class Fleet:
             }
             command = [sys.executable, "-m", "learner.ranks"]
             # Nothing is ever written to the pipe: its end tells that this process has ended.
-            started = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+            with _deaf_children():
+                started = Popen(command, env=environment, stdin=PIPE)
             children.append(Child(rank, started))
         return children
 
@@ -209,7 +208,7 @@ class Fleet:
         config = self._config
         join_ranks(self._store, ranks=self._sizes.ranks, limit_s=config.rank_timeout_s)
         self.orders = OrderStream(limit_s=config.rank_timeout_s)
-        there = neighbours(self.orders)
+        there = neighbours()
         self._watched = self.children or there
         self.orders.send(Order("begin", {"config": _as_json(config)}))
         self.group = RankGroup(
@@ -241,11 +240,6 @@ class Fleet:
     def _fates(self) -> list[str]:
         return [fate for one in self._watched if (fate := one.fate)]
 
-    def leads(self, policy: Policy) -> None:
-        """Take over ending the exchanges of this policy."""
-        assert isinstance(policy.master_words, SharedWords)
-        self._words = policy.master_words
-
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Watch the ranks until ``stopping``, and end them then.
 
@@ -253,24 +247,26 @@ class Fleet:
             RankLostError: one ended by itself.
         """
         ready()
-        with self._watching() as lost:
-            waits = [asyncio.create_task(event.wait()) for event in (stopping, lost)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                # A rank is stopped, and a thread here waits for it: only its end ends that.
-                self.kill()
-                raise
-            finally:
-                for wait in waits:
-                    wait.cancel()
-        if lost.is_set() and not stopping.is_set():
-            fates = self.diagnose()
+        try:
+            with self._watching() as lost:
+                waits = [asyncio.create_task(event.wait()) for event in (stopping, lost)]
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+            if stopping.is_set():
+                await asyncio.to_thread(self.end)
+                return
+        except asyncio.CancelledError:
+            # A rank is stopped, and a thread here waits for it: only its end ends that.
             self.kill()
-            raise RankLostError(
-                f"{fates}. All ranks end; start the learner again, and it goes on from its journal"
-            )
-        await asyncio.to_thread(self.end)
+            raise
+        fates = self.diagnose()
+        self.kill()
+        raise RankLostError(
+            f"{fates}. All ranks end; start the learner again, and it goes on from its journal"
+        )
 
     @contextmanager
     def _watching(self) -> Iterator[asyncio.Event]:
@@ -289,12 +285,9 @@ class Fleet:
     def end(self) -> None:
         """Tell the other ranks to end, and wait for those started here."""
         with suppress(RuntimeError):
-            if self._words is not None:
-                self._words.end()
-            self.group.saves.send(Order("end", {}))
-            self.orders.send(Order("end", {}))
+            self.group.end(limit_s=END_LIMIT_S)
         for child in self.children:
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(TimeoutExpired):
                 child.process.wait(END_LIMIT_S)
         self.kill()
 
@@ -303,6 +296,19 @@ class Fleet:
         for child in self.children:
             if child.process.poll() is None:
                 child.process.kill()
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Have processes that this thread starts meanwhile never hear the signals that have this one drain.
+
+    A service manager or a terminal sends those to all ranks at once, be it before they have met.
+    """
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 def check_world_size(processes: int, sizes: MeshSizes) -> None:

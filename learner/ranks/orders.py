@@ -1,7 +1,8 @@
 """Orders: what the first rank has the others do, as JSON and arrays; nothing is pickled.
 
 The others wait for the next order for as long as the first has nothing to do. If it ends, its connections
-are closed, and that ends the wait.
+are closed, and that ends the wait. Nothing else waits for longer than the limit: neither the first rank until
+an order is taken, nor any rank in the exchanges that an order begins.
 """
 
 import itertools
@@ -27,7 +28,7 @@ from node.rollout import EncodedGroup, RolloutGroup
 from node.wire.rollouts import group_from_wire, group_to_wire
 
 ANY_TIME: Final = timedelta(days=365)
-"""Limit of the groups that orders travel in."""
+"""Longest wait for an order."""
 
 _OF_OPTIMIZER: Final = ("lr", "betas", "weight_decay")
 
@@ -59,33 +60,39 @@ class OrderStream:
     """Orders in sequence, from the first rank to all others, for one thread of each."""
 
     def __init__(self, *, limit_s: float | None = None) -> None:
-        """Make a process group for it: every rank does, in the same sequence.
+        """Make process groups for it: every rank does, in the same sequence.
 
         Args:
-            limit_s: longest wait for others to take an order; None: any time.
+            limit_s: longest wait for others, but for that for an order; None: torch's own.
         """
         self.limit_s = limit_s
-        self.group: ProcessGroup = dist.new_group(backend="gloo", timeout=ANY_TIME)
+        limit = None if limit_s is None else timedelta(seconds=limit_s)
+        self._group: ProcessGroup = dist.new_group(backend="gloo", timeout=ANY_TIME)
+        self.exchanges: ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
+        """All ranks, for what an order has them do together."""
 
-    def send(self, order: Order) -> None:
+    def send(self, order: Order, *, limit_s: float | None = None) -> None:
         """Tell all others. First rank.
 
+        Args:
+            limit_s: longest wait until they take it; None: the stream's.
         Raises:
             RuntimeError: another rank did not take it within the limit, or is gone.
         """
-        limit = ANY_TIME if self.limit_s is None else timedelta(seconds=self.limit_s)
+        limit_s = limit_s or self.limit_s
+        limit = ANY_TIME if limit_s is None else timedelta(seconds=limit_s)
         data = torch.frombuffer(bytearray(order.to_bytes()), dtype=torch.uint8)
         for part in (torch.tensor([len(data)]), data):
-            sent = dist.broadcast(part, src=0, group=self.group, async_op=True)
+            sent = dist.broadcast(part, src=0, group=self._group, async_op=True)
             assert sent is not None
             sent.wait(limit)
 
     def receive(self) -> Order:
         """Wait for the next order. Others."""
         length = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(length, src=0, group=self.group)
+        dist.broadcast(length, src=0, group=self._group)
         data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self.group)
+        dist.broadcast(data, src=0, group=self._group)
         return Order.from_bytes(data.numpy().tobytes())
 
 
@@ -122,7 +129,7 @@ class StepOrder:
             "has_reference": self.has_reference,
             "optimizer": {key: self.optimizer[key] for key in _OF_OPTIMIZER if key in self.optimizer},
         }
-        blobs = [part for group in encoded for part in group]
+        blobs = [part for group in encoded for part in group.parts]
         blobs += [np.asarray(nats, "<f8").tobytes() for nats in expected or ()]
         return Order("step", values, blobs)
 

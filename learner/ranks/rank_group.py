@@ -29,7 +29,7 @@ from learner.ranks.shard_words import ShardWords
 from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
 from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
-from learner.training.micro_batches import Row, even_micro_batches, micro_batches, share_out
+from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
 from learner.training.model import TokenScorer
 from node.weights.format.layout import Layout
 
@@ -64,7 +64,8 @@ class RankGroup:
             orders: by which the first rank tells the others what to do; None: they do the same anyway.
             coding_threads: that code this rank's frames of a version.
             offloads: keep shards in the host's memory.
-            limit_s: longest wait for other ranks in a step; None: torch's own, half an hour with gloo.
+            limit_s: longest wait for other ranks in a step, a version's frames or a checkpoint; None: torch's
+                own, half an hour with gloo.
         """
         self.rank: int = dist.get_rank()
         self.sizes = sizes
@@ -79,10 +80,11 @@ class RankGroup:
         self._orders = orders if self.rank == 0 else None
         self._diagnose = diagnose
         self._coding_threads = coding_threads
-        self._words_stream = OrderStream()
+        self._words_stream = OrderStream(limit_s=limit_s)
         self._copies = 0
-        self.saves = OrderStream()
+        self.saves = OrderStream(limit_s=limit_s)
         """Orders to save."""
+        self._words: SharedWords | None = None
         self._mesh = self._meshed(sizes)
         self._tied: list[TiedEmbedding] = []
 
@@ -90,7 +92,12 @@ class RankGroup:
         self._at = sizes.coordinate(self.rank)
         grid = torch.arange(sizes.ranks).view(sizes.shape)
         # The mesh's own groups would wait for torch's half an hour, whatever the limit of all ranks is.
-        groups = [self._group_of(grid.movedim(axis, -1)) for axis in range(grid.ndim)]
+        # Each of gloo's has a thread that wakes a hundred times a second: of one rank, one group is enough.
+        alone = self._group_of(grid.view(-1, 1))
+        groups = [
+            alone if size == 1 else self._group_of(grid.movedim(axis, -1))
+            for axis, size in enumerate(grid.shape)
+        ]
         self._scored = self._group_of(grid.movedim(-1, 0).flatten(1))
         self._ends = self._group_of(grid[[0, -1]].movedim(0, -1)) if sizes.pp > 1 else None
         return DeviceMesh.from_group(groups, self._device_type, grid, mesh_dim_names=DIMENSIONS)
@@ -184,9 +191,25 @@ class RankGroup:
 
     def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> SharedWords:
         """Return what reads a version's words off the masters of all ranks, on the first."""
-        shards = ShardWords(tensors, layout, sizes=self.sizes, group=self._words_stream.group)
+        shards = ShardWords(tensors, layout, sizes=self.sizes, group=self._words_stream.exchanges)
         work = FrameWork(shards, threads=self._coding_threads)
-        return SharedWords(work, self._words_stream, failures_named=self.failures_named)
+        self._words = SharedWords(work, self._words_stream, failures_named=self.failures_named)
+        return self._words
+
+    def end(self, *, limit_s: float) -> None:
+        """Tell the other ranks that nothing comes any more: the first one does, once it has done all else.
+
+        Args:
+            limit_s: longest wait for them to take each of these orders.
+        Raises:
+            RuntimeError: another rank did not take one, or is gone.
+        """
+        if self._orders is None:
+            return
+        if self._words is not None:
+            self._words.end(limit_s=limit_s)
+        for stream in (self.saves, self._orders):
+            stream.send(Order("end", {}), limit_s=limit_s)
 
     def follow_writes(self, optimizer: torch.optim.Optimizer) -> None:
         """Have no rank write before the first; call it there after adding the hook that waits for readers."""
@@ -196,18 +219,24 @@ class RankGroup:
 
         optimizer.register_step_pre_hook(wait_for_all)
 
-    def saving(self, directory: Path, part: str) -> ProcessGroup:
-        """Have the other ranks save their shards of one part of a checkpoint; return all ranks."""
-        self.saves.send(Order("save", {"directory": str(directory), "part": part, "copy": self._copies}))
-        return self.saves.group
+    @contextmanager
+    def saving(self, directory: Path, part: str) -> Iterator[ProcessGroup]:
+        """Have the other ranks save their shards of one part of a checkpoint meanwhile; yield all ranks.
 
-    def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
+        Raises:
+            RankLostError: one of them is gone, or does not answer.
+        """
+        with self.failures_named():
+            self.saves.send(Order("save", {"directory": str(directory), "part": part, "copy": self._copies}))
+            yield self.saves.exchanges
+
+    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
         """Return this rank's micro-batches; every rank has as many, so some may be empty."""
-        cut = partial(micro_batches, budget_tokens=budget_tokens)
+        cut = partial(micro_batches, lengths=lengths, budget_tokens=budget_tokens)
         if self.sizes.pp > 1:
             parts = MICRO_BATCHES_A_STAGE * self.sizes.pp
-            cut = partial(even_micro_batches, budget_tokens=budget_tokens, parts=parts)
-        return share_out(rows, shares=self.sizes.shares, cut=cut)[self.sizes.share(self.rank)]
+            cut = partial(even_micro_batches, lengths=lengths, budget_tokens=budget_tokens, parts=parts)
+        return share_out(lengths, shares=self.sizes.shares, cut=cut)[self.sizes.share(self.rank)]
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
         """Add the other ranks' logprobs to a batch's, [n, t]; ``places`` are this rank's own, flattened."""

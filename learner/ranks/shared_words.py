@@ -117,10 +117,9 @@ class SharedWords:
         """See ``VersionCoder``."""
         self._work.close()
 
-    def end(self) -> None:
-        """Tell the other ranks that nothing is asked for any more. First rank."""
-        with self._lock:
-            self._stream.send(Order("end", {}))
+    def end(self, *, limit_s: float | None = None) -> None:
+        """Tell the other ranks that nothing is asked for any more. First rank; ``limit_s``: see ``send``."""
+        self._stream.send(Order("end", {}), limit_s=limit_s)
 
     def follow(self) -> None:
         """Do what the first rank asks for, until it needs no more. Another rank."""
@@ -191,7 +190,7 @@ class SharedWords:
             refused.raise_refusal()
 
     def _answers(self, one: Round) -> Results:
-        for rank in range(dist.get_world_size(self._stream.group)):
+        for rank in range(dist.get_world_size(self._stream.exchanges)):
             frames = self._work.own(one.frames, rank=rank)
             if rank == self._work.rank:
                 yield from zip(frames, one.results(), strict=True)
@@ -252,21 +251,23 @@ class SharedWords:
         return Steps(np.frombuffer(start, np.uint16) if start else None, payloads)
 
     def _say(self, word: int) -> None:
-        dist.broadcast(torch.tensor([word]), src=0, group=self._stream.group)
+        dist.broadcast(torch.tensor([word]), src=0, group=self._stream.exchanges)
 
     def _hear(self) -> int:
         word = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(word, src=0, group=self._stream.group)
+        dist.broadcast(word, src=0, group=self._stream.exchanges)
         return int(word)
 
     def _send(self, data: bytes, rank: int) -> None:
         if data:
-            dist.send(torch.from_numpy(np.frombuffer(bytearray(data), np.uint8)), rank, self._stream.group)
+            dist.send(
+                torch.from_numpy(np.frombuffer(bytearray(data), np.uint8)), rank, self._stream.exchanges
+            )
 
     def _receive(self, size_bytes: int, rank: int) -> bytes:
         data = np.empty(size_bytes, np.uint8)
         if size_bytes:
-            dist.recv(torch.from_numpy(data), rank, self._stream.group)
+            dist.recv(torch.from_numpy(data), rank, self._stream.exchanges)
         return data.tobytes()
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from learner.objective.advantage import standardised_advantage
 from learner.records.samples_file import CompletionSample, GroupSample, SamplesFile
 from learner.step_log import StepLine
-from node.rollout import Completion, DeliveredGroup, RolloutGroup
+from node.rollout import Completion, RolloutGroup
 
 MOST_COMPLETIONS: Final = 16
 """Completions written of a group; of a larger one, the best and the worst half of this many."""
@@ -40,7 +40,7 @@ class SampleWriter:
         self._groups = groups
         self._first_groups = groups
 
-    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+    def write_of(self, line: StepLine | None, batch: Sequence[RolloutGroup]) -> Callable[[], None] | None:
         """Return the append of some groups of a step's batch, or of the first groups, as of version 0.
 
         It raises OSError where the disk is full or failing.
@@ -59,19 +59,18 @@ class SampleWriter:
     def close(self) -> None:
         """Do nothing: every append is on disk."""
 
-    def _append(self, chosen: Sequence[DeliveredGroup], line: StepLine | None) -> None:
+    def _append(self, chosen: Sequence[RolloutGroup], line: StepLine | None) -> None:
         self._file.append(self._sample(each, line) for each in chosen)
 
-    def _sample(self, delivered: DeliveredGroup, line: StepLine | None) -> GroupSample:
-        group = delivered.group
+    def _sample(self, group: RolloutGroup, line: StepLine | None) -> GroupSample:
         rewards = torch.tensor([one.reward for one in group.completions], dtype=torch.float64)
         advantages: list[float] = standardised_advantage(rewards).tolist()
         pairs = list(zip(group.completions, advantages, strict=True))
         return GroupSample(
             version=0 if line is None else line.report.version,
-            at_s=delivered.spooled_at_s if line is None else line.at_s,
+            at_s=group.spooled_at_s if line is None else line.at_s,
             group_id=group.group_id,
-            sampler_id=delivered.sampler_id,
+            sampler_id=group.sampler_id,
             task=group.task,
             prompt_index=group.prompt_index,
             prompt=self._text(group.prompt_token_ids),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.step_log import StepLine
-from node.rollout import DeliveredGroup
+from node.rollout import RolloutGroup
 
 
 class TensorBoardWriter:
@@ -27,7 +27,7 @@ class TensorBoardWriter:
         module = import_module("torch.utils.tensorboard")
         self._events = module.SummaryWriter(str(directory))
 
-    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+    def write_of(self, line: StepLine | None, batch: Sequence[RolloutGroup]) -> Callable[[], None] | None:
         """Return the write of the step's numbers at its version."""
         return partial(self._write, line) if line and line.is_step else None
 
@@ -70,7 +70,7 @@ class WandbWriter:
         }
         self._run: Any = None
 
-    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+    def write_of(self, line: StepLine | None, batch: Sequence[RolloutGroup]) -> Callable[[], None] | None:
         """Return the write of the step's numbers at its version.
 
         It raises wandb.Error where nobody is logged in, or the server refuses.

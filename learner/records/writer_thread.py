@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLine
-from node.rollout import DeliveredGroup
+from node.rollout import RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class StepWriter(Protocol):
         """Label of its counters."""
         ...
 
-    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+    def write_of(self, line: StepLine | None, batch: Sequence[RolloutGroup]) -> Callable[[], None] | None:
         """Return the write of a step and of the groups that it consumed; None: it is not written down.
 
         Without a line the groups were admitted before the first step. Cheap, on the event loop; the write is
@@ -57,7 +57,7 @@ class WriterThread:
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUED_STEPS)
         self._is_failing = False
 
-    def offer(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> None:
+    def offer(self, line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
         """Queue a step for writing, unless too many wait already. Never blocks."""
         write = self._writer.write_of(line, batch)
         if write is None:

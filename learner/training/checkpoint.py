@@ -99,6 +99,7 @@ class CheckpointStore:
         Raises:
             OSError: the disk is full or failing; earlier checkpoints are untouched, and nothing is left of
                 this one.
+            RankLostError: another rank is gone, or does not answer.
         """
         name = _name(copy.progress.version)
         path, staged = self._directory / name, self._directory / f"{_STAGED}{name}"
@@ -154,7 +155,8 @@ class CheckpointStore:
         staged.mkdir()
         for name, tensors in ((_MASTERS, copy.masters), (_OPTIMIZER, copy.optimizer)):
             (staged / name).mkdir()
-            save_tensors(staged / name, tensors, group=copy.ranks.saving(staged / name, name))
+            with copy.ranks.saving(staged / name, name) as group:
+                save_tensors(staged / name, tensors, group=group)
         files = {str(file.relative_to(staged)): _blake3(file) for file in staged.glob("*/*")}
         index = CheckpointIndex(self._origin, files, copy.progress, copy.place)
         (staged / _INDEX).write_bytes(_as_json(index))

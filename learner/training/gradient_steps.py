@@ -12,6 +12,7 @@ from learner.journal.progress import Progress, StepEntry
 from learner.journal.records import JournalRecord
 from learner.objective.slow_fast import EntropySwitch
 from learner.training.model import Policy, ScoringModel
+from learner.training.random_state import RandomState
 from learner.training.replay_settings import ReplaySettings
 from learner.training.train_step import StepOutcome, StepSettings, train_step
 from node.errors import StartupError
@@ -60,7 +61,7 @@ class GradientSteps:
         """Take a step from the journal; return which of its settings are not what they were, in words.
 
         Raises:
-            StartupError: it is not finite or teaches nothing now.
+            StartupError: it is not finite or teaches nothing now, or torch does not take its random state.
         """
         entry = record.entry
         assert isinstance(entry, StepEntry)
@@ -72,9 +73,11 @@ class GradientSteps:
         }
         [of_now] = self.optimizer.param_groups
         kept = {key: of_now[key] for key in of_step}
-        random_state = torch.get_rng_state()
-        torch.set_rng_state(torch.frombuffer(bytearray(record.random_state), dtype=torch.uint8))
+        device = self._policy.device
+        random_state = RandomState.on(device)
+        then = RandomState.from_bytes(record.random_state, cuda_bytes=entry.cuda_state_bytes)
         try:
+            then.restore(device)
             of_now.update(of_step)
             outcome = self._take(
                 [group_from_wire(group) for group in record.groups],
@@ -85,7 +88,7 @@ class GradientSteps:
             )
         finally:
             of_now.update(kept)
-            torch.set_rng_state(random_state)
+            random_state.restore(device)
         if not outcome.is_applied or not self._policy.is_finite():
             raise StartupError(
                 f"step {entry.version} of the journal cannot be taken again: it is not finite or teaches "

@@ -1,8 +1,8 @@
 """One batch for the objective and micro-batches for the model, from a step's groups.
 
 The objective sees all completions at once, as rows of one batch; the model sees runs of rows of
-similar length. Row numbers join the two, so that neither the order nor the size of micro-batches
-can change a result.
+similar length. A row is its number, which joins the two, so that neither the order nor the size of
+micro-batches can change a result.
 
 Tokens that the policy did not draw, a task's replies, are input for the model and nothing else: the
 objective's rows hold the drawn tokens alone, one after the other, so that no objective can count the others.
@@ -18,22 +18,7 @@ from torch import Tensor
 
 from learner.intake.group_verdict import full_logprobs
 from learner.objective.batch import ObjectiveBatch
-from node.rollout import Completion, RolloutGroup
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """One completion as the model sees it."""
-
-    number: int
-    """Its row in the objective's batch."""
-    group: RolloutGroup
-    completion: Completion
-
-    @property
-    def length(self) -> int:
-        """Positions the model sees: the last token is only ever a target."""
-        return len(self.group.prompt_token_ids) + len(self.completion.token_ids) - 1
+from node.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,14 +37,17 @@ class MicroBatch:
     """[targets]"""
 
 
-Cut = Callable[[Sequence[Row]], list[list[Row]]]
+Cut = Callable[[Sequence[int]], list[list[int]]]
 """Cuts rows into micro-batches."""
 
 
-def rows_of(groups: Sequence[RolloutGroup]) -> list[Row]:
-    """Return the rows of a step's groups, in order."""
-    pairs = [(group, completion) for group in groups for completion in group.completions]
-    return [Row(number, group, completion) for number, (group, completion) in enumerate(pairs)]
+def row_lengths(groups: Sequence[RolloutGroup]) -> list[int]:
+    """Return how many positions of each row the model sees: its last token is only ever a target."""
+    return [
+        len(group.prompt_token_ids) + len(completion.token_ids) - 1
+        for group in groups
+        for completion in group.completions
+    ]
 
 
 def objective_batch(
@@ -113,36 +101,38 @@ def objective_batch(
     )
 
 
-def micro_batches(rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
+def micro_batches(rows: Sequence[int], *, lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Cut rows into runs of similar length whose padded size is within the budget.
 
     Longest first, so that a run's first row sets its width; a row longer than the budget is alone.
     """
-    cut: list[list[Row]] = []
+    cut: list[list[int]] = []
     width = 0
-    for row in sorted(rows, key=lambda row: row.length, reverse=True):
+    for row in sorted(rows, key=lengths.__getitem__, reverse=True):
         if cut and width * (len(cut[-1]) + 1) <= budget_tokens:
             cut[-1].append(row)
         else:
             cut.append([row])
-            width = row.length
+            width = lengths[row]
     return cut
 
 
-def even_micro_batches(rows: Sequence[Row], *, budget_tokens: int, parts: int) -> list[list[Row]]:
+def even_micro_batches(
+    rows: Sequence[int], *, lengths: Sequence[int], budget_tokens: int, parts: int
+) -> list[list[int]]:
     """Cut rows into runs of as many, within the budget if all are as long as the longest.
 
     At least ``parts`` runs, if there are as many rows.
     """
-    by_length = sorted(rows, key=lambda row: row.length, reverse=True)
+    by_length = sorted(rows, key=lengths.__getitem__, reverse=True)
     if not by_length:
         return []
-    each = max(1, min(budget_tokens // by_length[0].length, len(rows) // parts))
+    each = max(1, min(budget_tokens // lengths[by_length[0]], len(rows) // parts))
     return [by_length[first : first + each] for first in range(0, len(rows), each)]
 
 
-def share_out(rows: Sequence[Row], *, shares: int, cut: Cut) -> list[list[list[Row]]]:
-    """Return as many micro-batches for each of ``shares`` ranks; some may be empty.
+def share_out(lengths: Sequence[int], *, shares: int, cut: Cut) -> list[list[list[int]]]:
+    """Return as many micro-batches of a step's rows for each of ``shares`` ranks; some may be empty.
 
     Rows are dealt by length, there and back, so that every share has about as many tokens: in whole
     micro-batches, all ranks wait for the slowest.
@@ -150,9 +140,9 @@ def share_out(rows: Sequence[Row], *, shares: int, cut: Cut) -> list[list[list[R
     Args:
         cut: ``micro_batches`` or ``even_micro_batches``.
     """
-    by_length = sorted(rows, key=lambda row: row.length, reverse=True)
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     turn = [*range(shares), *reversed(range(shares))]
-    dealt: list[list[Row]] = [[] for _ in range(shares)]
+    dealt: list[list[int]] = [[] for _ in range(shares)]
     for place, row in enumerate(by_length):
         dealt[turn[place % len(turn)]].append(row)
     runs = [cut(own) for own in dealt]
@@ -160,8 +150,15 @@ def share_out(rows: Sequence[Row], *, shares: int, cut: Cut) -> list[list[list[R
     return [of_rank + [[] for _ in range(most - len(of_rank))] for of_rank in runs]
 
 
-def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torch.device) -> MicroBatch:
-    """Pad ``rows`` to one length; ``width`` is t of the objective's [n, t].
+def collate(
+    groups: Sequence[RolloutGroup],
+    rows: Sequence[int],
+    *,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MicroBatch:
+    """Pad some rows of ``groups`` to one length; ``width`` is t of the objective's [n, t].
 
     Without rows, one token that nothing is asked of: a rank that waits for the others runs the model too.
     """
@@ -169,22 +166,32 @@ def collate(rows: Sequence[Row], *, width: int, dtype: torch.dtype, device: torc
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
         idle = torch.zeros(1, 1, dtype=torch.int64, device=device)
         return MicroBatch(nothing, idle, nothing, nothing, nothing.to(dtype))
-    lengths = np.array([row.length for row in rows])
-    generated = np.array([len(row.completion.token_ids) for row in rows])
-    is_drawn = np.concatenate([row.completion.drawn for row in rows])
-    drawn = np.array([row.completion.drawn_tokens for row in rows])
+    group_of = [group for group in groups for _ in group.completions]
+    every = [completion for group in groups for completion in group.completions]
+    own_groups, completions = [group_of[row] for row in rows], [every[row] for row in rows]
+    prompts = [group.prompt_token_ids for group in own_groups]
+    generated = np.array([len(completion.token_ids) for completion in completions])
+    lengths = np.array([len(prompt) for prompt in prompts]) + generated - 1
+    is_drawn = np.concatenate([completion.drawn for completion in completions])
+    drawn = np.array([completion.drawn_tokens for completion in completions])
     position, place = np.arange(lengths.max()), np.arange(width)
     is_token = position < lengths[:, None]
     input_ids = np.zeros(is_token.shape, np.int64)
     # The last token of a row is only ever a target.
     input_ids[is_token] = np.concatenate(
-        [ids for row in rows for ids in (row.group.prompt_token_ids, row.completion.token_ids[:-1])]
+        [
+            ids
+            for prompt, completion in zip(prompts, completions, strict=True)
+            for ids in (prompt, completion.token_ids[:-1])
+        ]
     )
     is_target = is_token & (position >= (lengths - generated)[:, None])
     is_target[is_target] = is_drawn
-    starts = np.array([row.number for row in rows])[:, None] * width
-    target_ids = np.concatenate([row.completion.token_ids for row in rows])[is_drawn].astype(np.int64)
-    temperature = np.repeat([row.group.sampling.temperature for row in rows], drawn)
+    starts = np.array(rows)[:, None] * width
+    target_ids = np.concatenate([completion.token_ids for completion in completions])[is_drawn].astype(
+        np.int64
+    )
+    temperature = np.repeat([group.sampling.temperature for group in own_groups], drawn)
     return MicroBatch(
         places=torch.from_numpy((starts + place)[place < drawn[:, None]]).to(device),
         input_ids=torch.from_numpy(input_ids).to(device),

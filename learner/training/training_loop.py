@@ -30,7 +30,7 @@ from learner.training.evidence import Evidence
 from learner.training.training_state import TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
-from node.rollout import DeliveredGroup, GroupVerdict, Verdict
+from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.run import EvaluationNotice, RunSettings
 from node.telemetry.lag import believed_lag_s
 from node.waits import run_until
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-OnStep = Callable[[StepLine | None, Sequence[DeliveredGroup]], None]
+OnStep = Callable[[StepLine | None, Sequence[RolloutGroup]], None]
 """Told of a step that the log has with the groups it consumed, and of some batches that taught nothing. None:
 groups admitted before the first step. Must not block."""
 
@@ -241,49 +241,49 @@ class TrainingLoop:
     async def _admit_next(self, rules: GroupRules, buffer: BatchBuffer) -> None:
         self._admit(await self._drain.groups.get(), rules, buffer)
 
-    def _admit(self, delivered: DeliveredGroup, rules: GroupRules, buffer: BatchBuffer) -> None:
-        judged = self._quarantined(delivered) or judge(
-            delivered.group, rules, version=self.version, trained_group_ids=self._trained_slots
+    def _admit(self, group: RolloutGroup, rules: GroupRules, buffer: BatchBuffer) -> None:
+        judged = self._quarantined(group) or judge(
+            group, rules, version=self.version, trained_group_ids=self._trained_slots
         )
-        self._observe_lag("delivered", since_s=delivered.spooled_at_s)
+        self._observe_lag("delivered", since_s=group.spooled_at_s)
         if judged.verdict is Verdict.ACCEPTED:
-            buffer.add(delivered)
+            buffer.add(group)
             self._metrics.buffered_groups.set(len(buffer))
             if self.version == 0:
-                self._on_step(None, [delivered])
-        self._report(judged, delivered)
+                self._on_step(None, [group])
+        self._report(judged, group)
 
-    def _quarantined(self, delivered: DeliveredGroup) -> GroupVerdict | None:
-        why = self._drain.quarantined.get(delivered.sampler_id)
+    def _quarantined(self, group: RolloutGroup) -> GroupVerdict | None:
+        why = self._drain.quarantined.get(group.sampler_id)
         if why is None or self._evidence.mismatches.takes_probe(
-            delivered.sampler_id, now=self._coordinator.now()
+            group.sampler_id, now=self._coordinator.now()
         ):
             return None
         return GroupVerdict(
-            delivered.group.group_id,
+            group.group_id,
             Verdict.SUSPECT,
-            f"{delivered.sampler_id} is quarantined: {why}. Correct its engine or sampling: a group is "
+            f"{group.sampler_id} is quarantined: {why}. Correct its engine or sampling: a group is "
             "measured every few minutes, and it is released once they fit, or by `heterorl-node pardon`",
         )
 
-    def _next_batch(self, buffer: BatchBuffer) -> tuple[DeliveredGroup, ...]:
+    def _next_batch(self, buffer: BatchBuffer) -> tuple[RolloutGroup, ...]:
         evicted = buffer.evict(version=self.version, task_digest=self._coordinator.task_digest)
-        for delivered, judged in evicted:
-            self._report(judged, delivered)
+        for group, judged in evicted:
+            self._report(judged, group)
         batch = buffer.take_batch()
         self._metrics.buffered_groups.set(len(buffer))
         return batch
 
-    def _report(self, judged: GroupVerdict, delivered: DeliveredGroup) -> None:
+    def _report(self, judged: GroupVerdict, group: RolloutGroup) -> None:
         self._metrics.groups.labels(judged.verdict).inc()
         self._drain.judge(judged)
         if judged.verdict is Verdict.DUPLICATE:
             self._metrics.doubled_groups.inc()
         if judged.verdict not in (Verdict.ACCEPTED, Verdict.UNINFORMATIVE):
-            fields = {**asdict(judged), "sampler": delivered.sampler_id}
+            fields = {**asdict(judged), "sampler": group.sampler_id}
             logger.warning("group refused", extra=fields)
 
-    async def _take_step(self, batch: tuple[DeliveredGroup, ...], stopping: asyncio.Event) -> None:
+    async def _take_step(self, batch: tuple[RolloutGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
         taken = await self._in_thread(
             lambda: self._state.take_step(
@@ -313,7 +313,7 @@ class TrainingLoop:
         quarantines = self._evidence.observe(
             taken.line,
             taken.observed,
-            completions=sum(len(delivered.group.completions) for delivered in batch),
+            completions=sum(len(group.completions) for group in batch),
             quarantined=self._drain.quarantined,
         )
         for name, why in quarantines.items():
@@ -353,7 +353,7 @@ class TrainingLoop:
     async def _write_down(
         self,
         line: StepLine,
-        batch: tuple[DeliveredGroup, ...],
+        batch: tuple[RolloutGroup, ...],
         *,
         journal_s: float,
         stopping: asyncio.Event,
@@ -381,27 +381,25 @@ class TrainingLoop:
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _skip(self, batch: tuple[DeliveredGroup, ...]) -> None:
+    def _skip(self, batch: tuple[RolloutGroup, ...]) -> None:
         self._metrics.skipped_steps.inc()
         self._skipped_in_a_row += 1
         logger.error(
             "step skipped", extra={"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
         )
-        for delivered in batch:
+        for group in batch:
             detail = "the gradient of its batch was not finite"
-            self._report(GroupVerdict(delivered.group.group_id, Verdict.SUSPECT, detail), delivered)
+            self._report(GroupVerdict(group.group_id, Verdict.SUSPECT, detail), group)
         if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"{SKIPPED_STEPS_IN_A_ROW} gradients in a row were not finite; version {self.version} stays. "
                 "Lower learner.learning_rate, or begin a new run from an older checkpoint"
             )
 
-    def _pass_over(self, line: StepLine, batch: tuple[DeliveredGroup, ...]) -> None:
+    def _pass_over(self, line: StepLine, batch: tuple[RolloutGroup, ...]) -> None:
         """Consume a batch that taught nothing, without a step."""
-        for delivered in batch:
-            self._report(
-                GroupVerdict(delivered.group.group_id, Verdict.UNINFORMATIVE, _UNINFORMATIVE), delivered
-            )
+        for group in batch:
+            self._report(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, _UNINFORMATIVE), group)
         self._metrics.uninformative_batches.inc()
         self._metrics.show_batch(line)
         self._show_best()
@@ -410,14 +408,14 @@ class TrainingLoop:
         fields = {"version": self.version, "groups": len(batch), "reward_mean": line.report.reward_mean}
         logger.info("batch taught nothing, no step taken", extra=fields)
 
-    def _show(self, line: StepLine, batch: tuple[DeliveredGroup, ...]) -> None:
+    def _show(self, line: StepLine, batch: tuple[RolloutGroup, ...]) -> None:
         self._metrics.show_step(line)
         self._show_best()
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(line.masters_wait_s or 0.0)
-        for delivered in batch:
-            self._observe_lag("trained", since_s=delivered.spooled_at_s)
-            self._observe_lag("total", since_s=delivered.group.sampling_finished_at_s)
+        for group in batch:
+            self._observe_lag("trained", since_s=group.spooled_at_s)
+            self._observe_lag("total", since_s=group.sampling_finished_at_s)
         recommended = line.report.recommended_staleness
         fields = {**asdict(line.report), "recommended_staleness": recommended and recommended.versions}
         logger.info("step", extra={**fields, "tokens": line.tokens})

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
@@ -30,12 +29,13 @@ from learner.training.gradient_steps import GradientSteps, versions_of_tokens
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import root_of
 from learner.training.model import Policy, ScoringModel
+from learner.training.random_state import RandomState
 from learner.training.replay_settings import settings_of
 from learner.training.train_step import StepOutcome
 from node.clock import Clock
 from node.errors import HeteroRLError
 from node.policy import PolicyVersion
-from node.rollout import DeliveredGroup, RolloutGroup, mean_metrics
+from node.rollout import RolloutGroup, mean_metrics
 from node.run import EvaluationNotice, StepRecord, StepReport
 from node.wire.rollouts import group_to_wire
 
@@ -200,7 +200,7 @@ class TrainingState:
 
     def take_step(
         self,
-        batch: Sequence[DeliveredGroup],
+        batch: Sequence[RolloutGroup],
         *,
         unacknowledged: Sequence[StepRecord],
         expected_divergence: ExpectedDivergence,
@@ -218,9 +218,9 @@ class TrainingState:
             TrainingError: the step made parameters that are not finite; the journal does not have it.
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
-        groups, random_state = [one.group for one in batch], torch.get_rng_state()
+        random_state = RandomState.on(self.policy.device)
         expected_kl_nats = tuple(self._expected(one, expected_divergence) for one in batch)
-        outcome, switch = self._steps.take(groups, expected_kl_nats, progress=self.progress)
+        outcome, switch = self._steps.take(batch, expected_kl_nats, progress=self.progress)
         if not outcome.is_finite:
             return None
         if outcome.is_applied and not self.policy.is_finite():
@@ -232,13 +232,13 @@ class TrainingState:
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
         self._best = self._best_of(line.report.reward_mean, evaluations())
         observed = tuple(
-            Observed(one.sampler_id, kl_nats, token_ages(one.group, version=self.version))
+            Observed(one.sampler_id, kl_nats, token_ages(one, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
         if not outcome.is_applied:
             return StepTaken(None, line, NewsEntry(line.report.reward_mean, self._best), (), observed)
-        encoded = [group_to_wire(group) for group in groups]
-        random_bytes = random_state.numpy().tobytes()
+        encoded = [group_to_wire(group) for group in batch]
+        random_bytes = random_state.to_bytes()
         entry = StepEntry(
             line=line,
             acknowledged_version=min((one.version for one in unacknowledged), default=line.report.version)
@@ -249,8 +249,9 @@ class TrainingState:
             expected_kl_nats=expected_kl_nats,
             random_state_bytes=len(random_bytes),
             group_bytes=tuple((len(group.header), len(group.columns)) for group in encoded),
+            cuda_state_bytes=len(random_state.cuda),
         )
-        blobs = (random_bytes, *(part for group in encoded for part in group))
+        blobs = (random_bytes, *(part for group in encoded for part in group.parts))
         return StepTaken(entry.record, line, entry, blobs, observed)
 
     def save(self, taken: StepTaken) -> float:
@@ -354,9 +355,9 @@ class TrainingState:
             return None
         return root_of(self.policy.master_words) == version.root
 
-    def _expected(self, one: DeliveredGroup, expected_divergence: ExpectedDivergence) -> dict[int, float]:
+    def _expected(self, one: RolloutGroup, expected_divergence: ExpectedDivergence) -> dict[int, float]:
         """Return the divergence expected of a group's tokens, by the version that drew them."""
-        versions = np.unique(versions_of_tokens(one.group))
+        versions = np.unique(versions_of_tokens(one))
         nats = expected_divergence(one.sampler_id, self.version - versions)
         return dict(zip(versions.tolist(), nats.tolist(), strict=True))
 
@@ -381,14 +382,13 @@ class TrainingState:
     def _before_writing(self, *_: object) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
 
-    def _line(self, batch: Sequence[DeliveredGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
+    def _line(self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
         groups = tuple(
-            TrainedGroup(one.group.group_id, one.sampler_id, self.version - one.group.oldest_version)
-            for one in batch
+            TrainedGroup(one.group_id, one.sampler_id, self.version - one.oldest_version) for one in batch
         )
         report = StepReport(
             version=self.version + outcome.is_applied,
-            reward_mean=fmean(c.reward for one in batch for c in one.group.completions),
+            reward_mean=fmean(c.reward for one in batch for c in one.completions),
             staleness_mean_versions=fmean(group.staleness_versions for group in groups),
             staleness_max_versions=max(group.staleness_versions for group in groups),
             kl_nats=outcome.kl_nats,
@@ -397,7 +397,7 @@ class TrainingState:
             gradient_norm=outcome.gradient_norm,
             step_s=step_s,
             surprisal_nats=outcome.surprisal_nats,
-            grader_metrics=mean_metrics(one.group.metric_means for one in batch),
+            grader_metrics=mean_metrics(one.metric_means for one in batch),
         )
         return StepLine(
             at_s=self._clock.now(),
@@ -409,7 +409,7 @@ class TrainingState:
             trust_mean=outcome.trust_mean,
             learning_rate=outcome.learning_rate,
             reference_kl_nats=outcome.reference_kl_nats,
-            figures=BatchFigures.of([one.group for one in batch]),
+            figures=BatchFigures.of(batch),
             teaching_groups=outcome.teaching_groups,
             masters_wait_s=self._masters_wait_s,
         )

@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from learner.training.master_words import MasterWords, PolicyWords
-from learner.training.micro_batches import Row, micro_batches
+from learner.training.micro_batches import micro_batches
 from node.weights.format.layout import Layout
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ class Ranks(Protocol):
         """Have no rank write its masters before the first one does, whose readers may still be at work."""
         ...
 
-    def saving(self, directory: Path, part: str) -> "ProcessGroup | None":
-        """Have the other ranks save their shards of one part of a checkpoint; return the ranks that do."""
+    def saving(self, directory: Path, part: str) -> "AbstractContextManager[ProcessGroup | None]":
+        """Have the other ranks save their shards of one part of a checkpoint meanwhile; yield all that do."""
         ...
 
-    def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
-        """Return this rank's micro-batches; every rank has as many, so some may be empty."""
+    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
+        """Return this rank's micro-batches of rows that long; every rank has as many, some may be empty."""
         ...
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
@@ -110,13 +110,13 @@ class OneRank:
     def follow_writes(self, optimizer: Optimizer) -> None:
         """Follow nobody."""
 
-    def saving(self, directory: Path, part: str) -> "ProcessGroup | None":
-        """Return None: one process saves all of it."""
-        return None
+    def saving(self, directory: Path, part: str) -> AbstractContextManager[None]:
+        """Yield None: one process saves all of it."""
+        return nullcontext()
 
-    def share_out(self, rows: Sequence[Row], *, budget_tokens: int) -> list[list[Row]]:
+    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
         """Return all micro-batches."""
-        return micro_batches(rows, budget_tokens=budget_tokens)
+        return micro_batches(range(len(lengths)), lengths=lengths, budget_tokens=budget_tokens)
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
         """Add nothing."""

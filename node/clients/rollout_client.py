@@ -11,7 +11,6 @@ from node.failure import FailedLease, detail_of
 from node.identity.group_proof import GroupSigner
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup, Verdict
-from node.rpc.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import call
 from node.wire.mapping import from_wire, to_wire
 from node.wire.rollouts import group_to_wire
@@ -27,9 +26,7 @@ class SamplerRolloutClient:
         """Call over ``channel``; groups are signed by ``signer``, which is None where TLS is off."""
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._signer = signer
-        self._submissions: SubmissionStream[rollout_pb2.SubmitRolloutsRequest] = SubmissionStream(
-            self._stub.SubmitRollouts
-        )
+        self._submissions = SubmissionStream(channel)
 
     async def lease(self, max_leases: int, held: PolicyVersion, *, stays: bool = False) -> LeaseGrant:
         """Lease up to ``max_leases`` prompts, to be sampled with ``held`` or newer.
@@ -56,19 +53,6 @@ class SamplerRolloutClient:
     async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         """Submit a group; safe to repeat. Return the hub's verdict and its reason."""
         encoded = group_to_wire(group)
-        request = rollout_pb2.SubmitRolloutsRequest(
-            group_id=group.group_id, header=encoded.header, columns=encoded.columns
+        return await self._submissions.submit(
+            encoded if self._signer is None else self._signer.signed(encoded)
         )
-        if self._signer is not None:
-            proof = self._signer.prove(group.group_id, encoded)
-            request.certificate, request.signature = proof.certificate, proof.signature
-        return await self._submissions.submit(request, encoded.size_bytes)
-
-
-def relay_submissions(channel: grpc.aio.Channel) -> SubmissionStream[bytes]:
-    """Return a relay's stream of submissions for samplers: what it has on disk is the request."""
-    return SubmissionStream(
-        channel.stream_stream(
-            SUBMIT_ROLLOUTS, response_deserializer=rollout_pb2.SubmitRolloutsResponse.FromString
-        )
-    )

@@ -15,11 +15,11 @@ import grpc.aio
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
-from node.rollout import DeliveredGroup, GroupVerdict, Verdict
+from node.rollout import GroupVerdict, RolloutGroup, Verdict
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
 from node.wire.mapping import to_wire
-from node.wire.rollouts import delivered_group_from_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class RolloutDrain:
         self._waiting = waiting
         self._something_owed = asyncio.Event()
         self._acknowledgement = asyncio.Event()
-        self.groups: asyncio.Queue[DeliveredGroup] = asyncio.Queue(maxsize=capacity_groups)
+        self.groups: asyncio.Queue[RolloutGroup] = asyncio.Queue(maxsize=capacity_groups)
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
@@ -201,12 +201,12 @@ class RolloutDrain:
                     listed = {one.sampler_id: one.reason for one in told.samplers}
                     self._outstanding.quarantines_listed(listed, releases_others=told.releases_others)
 
-    def _receive(self, message: rollout_pb2.DeliveredGroup, stopping: asyncio.Event) -> None:
+    def _receive(self, message: rollout_pb2.EncodedGroup, stopping: asyncio.Event) -> None:
         group_id = message.group_id
         if not self._outstanding.delivered(group_id) or stopping.is_set():
             return
         try:
-            self.groups.put_nowait(delivered_group_from_wire(message))
+            self.groups.put_nowait(group_from_wire(encoded_from_wire(message)))
         except RefusedError as refused:
             self.judge(GroupVerdict(group_id, Verdict.MALFORMED, str(refused)))
         except asyncio.QueueFull:

@@ -8,19 +8,17 @@ submit --room in bytes--> written --> waiting, in order --answer--> verdict or r
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import grpc.aio
 
-from heterorl.v1 import rollout_pb2
+from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.byte_room import ByteRoom
 from node.errors import Reason, RefusedError
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.rpc.channel import ConnectionLost, classified
 from node.wire.mapping import member_from_wire
-
-Request = TypeVar("Request")
+from node.wire.rollouts import submission_to_wire
 
 ANSWER_TIMEOUT_S: Final = 150.0
 """Longest wait for the next answer: the largest group (72 MiB) at 5 Mbit/s."""
@@ -30,14 +28,15 @@ IN_FLIGHT_BYTES: Final = 16 << 20
 
 Answer = tuple[Verdict, str]
 
+_Call = grpc.aio.StreamStreamCall[rollout_pb2.SubmitRolloutsRequest, rollout_pb2.SubmitRolloutsResponse]
 
-class SubmissionStream(Generic[Request]):
+
+class SubmissionStream:
     """A stream that opens when something is submitted; used on the event loop's thread."""
 
-    def __init__(self, open_stream: Callable[[], Any]) -> None:
-        """Submit over what ``open_stream`` returns: a call that takes ``Request`` messages."""
-        self._open_stream = open_stream
-        self._call: grpc.aio.StreamStreamCall[Request, rollout_pb2.SubmitRolloutsResponse] | None = None
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+        self._call: _Call | None = None
         self._reader: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[Answer]] = deque()
         self._something_waits = asyncio.Event()
@@ -47,14 +46,14 @@ class SubmissionStream(Generic[Request]):
         way: one of them may be why, and it is to be found out which."""
         self._room = ByteRoom(IN_FLIGHT_BYTES)
 
-    async def submit(self, request: Request, size_bytes: int) -> Answer:
+    async def submit(self, group: EncodedGroup) -> Answer:
         """Submit a group and return the hub's verdict and its reason; safe to repeat.
 
         Raises RefusedError, ConnectionLost: see ``node.rpc.channel``. What the stream is refused for goes to
         all groups on their way; a final refusal only where there is one group, else ConnectionLost.
         """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        await self._room.take(size_bytes)
+        await self._room.take(group.size_bytes)
         try:
             async with self._writing:
                 call = self._call or self._open()
@@ -62,12 +61,14 @@ class SubmissionStream(Generic[Request]):
                 self._something_waits.set()
                 # What has ended the stream is for its reader to say.
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await call.write(request)
+                    await call.write(submission_to_wire(group))
                 if self._singly:
                     await asyncio.wait({answer})
             return await answer
         finally:
-            self._room.give_back(size_bytes)
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # looked at, or it would be logged as lost where the caller was cancelled
+            self._room.give_back(group.size_bytes)
 
     async def close(self) -> None:
         """End the stream; those that wait are told that it ended."""
@@ -75,8 +76,8 @@ class SubmissionStream(Generic[Request]):
             self._reader.cancel()
             await asyncio.wait({self._reader})
 
-    def _open(self) -> Any:
-        call = self._call = self._open_stream()
+    def _open(self) -> "_Call":
+        call = self._call = self._stub.SubmitRollouts()
         self._reader = asyncio.create_task(self._read(call))
         return call
 

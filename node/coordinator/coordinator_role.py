@@ -152,7 +152,7 @@ def _members_server(
     rollouts = RolloutServicer(
         spool,
         peers,
-        submission_door(context),
+        submission_door(context, hands_on=False),
         group_bytes=group_bytes,
         revocations=revocations,
         metrics=context.transfer_metrics,

@@ -1,6 +1,7 @@
 """Metrics of the coordinator: verdicts, slots, lag, peers, the ledger."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Final, TypeAlias
@@ -64,6 +65,10 @@ class CoordinatorMetrics:
         )
         self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
         self._spooled_bytes = gauge("spooled_bytes", "Groups on disk that wait for training.")
+        self._length_distance = gauge(
+            "length_distance_ratio", "Kolmogorov-Smirnov distance of the sizes of groups handed in and used."
+        )
+        self._length_distance.set(math.nan)
         self._peers = _PeerCollector()
         registry.register(self._peers)
         self.head = gauge("head_version", "The newest announced policy version.")
@@ -170,6 +175,8 @@ class CoordinatorMetrics:
             self._capacity.labels(bound).set(max(0, n))
         self._learner_version.set(load.version)
         self._spooled_bytes.set(load.untrained_bytes)
+        distance = accounts.length_balance.distance()
+        self._length_distance.set(math.nan if distance is None else distance)
         self._ledger_confirmed.set(accounts.is_confirmed)
         self._ledger_behind.set(bool(accounts.gap))
         self.evaluations.status = accounts.evaluations.status

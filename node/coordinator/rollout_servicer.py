@@ -11,11 +11,9 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
 from node.coordinator.spool import Quarantines, Spool
-from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.decisions import EMPTY_PAUSE_S
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello
-from node.coordinator.work.slots import group_id
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
@@ -23,14 +21,14 @@ from node.identity.peer import is_name
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
-from node.rollout import GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup, Verdict
+from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.run import Role, StepRecord
-from node.serving.submissions import Submission, SubmissionDoor
+from node.serving.submissions import SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import side_by_side
 from node.wire.mapping import from_wire, optional_from_wire, to_wire
-from node.wire.rollouts import group_from_wire, header_from_wire
+from node.wire.rollouts import delivery_to_wire, group_from_wire, header_from_wire
 
 HELLO_TIMEOUT_S: Final = 15.0
 """A learner that has not sent its hello by then hangs."""
@@ -95,12 +93,12 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         """Accept groups; one that breaks a rule has a verdict, not an error."""
         peer = peer_of(context)
 
-        async def take(submission: Submission, _: object) -> tuple[Verdict, str]:
-            submitted = await self._take(submission)
+        async def take(group: EncodedGroup) -> tuple[Verdict, str]:
+            submitted = await self._take(group)
             if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
                 # The relay has told the sampler that the group is spooled.
-                verdict = GroupVerdict(submission.group_id[:100], submitted.verdict, submitted.detail)
-                self.peers.notify(submission.sampler_id, verdict)
+                verdict = GroupVerdict(group.group_id[:100], submitted.verdict, submitted.detail)
+                self.peers.notify(group.sampler_id, verdict)
             return submitted.verdict, submitted.detail
 
         async with aclosing(
@@ -109,10 +107,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             async for response in responses:
                 yield response
 
-    async def _take(self, submission: Submission) -> Submitted:
-        if self.revocations.is_revoked(submission.sampler_id):  # since a relay took the group in
-            return Submitted(Verdict.FOREIGN, f"{submission.sampler_id} was revoked")
-        return await self.spool.submit(submission, _read(submission))
+    async def _take(self, group: EncodedGroup) -> Submitted:
+        if self.revocations.is_revoked(group.sampler_id):  # since a relay took the group in
+            return Submitted(Verdict.FOREIGN, f"{group.sampler_id} was revoked")
+        return await self.spool.submit(group, _read(group))
 
     async def DrainRollouts(  # noqa: N802 - the rpc's name
         self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: Context
@@ -123,8 +121,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         listener.add_done_callback(lambda _: drain.end())
         try:
             async for outgoing in self.spool.deliver(drain):
-                if isinstance(outgoing, StoredGroup):
-                    self.metrics.count_rollouts(sent_bytes=outgoing.group.size_bytes)
+                if isinstance(outgoing, EncodedGroup):
+                    self.metrics.count_rollouts(sent_bytes=outgoing.size_bytes)
                 yield _response(outgoing)
         finally:
             drain.end()
@@ -182,19 +180,18 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 raise RefusedError(Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello")
 
 
-def _read(submission: Submission) -> GroupHeader | RolloutGroup | RefusedError:
+def _read(group: EncodedGroup) -> GroupHeader | RolloutGroup | RefusedError:
     """Read the header of a group for training, and all of one for evaluation, which goes no further."""
     read: GroupHeader | RolloutGroup
     try:
-        if is_evaluation_lease(submission.group_id):
-            read = group_from_wire(submission.group)
-        else:
-            read = header_from_wire(submission.group.header)
+        read = (
+            group_from_wire(group) if is_evaluation_lease(group.group_id) else header_from_wire(group.header)
+        )
     except RefusedError as refused:
         return refused
-    if read.group_id != submission.group_id:
+    if read.group_id != group.group_id:
         return RefusedError(
-            Reason.MALFORMED, f"group {read.group_id[:100]!r} was submitted as {submission.group_id[:100]!r}"
+            Reason.MALFORMED, f"group {read.group_id[:100]!r} was submitted as {group.group_id[:100]!r}"
         )
     return read
 
@@ -209,7 +206,7 @@ async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> r
     return first.hello
 
 
-def _response(outgoing: StoredGroup | int | Quarantines) -> rollout_pb2.DrainRolloutsResponse:
+def _response(outgoing: EncodedGroup | int | Quarantines) -> rollout_pb2.DrainRolloutsResponse:
     if isinstance(outgoing, Quarantines):
         quarantines = rollout_pb2.Quarantines(releases_others=outgoing.releases_others)
         for one in outgoing.samplers:
@@ -218,10 +215,4 @@ def _response(outgoing: StoredGroup | int | Quarantines) -> rollout_pb2.DrainRol
     if isinstance(outgoing, int):
         acknowledged = rollout_pb2.StepAcknowledged(version=outgoing)
         return rollout_pb2.DrainRolloutsResponse(step_acknowledged=acknowledged)
-    # Filled in place: a message that is put into another one is copied.
-    response = rollout_pb2.DrainRolloutsResponse()
-    response.group.group_id = group_id(outgoing.slot, outgoing.attempt)
-    response.group.sampler_id = outgoing.sampler_id
-    response.group.spooled_at_s = outgoing.spooled_at_s
-    response.group.header, response.group.columns = outgoing.group
-    return response
+    return delivery_to_wire(outgoing)

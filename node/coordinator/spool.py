@@ -16,7 +16,7 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions, history, trust, verdicts
-from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello, Outcome
@@ -30,6 +30,7 @@ from node.failure import FailedLease
 from node.limits import LEASED_ROWS_BYTES
 from node.policy import PolicyVersion
 from node.rollout import (
+    EncodedGroup,
     GroupHeader,
     GroupTerms,
     GroupVerdict,
@@ -40,7 +41,6 @@ from node.rollout import (
     other_options,
 )
 from node.run import StepRecord
-from node.serving.submissions import Submission
 from node.telemetry.lag import submission_lags
 
 logger = logging.getLogger(__name__)
@@ -183,30 +183,26 @@ class Spool:
         )
 
     async def submit(
-        self, submission: Submission, group: GroupHeader | RolloutGroup | RefusedError
+        self, encoded: EncodedGroup, group: GroupHeader | RolloutGroup | RefusedError
     ) -> Submitted:
         """Accept a group, or return why not; what is SPOOLED is on disk.
 
+        Args:
+            group: What was read of it, see ``verdicts.submission``.
         Raises:
             RefusedError: BUSY where the spool is full, DISK where it cannot be written.
         """
-        sampler_id, name, encoded = submission
+        sampler_id = encoded.sampler_id
         if not isinstance(group, RefusedError):
             self._count_misgraded(group)
 
         def decide(now: float) -> Decision[Submitted]:
             return verdicts.submission(
-                self._accounts,
-                sampler_id=sampler_id,
-                name=name,
-                group=group,
-                encoded=encoded,
-                is_published=self._is_published,
-                now=now,
+                self._accounts, encoded, group, is_published=self._is_published, now=now
             )
 
         submitted = await self._settle(decide, caller=sampler_id)
-        is_for_training = not is_evaluation_lease(name)
+        is_for_training = not is_evaluation_lease(encoded.group_id)
         groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
         groups.labels(submitted.verdict).inc()
         self._metrics.prompt_disagreements.inc(submitted.has_dissent)
@@ -270,7 +266,7 @@ class Spool:
             drain.acknowledgement = hello.version
         return drain
 
-    async def deliver(self, drain: DrainStream) -> AsyncIterator[StoredGroup | int | Quarantines]:
+    async def deliver(self, drain: DrainStream) -> AsyncIterator[EncodedGroup | int | Quarantines]:
         """Yield what the learner is to be sent: groups, quarantines, versions whose records are on disk."""
         if known := self._accounts.standings.quarantined():
             yield Quarantines(known, releases_others=False)

@@ -28,14 +28,15 @@ from typing import Any, Final
 from node.clock import Clock
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.decisions import Answer, Decision
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
-from node.coordinator.work.slots import Slot, SlotState
+from node.coordinator.work.slots import Slot, SlotState, group_id, slot_and_attempt
 from node.coordinator.work.turns import Turns
 from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
+from node.rollout import EncodedGroup
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class Transactions:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._urgent: Turns[_Request] = Turns()
         self._waiting: Turns[_Request] = Turns()
-        self._fresh: OrderedDict[int, StoredGroup] = OrderedDict()
+        self._fresh: OrderedDict[int, EncodedGroup] = OrderedDict()
         """By slot, the oldest first."""
         self._fresh_bytes = 0
         self._worker: asyncio.Task[None] | None = None
@@ -152,7 +153,7 @@ class Transactions:
             if limit is not None:
                 limit.cancel()
 
-    async def read(self, slot: Slot) -> StoredGroup | None:
+    async def read(self, slot: Slot) -> EncodedGroup | None:
         """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again."""
         if (fresh := self._take_fresh(slot)) is not None:
             return fresh
@@ -162,7 +163,7 @@ class Transactions:
                 return fresh
         try:
             stored = await self._in_thread(lambda: self._ledger.group(slot.number))
-            return stored if stored is not None and stored.attempt == slot.winner else None
+            return stored if stored is not None and _is_winner(stored, slot) else None
         except RefusedError as refused:
             logger.error("group damaged in the spool", extra={"slot": slot.number, "detail": str(refused)})
         self._metrics.damaged_groups.inc()
@@ -284,18 +285,19 @@ class Transactions:
         for slot in transaction.slots:
             self._drop_fresh(slot.number)
         if (stored := transaction.stored) is not None:
-            self._fresh[stored.slot] = stored
-            self._fresh_bytes += stored.group.size_bytes
+            number, _ = slot_and_attempt(stored.group_id)
+            self._fresh[number] = stored
+            self._fresh_bytes += stored.size_bytes
             while self._fresh_bytes > FRESH_BYTES:
                 self._drop_fresh(next(iter(self._fresh)))
 
-    def _take_fresh(self, slot: Slot) -> StoredGroup | None:
+    def _take_fresh(self, slot: Slot) -> EncodedGroup | None:
         fresh = self._drop_fresh(slot.number)
-        return fresh if fresh is not None and fresh.attempt == slot.winner else None
+        return fresh if fresh is not None and _is_winner(fresh, slot) else None
 
-    def _drop_fresh(self, number: int) -> StoredGroup | None:
+    def _drop_fresh(self, number: int) -> EncodedGroup | None:
         stored = self._fresh.pop(number, None)
-        self._fresh_bytes -= 0 if stored is None else stored.group.size_bytes
+        self._fresh_bytes -= 0 if stored is None else stored.size_bytes
         return stored
 
     def _give_up(self, caller: str, request: _Request) -> None:
@@ -345,3 +347,7 @@ class Transactions:
             logger.log(level, "version evaluated", extra=asdict(evaluation))
             self._metrics.evaluation_odd_samplers.inc(len(change.odd_samplers))
             self._metrics.evaluation_disputes.inc(bool(evaluation.disputed_by))
+
+
+def _is_winner(group: EncodedGroup, slot: Slot) -> bool:
+    return group.group_id == group_id(slot.number, slot.winner)

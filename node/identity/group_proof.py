@@ -4,7 +4,7 @@ A hub sees the TLS connection of the peer that calls it. Behind a relay that is 
 its own proof, which works after a restart and through any number of hubs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -31,16 +31,6 @@ _HOLDERS: Final = 4096
 """Certificates remembered as verified, by their PEM: checking one takes twice as long as a signature."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupProof:
-    """Proof of whose a group is; travels with it."""
-
-    certificate: bytes
-    """PEM, the sampler's."""
-    signature: bytes
-    """DER."""
-
-
 class GroupSigner:
     """Signs groups as one sampler."""
 
@@ -48,10 +38,10 @@ class GroupSigner:
         self._identity = identity
         self._key = read_curve_key(identity.key_pem)
 
-    def prove(self, group_id: str, group: EncodedGroup) -> GroupProof:
-        """Return the proof for an encoded group."""
-        message = _signed_message(self._identity.run_id, group_id, group)
-        return GroupProof(self._identity.certificate_pem, self._key.sign(message, _ALGORITHM))
+    def signed(self, group: EncodedGroup) -> EncodedGroup:
+        """Return a group with its proof."""
+        signature = self._key.sign(_signed_message(self._identity.run_id, group), _ALGORITHM)
+        return replace(group, certificate=self._identity.certificate_pem, signature=signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +58,23 @@ class GroupVerifier:
         self._run_id = run_id
         self._holder_of = lru_cache(maxsize=_HOLDERS)(lambda pem: _holder(pem, ca_pem))
 
-    def check(
-        self, proof: GroupProof, *, sampler_id: str, group_id: str, group: EncodedGroup, now: float
-    ) -> None:
-        """Check that ``sampler_id`` made the group. Raises RefusedError: BAD_SIGNATURE; it did not."""
-        if len(proof.certificate) > CERTIFICATE_BYTES:
-            raise _unproved(f"its certificate has {len(proof.certificate)} bytes")
-        holder = self._holder_of(proof.certificate)
-        sampler = Peer(self._run_id, Role.SAMPLER, sampler_id)
-        if holder.peer != sampler:
+    def check(self, group: EncodedGroup, *, now: float) -> None:
+        """Check that the sampler it names made the group. Raises RefusedError: BAD_SIGNATURE; it did not."""
+        sampler_id = group.sampler_id
+        if len(group.certificate) > CERTIFICATE_BYTES:
+            raise _unproved(f"its certificate has {len(group.certificate)} bytes")
+        holder = self._holder_of(group.certificate)
+        if holder.peer != Peer(self._run_id, Role.SAMPLER, sampler_id):
             raise _unproved(
                 f"it came as {sampler_id}'s and carries the certificate of {holder.peer.spiffe_id}"
             )
         if now >= holder.not_after_s:
             raise _unproved(f"the certificate of {sampler_id} expired at {moment(holder.not_after_s)}")
         try:
-            holder.key.verify(proof.signature, _signed_message(self._run_id, group_id, group), _ALGORITHM)
+            holder.key.verify(group.signature, _signed_message(self._run_id, group), _ALGORITHM)
         except InvalidSignature:
-            raise _unproved(f"{sampler_id} did not sign group {group_id[:100]!r} with these bytes") from None
+            what = f"{sampler_id} did not sign group {group.group_id[:100]!r} with these bytes"
+            raise _unproved(what) from None
 
 
 def _holder(certificate_pem: bytes, ca_pem: bytes) -> _Holder:
@@ -99,10 +88,10 @@ def _holder(certificate_pem: bytes, ca_pem: bytes) -> _Holder:
     return _Holder(peer_in(certificate), key, certificate.not_valid_after_utc.timestamp())
 
 
-def _signed_message(run_id: str, group_id: str, group: EncodedGroup) -> bytes:
+def _signed_message(run_id: str, group: EncodedGroup) -> bytes:
     # Neither id has a NUL in it once it is accepted, and digests have a fixed length.
-    digests = b"".join(blake3.blake3(part).digest() for part in group)
-    return b"\0".join((_DOMAIN[:-1], run_id.encode(), group_id.encode(), digests))
+    digests = b"".join(blake3.blake3(part).digest() for part in group.parts)
+    return b"\0".join((_DOMAIN[:-1], run_id.encode(), group.group_id.encode(), digests))
 
 
 def _unproved(what: str) -> RefusedError:

@@ -19,11 +19,11 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.submission_stream import SubmissionStream
 from node.errors import Reason, Recovery, RefusedError
 from node.relay.metrics import RelayMetrics
-from node.relay.rollout_spool import RolloutSpool, SpooledGroup
-from node.rollout import Verdict
+from node.relay.rollout_spool import RolloutSpool
+from node.rollout import EncodedGroup, Verdict
 from node.rpc.auth import Context, peer_of
 from node.rpc.channel import Backoff, ConnectionLost
-from node.serving.submissions import Submission, SubmissionDoor
+from node.serving.submissions import SubmissionDoor
 from node.waits import run_until, side_by_side
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Forwarder:
     def __init__(
         self,
         spool: RolloutSpool,
-        stream: SubmissionStream[bytes],
+        stream: SubmissionStream,
         *,
         metrics: RelayMetrics,
         random: Callable[[], float],
@@ -58,9 +58,9 @@ class Forwarder:
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def take(self, sampler_id: str, group_id: str, data: bytes) -> bool:
+    async def take(self, group: EncodedGroup) -> bool:
         """Put a group on disk; False if it is there already. Raises RefusedError: BUSY or DISK."""
-        is_new = await self._on_disk(partial(self._spool.put, sampler_id, group_id, data))
+        is_new = await self._on_disk(partial(self._spool.put, group))
         self._arrived.set()
         return is_new
 
@@ -85,22 +85,22 @@ class Forwarder:
                     await self._arrived.wait()
                     continue
                 async with side_by_side() as tasks:
-                    for group in waiting:
-                        tasks.create_task(self._forward(group))
+                    for number, group in waiting.items():
+                        tasks.create_task(self._forward(number, group))
                 self._backoff.reset()
             except (ConnectionLost, RefusedError) as error:
                 fields = {"groups": len(self._spool), "detail": str(error)}
                 logger.info("groups wait for the coordinator", extra=fields)
                 await self._backoff.wait()
 
-    async def _forward(self, group: SpooledGroup) -> None:
-        fields = {"group_id": group.group_id, "sampler": group.sampler_id}
-        if group.data is None:
-            logger.error("group damaged in the spool", extra=fields)
+    async def _forward(self, number: int, group: EncodedGroup | RefusedError) -> None:
+        if isinstance(group, RefusedError):
+            logger.error("group damaged in the spool", extra={"detail": str(group)})
             self._metrics.dropped_groups.inc()
         else:
+            fields = {"group_id": group.group_id, "sampler": group.sampler_id}
             try:
-                verdict, detail = await self._stream.submit(group.data, len(group.data))
+                verdict, detail = await self._stream.submit(group)
             except RefusedError as refused:
                 is_final = refused.reason.recovery is Recovery.DROP_REQUEST
                 if not is_final and refused.reason is not Reason.BAD_SIGNATURE:
@@ -110,7 +110,7 @@ class Forwarder:
             else:
                 self._metrics.count_forwarded(verdict)
                 logger.debug("group handed on", extra={**fields, "verdict": verdict.value, "detail": detail})
-        await self._on_disk(partial(self._spool.remove, group.number))
+        await self._on_disk(partial(self._spool.remove, number))
 
     async def _on_disk(self, change: Callable[[], bool]) -> bool:
         """Make a change of the spool; those that wait while one is written share the next commit.
@@ -185,15 +185,8 @@ class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             async for response in responses:
                 yield response
 
-    async def _take(
-        self, submission: Submission, request: rollout_pb2.SubmitRolloutsRequest
-    ) -> tuple[Verdict, str]:
-        request.sampler_id = submission.sampler_id
-        request.DiscardUnknownFields()
-        is_new = await self._forwarder.take(
-            submission.sampler_id, submission.group_id, request.SerializeToString()
-        )
-        return (Verdict.SPOOLED if is_new else Verdict.DUPLICATE), ""
+    async def _take(self, group: EncodedGroup) -> tuple[Verdict, str]:
+        return (Verdict.SPOOLED if await self._forwarder.take(group) else Verdict.DUPLICATE), ""
 
     async def LeasePrompts(self, request: object, context: object) -> NoReturn:  # noqa: N802
         raise _not_here()

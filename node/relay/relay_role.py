@@ -18,7 +18,7 @@ from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
 from node import limits
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
-from node.clients.rollout_client import relay_submissions
+from node.clients.submission_stream import SubmissionStream
 from node.errors import StartupError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
@@ -72,7 +72,7 @@ async def build(context: RoleContext) -> list[Service]:
     )
     forwarder = Forwarder(
         spool,
-        relay_submissions(dial(target, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
+        SubmissionStream(dial(target, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
         metrics=metrics,
         random=random.random,
     )
@@ -145,7 +145,7 @@ def _server(
     policy = PolicyServicer(store, metrics=context.transfer_metrics)
     rollouts = RelayRolloutServicer(
         forwarder,
-        submission_door(context),
+        submission_door(context, hands_on=True),
         group_bytes=lambda: membership.group_bytes or limits.ROLLOUT_MESSAGE_BYTES,
     )
     revocations = RevocationList(context.state_dir / REVOCATION_FILE, context.state_dir / REVOCATION_COPY)

@@ -8,36 +8,27 @@ Blocking: one thread calls this, never the event loop's.
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
 import xxhash
 
 from node.errors import Reason, RefusedError, StartupError
+from node.rollout import EncodedGroup
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS groups (
     number INTEGER PRIMARY KEY AUTOINCREMENT, sampler_id TEXT NOT NULL, group_id TEXT NOT NULL,
-    digest BLOB NOT NULL, data BLOB NOT NULL, UNIQUE (sampler_id, group_id)
+    digest BLOB NOT NULL, header BLOB NOT NULL, columns BLOB NOT NULL, certificate BLOB NOT NULL,
+    signature BLOB NOT NULL, UNIQUE (sampler_id, group_id)
 ) STRICT;
 """
 
+_SIZE: Final = "length(header) + length(columns) + length(certificate) + length(signature)"
+
 _LOCK_TIMEOUT_S: Final = 1.0
 """Long enough for a predecessor that is closing the file; after it the start fails with a message."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledGroup:
-    """A group as it was submitted."""
-
-    number: int
-    """Counts up from 1; never used twice."""
-    sampler_id: str
-    group_id: str
-    data: bytes | None
-    """The SubmitRolloutsRequest to forward. None: the disk changed it."""
 
 
 class RolloutSpool:
@@ -48,7 +39,7 @@ class RolloutSpool:
         self._capacity_groups = capacity_groups
         self._capacity_bytes = capacity_bytes
         size, size_bytes = connection.execute(
-            "SELECT count(*), coalesce(sum(length(data)), 0) FROM groups"
+            f"SELECT count(*), coalesce(sum({_SIZE}), 0) FROM groups"
         ).fetchone()
         self._size, self._bytes = int(size), int(size_bytes)
 
@@ -100,51 +91,66 @@ class RolloutSpool:
             self._size, self._bytes = before
             raise
 
-    def put(self, sampler_id: str, group_id: str, data: bytes) -> bool:
+    def put(self, group: EncodedGroup) -> bool:
         """Put a group on disk; False if it is there already.
 
         Raises RefusedError: BUSY, if the spool is full; DISK, if it cannot be written.
         """
-        if self._size >= self._capacity_groups or self._bytes + len(data) > self._capacity_bytes:
+        parts = group.header, group.columns, group.certificate, group.signature
+        size_bytes = sum(map(len, parts))
+        if self._size >= self._capacity_groups or self._bytes + size_bytes > self._capacity_bytes:
             raise RefusedError(
                 Reason.BUSY,
                 f"{self._size} groups of {self._bytes} bytes wait for the coordinator, the spool is full",
                 fix="try again later",
             )
-        row = (sampler_id, group_id, xxhash.xxh3_128_digest(data), data)
+        row = (None, group.sampler_id, group.group_id, _digest(parts), *parts)
         with _disk_refusals():
             done = self._connection.execute(
-                "INSERT OR IGNORE INTO groups (sampler_id, group_id, digest, data) VALUES (?, ?, ?, ?)", row
+                "INSERT OR IGNORE INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
             )
         self._size += done.rowcount
-        self._bytes += done.rowcount * len(data)
+        self._bytes += done.rowcount * size_bytes
         return done.rowcount == 1
 
-    def oldest(self, limit: int, *, limit_bytes: int = 1 << 62) -> tuple[SpooledGroup, ...]:
-        """Return the groups that have waited longest, one at least. Raises RefusedError: DISK."""
-        rows, size_bytes = [], 0
+    def oldest(self, limit: int, *, limit_bytes: int = 1 << 62) -> dict[int, EncodedGroup | RefusedError]:
+        """Return the groups that have waited longest, one at least, by number, oldest first.
+
+        A number counts up from 1 and is never used twice. DAMAGED in place of a group that the disk changed.
+
+        Raises RefusedError: DISK.
+        """
+        waiting: dict[int, EncodedGroup | RefusedError] = {}
+        size_bytes = 0
         with _disk_refusals():
-            for row in self._connection.execute("SELECT * FROM groups ORDER BY number LIMIT ?", [limit]):
-                rows.append(row)
-                size_bytes += len(row[-1])
+            rows = self._connection.execute("SELECT * FROM groups ORDER BY number LIMIT ?", [limit])
+            for number, sampler_id, group_id, digest, *parts in rows:
+                header, columns, *proof = parts
+                waiting[number] = EncodedGroup(header, columns, group_id, sampler_id, *proof)
+                if _digest(parts) != digest:
+                    what = f"group {group_id} of {sampler_id} is not what was stored"
+                    waiting[number] = RefusedError(Reason.DAMAGED, what)
+                size_bytes += sum(map(len, parts))
                 if size_bytes >= limit_bytes:
                     break
-        return tuple(
-            SpooledGroup(
-                number, sampler_id, group_id, data if xxhash.xxh3_128_digest(data) == digest else None
-            )
-            for number, sampler_id, group_id, digest, data in rows
-        )
+        return waiting
 
     def remove(self, number: int) -> bool:
         """Forget a group; False if it is not there. Raises RefusedError: DISK, if that cannot be written."""
         with _disk_refusals():
             removed = self._connection.execute(
-                "DELETE FROM groups WHERE number = ? RETURNING length(data)", [number]
+                f"DELETE FROM groups WHERE number = ? RETURNING {_SIZE}", [number]
             ).fetchall()
         self._size -= len(removed)
         self._bytes -= sum(size for (size,) in removed)
         return bool(removed)
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 @contextlib.contextmanager

@@ -26,11 +26,12 @@ def open_store(context: RoleContext, *, retained_keyframes: int) -> ArtifactStor
     )
 
 
-def submission_door(context: RoleContext) -> SubmissionDoor:
-    """Return what checks the groups that are handed in."""
+def submission_door(context: RoleContext, *, hands_on: bool) -> SubmissionDoor:
+    """Return what checks the groups that are handed in; see ``SubmissionDoor``."""
     identity = context.identity
     return SubmissionDoor(
         None if identity is None else GroupVerifier(identity.ca_pem, run_id=context.run.run_id),
+        hands_on=hands_on,
         count_refusal=context.node_metrics.count_refusal,
         metrics=context.transfer_metrics,
         clock=context.clock,

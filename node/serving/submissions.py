@@ -10,18 +10,19 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from heterorl.v1 import rollout_pb2
 from node.byte_room import ByteRoom
 from node.clock import Clock
 from node.errors import CountRefusal, Reason, RefusedError
-from node.identity.group_proof import GroupProof, GroupVerifier
+from node.identity.group_proof import GroupVerifier
 from node.identity.peer import Peer, is_name
 from node.rollout import EncodedGroup, Verdict
 from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.wire.mapping import verdict_to_wire
+from node.wire.rollouts import encoded_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +42,8 @@ OFF_LOOP_BYTES: Final = 1 << 20
 _DETAIL_CHARACTERS: Final = 1000
 
 
-class Submission(NamedTuple):
-    """A group whose sampler is proved."""
-
-    sampler_id: str
-    group_id: str
-    group: EncodedGroup
-
-
-Take: TypeAlias = Callable[[Submission, rollout_pb2.SubmitRolloutsRequest], Awaitable[tuple[Verdict, str]]]
-"""Puts a group on disk, or says why not. Raises RefusedError."""
+Take: TypeAlias = Callable[[EncodedGroup], Awaitable[tuple[Verdict, str]]]
+"""Puts a group, whose sampler is proved, on disk, or says why not. Raises RefusedError."""
 
 
 class SubmissionDoor:
@@ -60,13 +53,21 @@ class SubmissionDoor:
         self,
         verifier: GroupVerifier | None,
         *,
+        hands_on: bool,
         count_refusal: CountRefusal,
         metrics: TransferMetrics,
         clock: Clock,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
     ) -> None:
-        """Check with ``verifier``; None where TLS is off: nobody has a key, and everybody is this machine."""
+        """Check what is signed with ``verifier``.
+
+        Args:
+            verifier: None where TLS is off: nobody has a key, and everybody is this machine.
+            hands_on: Whether another hub gets the groups, which has only their signatures to go by. Where it
+                does not, a sampler's own connection proves what it hands in itself.
+        """
         self._verifier = verifier
+        self._hands_on = hands_on
         self._count_refusal = count_refusal
         self._metrics = metrics
         self._clock = clock
@@ -98,25 +99,29 @@ class SubmissionDoor:
         async def read() -> None:
             await places.acquire()
             async for request in requests:
-                size_bytes = 0 if isinstance(request, RefusedError) else request.ByteSize()
+                group = request if isinstance(request, RefusedError) else encoded_from_wire(request.group)
+                del request
+                size_bytes = _held_bytes(group)
                 await self._room.take(size_bytes)
-                task = asyncio.create_task(self._answer(request, caller, take, group_bytes=group_bytes))
-                task.add_done_callback(partial(self._leave, size_bytes))
+                task = asyncio.create_task(self._answer(group, caller, take, group_bytes=group_bytes))
+                task.add_done_callback(partial(leave, size_bytes))
                 pending.append(task)
-                del request, task
-                changed.set()
+                del group, task
                 await places.acquire()
+
+        def leave(size_bytes: int, _: object) -> None:
+            self._room.give_back(size_bytes)
+            changed.set()
 
         self._streams[caller.node_id] += 1
         reader = asyncio.create_task(read())
         reader.add_done_callback(lambda _: changed.set())
         try:
             while pending or not reader.done():
-                if not pending:
+                if not (pending and pending[0].done()):
                     await changed.wait()
                     changed.clear()
                     continue
-                await asyncio.wait({pending[0]})
                 response = rollout_pb2.SubmitRolloutsResponse()
                 while pending and pending[0].done():
                     response.answers.append(pending.popleft().result())
@@ -130,22 +135,13 @@ class SubmissionDoor:
                 each.cancel()
             await asyncio.wait(left)
 
-    def _leave(self, size_bytes: int, _: object) -> None:
-        self._room.give_back(size_bytes)
-
     async def _answer(
-        self,
-        request: rollout_pb2.SubmitRolloutsRequest | RefusedError,
-        caller: Peer,
-        take: Take,
-        *,
-        group_bytes: int,
+        self, group: EncodedGroup | RefusedError, caller: Peer, take: Take, *, group_bytes: int
     ) -> rollout_pb2.SubmissionAnswer:
         try:
-            if isinstance(request, RefusedError):
-                raise request
-            submission = await self._admitted(request, caller, group_bytes=group_bytes)
-            verdict, detail = await take(submission, request)
+            if isinstance(group, RefusedError):
+                raise group
+            verdict, detail = await take(await self._proved(group, caller, group_bytes=group_bytes))
         except RefusedError as refused:
             self._count_refusal(service="RolloutService", reason=refused.reason)
             said = str(refused)
@@ -155,25 +151,37 @@ class SubmissionDoor:
             verdict=verdict_to_wire(verdict), detail=detail[:_DETAIL_CHARACTERS]
         )
 
-    async def _admitted(
-        self, request: rollout_pb2.SubmitRolloutsRequest, caller: Peer, *, group_bytes: int
-    ) -> Submission:
-        # Each look at a field of a message copies it.
-        group = EncodedGroup(request.header, request.columns)
+    async def _proved(self, group: EncodedGroup, caller: Peer, *, group_bytes: int) -> EncodedGroup:
+        """Return a group with the sampler that is proved to have made it."""
         size_bytes = group.size_bytes
         self._metrics.count_rollouts(received_bytes=size_bytes)
         if size_bytes > group_bytes:
             raise RefusedError(
                 Reason.OVER_LIMIT, f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}"
             )
-        submission = Submission(submitter(caller, request.sampler_id), request.group_id, group)
-        if self._verifier is not None:
-            proof, now = GroupProof(request.certificate, request.signature), self._clock.now()
+        group = group.made_by(submitter(caller, group.sampler_id))
+        if self._verifier is not None and (self._hands_on or caller.role is Role.RELAY):
+            check = partial(_check_proof, self._verifier, group, caller, now=self._clock.now())
             if size_bytes > OFF_LOOP_BYTES:
-                await asyncio.to_thread(_check_proof, self._verifier, proof, submission, caller, now=now)
+                await asyncio.to_thread(check)
             else:
-                _check_proof(self._verifier, proof, submission, caller, now=now)
-        return submission
+                check()
+        return group
+
+
+def _held_bytes(group: EncodedGroup | RefusedError) -> int:
+    """Return what a group takes in memory, whatever its sender put where."""
+    if isinstance(group, RefusedError):
+        return 0
+    parts = (
+        group.header,
+        group.columns,
+        group.certificate,
+        group.signature,
+        group.group_id,
+        group.sampler_id,
+    )
+    return sum(map(len, parts))
 
 
 def submitter(caller: Peer, named: str) -> str:
@@ -194,20 +202,17 @@ def submitter(caller: Peer, named: str) -> str:
     return named
 
 
-def _check_proof(
-    verifier: GroupVerifier, proof: GroupProof, submission: Submission, caller: Peer, *, now: float
-) -> None:
-    sampler_id, group_id, group = submission
+def _check_proof(verifier: GroupVerifier, group: EncodedGroup, caller: Peer, *, now: float) -> None:
     try:
-        verifier.check(proof, sampler_id=sampler_id, group_id=group_id, group=group, now=now)
+        verifier.check(group, now=now)
     except RefusedError as refused:
         logger.warning(
             "group not proved",
             extra={
                 "from_role": caller.role,
                 "from_node": caller.node_id,
-                "sampler": sampler_id,
-                "group_id": group_id[:100],
+                "sampler": group.sampler_id,
+                "group_id": group.group_id[:100],
                 "detail": str(refused),
             },
         )

@@ -16,7 +16,6 @@ from node import limits
 from node.errors import Reason, RefusedError
 from node.rollout import (
     Completion,
-    DeliveredGroup,
     EncodedGroup,
     Finish,
     GroupHeader,
@@ -69,7 +68,40 @@ def group_to_wire(group: RolloutGroup) -> EncodedGroup:
         ],
         drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
     )
-    return EncodedGroup(header.SerializeToString(), columns.SerializeToString())
+    return EncodedGroup(header.SerializeToString(), columns.SerializeToString(), group.group_id)
+
+
+def submission_to_wire(group: EncodedGroup) -> rollout_pb2.SubmitRolloutsRequest:
+    request = rollout_pb2.SubmitRolloutsRequest()
+    _fill(request.group, group)
+    return request
+
+
+def delivery_to_wire(group: EncodedGroup) -> rollout_pb2.DrainRolloutsResponse:
+    response = rollout_pb2.DrainRolloutsResponse()
+    _fill(response.group, group)
+    return response
+
+
+def _fill(message: rollout_pb2.EncodedGroup, group: EncodedGroup) -> None:
+    """Fill a part of another message, which would copy a whole one."""
+    message.group_id, message.sampler_id = group.group_id, group.sampler_id
+    message.header, message.columns = group.header, group.columns
+    message.certificate, message.signature = group.certificate, group.signature
+    message.spooled_at_s = group.spooled_at_s
+
+
+def encoded_from_wire(message: rollout_pb2.EncodedGroup) -> EncodedGroup:
+    """Return an encoded group as it came. Each look at a field of a message copies it."""
+    return EncodedGroup(
+        message.header,
+        message.columns,
+        message.group_id,
+        message.sampler_id,
+        message.certificate,
+        message.signature,
+        message.spooled_at_s,
+    )
 
 
 def header_from_wire(data: bytes) -> GroupHeader:
@@ -141,6 +173,8 @@ def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
             for length, end, reward, finish in zip(lengths, ends, rewards, finished, strict=True)
         ),
         metrics=_metrics(message, n),
+        sampler_id=encoded.sampler_id,
+        spooled_at_s=encoded.spooled_at_s,
     )
     _check_agreement(header, group.header)
     return group
@@ -169,11 +203,6 @@ def _parsed(message: Wire, data: bytes) -> Wire:
             fix="run the coordinator's version of heterorl-node",
         )
     return message
-
-
-def delivered_group_from_wire(message: rollout_pb2.DeliveredGroup) -> DeliveredGroup:
-    group = group_from_wire(EncodedGroup(message.header, message.columns))
-    return DeliveredGroup(group, message.sampler_id, message.spooled_at_s)
 
 
 def _metrics(message: rollout_pb2.GroupColumns, n: int) -> dict[str, NDArray[np.float32]]:

@@ -13,39 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.rollout import Finish, SamplingParameters
+from node.rollout import Completion, SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
-    """One prompt to be completed ``completions`` times."""
+    """One prompt to be completed ``wanted`` times; an engine returns it with its completions."""
 
     request_id: str
     prompt_token_ids: NDArray[np.int32]
     """[n], n >= 1"""
-    completions: int
+    wanted: int
     sampling: SamplingParameters
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledCompletion:
-    """One completion as it was drawn; fields as in ``node.rollout.Completion``."""
-
-    token_ids: NDArray[np.int32]
-    behaviour_logprob: NDArray[np.float32]
-    policy_version: NDArray[np.int32]
-    finish: Finish
-    kept_mass: NDArray[np.float32] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FinishedRequest:
-    """All completions of one request."""
-
-    request_id: str
-    completions: tuple[SampledCompletion, ...]
+    completions: tuple[Completion, ...] = ()
+    """All of them, or none yet."""
 
 
 class EngineSettings(Protocol):
@@ -157,8 +140,8 @@ class Engine(Protocol):
         Without any this asks whether the engine still answers.
         """
 
-    def step(self) -> list[FinishedRequest]:
-        """Draw one token for every running completion; return the requests found finished.
+    def step(self) -> list[GenerationRequest]:
+        """Draw one token for every running completion; return requests found finished, with completions.
 
         A token's logprob is that of the distribution it was drawn from: the softmax after
         temperature and the renormalisation of min-p, top-k and top-p, in float32. Where these cut

@@ -28,7 +28,7 @@ from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.process.abandoned_threads import abandon
 from node.rollout import SamplingParameters
-from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.restartable_engine import FAULTS, EngineEndedError, EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics
 from sampler.served_policy import Event, ServedPolicy
@@ -103,7 +103,7 @@ class EngineThread:
     async def run(
         self,
         *,
-        finished: Callable[[FinishedRequest], None],
+        finished: Callable[[GenerationRequest], None],
         refused: Callable[[str, RefusedError], None],
         failed: Callable[[], None],
     ) -> None:
@@ -138,7 +138,9 @@ class EngineThread:
         finally:
             await self._close()
 
-    async def _turn(self, refused: Callable[[str, RefusedError], None]) -> dict[str, FinishedRequest] | None:
+    async def _turn(
+        self, refused: Callable[[str, RefusedError], None]
+    ) -> dict[str, GenerationRequest] | None:
         """Do what there is to do, up to one step; return what it finished, by id, or None without a step."""
         if self._offered is not None:
             offered, self._offered = self._offered, None
@@ -173,7 +175,7 @@ class EngineThread:
             if not closing.done():
                 abandon("engine")
 
-    def _is_rejected(self, probe: FinishedRequest) -> bool:
+    def _is_rejected(self, probe: GenerationRequest) -> bool:
         """Return whether the version served is given up: twice its probe had no finite logprobs.
 
         The first time is a fault of the engine: EngineFaultError.
@@ -262,7 +264,7 @@ class EngineThread:
             )
         return calling.result()
 
-    def _step(self) -> list[FinishedRequest]:
+    def _step(self) -> list[GenerationRequest]:
         finished = self._engine.step()
         self._metrics.decode_steps.inc()
         return finished

@@ -13,7 +13,7 @@ from typing import Final
 
 from node.errors import Reason, RefusedError, StartupError
 from node.weights.format.layout import Layout
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, Tokenizer
+from sampler.engines.engine import Engine, GenerationRequest, Tokenizer
 from sampler.engines.model_words import LiveWords, ModelWords, Spares
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class RestartableEngine:
     def cancel(self, request_ids: Sequence[str]) -> None:
         self.current.cancel(request_ids)
 
-    def step(self) -> list[FinishedRequest]:
+    def step(self) -> list[GenerationRequest]:
         return self.current.step()
 
     def serve(self, version: int) -> None:

@@ -39,7 +39,7 @@ from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
 from sampler.engines.decoding.row_reader import RowReader
 from sampler.engines.decoding.rows import MemoryBudget, RunningRequest, requests_of
 from sampler.engines.decoding.sampling import by_inverse, by_noise
-from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, check_fits
+from sampler.engines.engine import EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.torch_words import LiveTensors, aliases
@@ -119,7 +119,7 @@ class TorchEngine:
         self._version = 0
         self._running: dict[str, RunningRequest] = {}
         self._waiting: deque[RunningRequest] = deque()
-        self._finished: list[FinishedRequest] = []
+        self._finished: list[GenerationRequest] = []
         options = options or TorchOptions()
         self._keeps_cache = options.kv_cache == "keep"
         self._chunk_tokens = chunk_tokens = options.prefill_chunk_tokens
@@ -163,7 +163,7 @@ class TorchEngine:
         self._drop_ended()
 
     @torch.inference_mode()
-    def step(self) -> list[FinishedRequest]:
+    def step(self) -> list[GenerationRequest]:
         # Prompts are read first: they are few tokens for many rows, and the probe of a new version is one.
         if not self._prompts.rows:
             self._admit()

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.rollout import Completion, Finish
-from sampler.engines.engine import SampledCompletion
 from sampler.tasks.task import CompletionText, Message
 
 
@@ -21,7 +20,7 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.is_over = False
-        self._parts: list[SampledCompletion] = []
+        self._parts: list[Completion] = []
         self._is_cut = False
 
     @property
@@ -39,7 +38,7 @@ class Conversation:
         """Why the last turn, or the conversation, ended."""
         return Finish.LENGTH if self._is_cut else self._parts[-1].finish
 
-    def add_turn(self, drawn: SampledCompletion, text: str) -> None:
+    def add_turn(self, drawn: Completion, text: str) -> None:
         """Add what the policy wrote, in ``text`` without special tokens and stop string.
 
         A turn that was cut at the limit is the last.
@@ -65,7 +64,7 @@ class Conversation:
             self.is_over = self._is_cut = True
             return 0
         self._parts.append(
-            SampledCompletion(
+            Completion(
                 token_ids=token_ids,
                 behaviour_logprob=np.zeros(n, np.float32),
                 policy_version=np.full(n, last.policy_version[-1], np.int32),

@@ -11,7 +11,7 @@ Prompts, replies and grades are made in other processes, in tasks that end with 
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
-from sampler.engines.engine import Engine, FinishedRequest
+from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.rollouts.conversation import Conversation
@@ -29,7 +29,7 @@ from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.group_tally import GroupTally
 from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.run_task import RunTask
-from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
+from sampler.rollouts.turn_taking import TurnTaking, split_request_id
 from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState
 from sampler.served_policy import ServedPolicy, State
 from sampler.tasks.grader_pool import Grades
@@ -101,14 +101,14 @@ class GroupPipeline:
         self.leasing.give_back([lease.lease_id])
         return False
 
-    def finished(self, request: FinishedRequest) -> None:
+    def finished(self, request: GenerationRequest) -> None:
         """Go on with a group whose turns were drawn."""
         if (spoken := self._turns.note(request, self.task)) is None:
             return
-        group, waiting = spoken
+        job, waiting = spoken
         for conversation in waiting:
-            self._start(self._reply(group, conversation), self._preparing)
-        self._grade_generated(group)
+            self._start(self._reply(job, conversation), self._preparing)
+        self._grade_generated(job)
 
     def refused(self, request_id: str, refused: RefusedError) -> None:
         """Give up a group whose request the engine refuses."""
@@ -192,43 +192,41 @@ class GroupPipeline:
             self._turns.begin(job)
         self.leasing.notice_change()
 
-    async def _reply(self, group: GroupInTurns, conversation: Conversation) -> None:
+    async def _reply(self, job: Job, conversation: Conversation) -> None:
         try:
-            await self._turns.reply(group, conversation, self.task)
+            await self._turns.reply(job, conversation, self.task)
         except TaskError as error:
-            self._fail(group.lease_id, error, Dropped.UNGRADED)
-        self._grade_generated(group)
+            self._fail(job.lease.lease_id, error, Dropped.UNGRADED)
+        self._grade_generated(job)
 
-    def _grade_generated(self, group: GroupInTurns) -> None:
-        if not self._turns.take_generated(group):
+    def _grade_generated(self, job: Job) -> None:
+        if not self._turns.take_generated(job):
             return
-        job = self._work_queue.finish(group.lease_id, now=self._clock.now())
+        finished = self._work_queue.finish(job.lease.lease_id, now=self._clock.now())
         self._begin_ready()
-        if job is not None:
-            self._start(self._grade(job, group.conversations), self.grading)
+        if finished is not None:
+            self._start(self._grade(finished), self.grading)
 
-    async def _grade(self, job: Job, conversations: Sequence[Conversation]) -> None:
+    async def _grade(self, job: Job) -> None:
         assert job.prompt is not None, "a generated job has a prompt"
         finished_at_s = self._clock.now()
         if self.task.description.max_turns > 1:
-            for conversation in conversations:
+            for conversation in job.conversations:
                 self._metrics.completion_turns.observe(conversation.turns)
         try:
-            _, grades = await self.task.grade(job.prompt, conversations)
+            _, grades = await self.task.grade(job.prompt, job.conversations)
         except TaskError as error:
             self._fail(job.lease.lease_id, error, Dropped.UNGRADED)
             return
         self.leasing.note_success()
-        group = self._group(job, conversations, grades, finished_at_s=finished_at_s)
+        group = self._group(job, grades, finished_at_s=finished_at_s)
         self._metrics.tokens.inc(group.drawn_tokens)
         if job.lease.purpose is LeasePurpose.TRAINING:
             self._metrics.reward_mean.set(group.reward_mean)
         self._work_queue.advance(group.group_id, JobState.SUBMITTING)
         await self._submitter.put(group)
 
-    def _group(
-        self, job: Job, conversations: Sequence[Conversation], grades: Grades, *, finished_at_s: float
-    ) -> RolloutGroup:
+    def _group(self, job: Job, grades: Grades, *, finished_at_s: float) -> RolloutGroup:
         assert job.prompt is not None, "a generated job has a prompt"
         lease, graded_at_s, offset_s = job.lease, self._clock.now(), self._offset_s()
         return RolloutGroup(
@@ -241,7 +239,7 @@ class GroupPipeline:
             prompt_token_ids=job.prompt.token_ids,
             completions=tuple(
                 conversation.completion(reward=reward)
-                for conversation, reward in zip(conversations, grades.rewards, strict=True)
+                for conversation, reward in zip(job.conversations, grades.rewards, strict=True)
             ),
             sampling=lease.sampling,
             # In order, although the clock may have been set meanwhile.

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,8 +17,7 @@ from sampler.engines.engine import Tokenizer
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.task_setup import task_setup
-from sampler.rollouts.work_queue import Prompt
-from sampler.tasks.grader_pool import GraderPool, Grades
+from sampler.tasks.grader_pool import GraderPool, Grades, Prompt
 from sampler.tasks.grader_process import Grader, TaskDescription, TaskError, TaskUnusableError
 from sampler.tasks.task import CompletionText, Message, TaskSetup, unusable
 
@@ -94,7 +93,7 @@ class RunTask:
             raise TaskError(
                 f"{len(token_ids)} tokens, max_prompt_tokens = {most}", fault=Failure.PROMPT_TOO_LONG
             )
-        return Prompt(made, token_ids)
+        return replace(made, token_ids=token_ids)
 
     async def reply(
         self, prompt: Prompt, conversation: Sequence[Message], tokenizer: Tokenizer
@@ -106,16 +105,16 @@ class RunTask:
         Raises:
             TaskError: it cannot be tokenized, or as ``GraderPool.reply``.
         """
-        said = await self.graders.reply(prompt.made, conversation)
+        said = await self.graders.reply(prompt, conversation)
         if said is None:
             return None
         messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        is_chat = not isinstance(prompt.made.content, str)
+        is_chat = not isinstance(prompt.content, str)
         if not is_chat and not isinstance(said, str):
             raise _bad_reply("reply() returned messages, and the prompt is a text")
         if any(message["role"] == "assistant" for message in messages):
             raise _bad_reply("reply() speaks for the assistant")
-        context = [*prompt.made.content, *conversation, *messages] if is_chat else said
+        context = [*prompt.content, *conversation, *messages] if is_chat else said
         try:
             token_ids = await asyncio.to_thread(tokenizer.encode_reply, context, self.template_arguments)
         except RefusedError as refused:
@@ -130,7 +129,7 @@ class RunTask:
         """Return what the grader sees of a group's completions, and says; raises as ``GraderPool.grade``."""
         has_replies = self.description.max_turns > 1
         texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
-        return texts, await self.graders.grade(prompt.made, texts)
+        return texts, await self.graders.grade(prompt, texts)
 
 
 def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:

@@ -9,12 +9,12 @@ conversations are over. A task that does not reply has one turn.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
 
-from sampler.engines.engine import FinishedRequest, GenerationRequest, Tokenizer
+from sampler.engines.engine import GenerationRequest, Tokenizer
 from sampler.engines.stop_strings import text_before_stop
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
@@ -24,18 +24,6 @@ from sampler.tasks.grader_process import TaskError
 
 _SEPARATOR: Final = "/"
 """Between a lease, whose id has none, and the number of a completion, in the id of a request."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupInTurns:
-    """A group being generated."""
-
-    job: Job
-    conversations: tuple[Conversation, ...]
-
-    @property
-    def lease_id(self) -> str:
-        return self.job.lease.lease_id
 
 
 class Requests(Protocol):
@@ -52,14 +40,13 @@ class TurnTaking:
         self._tokenizer = tokenizer
         self._engine_thread = engine_thread
         self._metrics = metrics
-        self._groups: dict[str, GroupInTurns] = {}
+        self._jobs: dict[str, Job] = {}
 
     def begin(self, job: Job) -> None:
         """Generate the first turns of a job."""
         assert job.prompt is not None, "a job that generates has a prompt"
         lease = job.lease
-        conversations = tuple(Conversation() for _ in range(lease.group_size))
-        self._groups[lease.lease_id] = GroupInTurns(job, conversations)
+        self._jobs[lease.lease_id] = job
         self._engine_thread.add(
             GenerationRequest(lease.lease_id, job.prompt.token_ids, lease.group_size, lease.sampling)
         )
@@ -67,75 +54,73 @@ class TurnTaking:
     def cancel(self, lease_ids: Iterable[str]) -> None:
         """Forget groups, whatever of them is under way; ignore those not being generated."""
         for lease_id in lease_ids:
-            if (group := self._groups.pop(lease_id, None)) is not None:
-                later = (_request_id(lease_id, number) for number in range(len(group.conversations)))
+            if (job := self._jobs.pop(lease_id, None)) is not None:
+                later = (_request_id(lease_id, number) for number in range(len(job.conversations)))
                 self._engine_thread.cancel([lease_id, *later])
 
-    def note(
-        self, finished: FinishedRequest, task: RunTask
-    ) -> tuple[GroupInTurns, list[Conversation]] | None:
-        """Add the turns of a finished request; return its group and what waits for a reply.
+    def note(self, finished: GenerationRequest, task: RunTask) -> tuple[Job, list[Conversation]] | None:
+        """Add the turns of a finished request; return its job and what waits for a reply.
 
         None if the group was cancelled meanwhile, even if its lease has come again.
         """
         lease_id, number = split_request_id(finished.request_id)
-        group = self._groups.get(lease_id)
-        if group is None:
+        job = self._jobs.get(lease_id)
+        if job is None:
             return None
-        speaking = group.conversations if number is None else (group.conversations[number],)
+        speaking = job.conversations if number is None else (job.conversations[number],)
         if any((conversation.turns == 0) != (number is None) for conversation in speaking):
             return None
         for conversation, drawn in zip(speaking, finished.completions, strict=True):
-            text = text_before_stop(self._tokenizer.decode(drawn.token_ids), group.job.lease.sampling.stop)
+            text = text_before_stop(self._tokenizer.decode(drawn.token_ids), job.lease.sampling.stop)
             conversation.add_turn(drawn, text)
             if not conversation.is_over and conversation.turns == task.description.max_turns:
                 conversation.is_over = True
-        return group, [conversation for conversation in speaking if not conversation.is_over]
+        return job, [conversation for conversation in speaking if not conversation.is_over]
 
-    async def reply(self, group: GroupInTurns, conversation: Conversation, task: RunTask) -> None:
+    async def reply(self, job: Job, conversation: Conversation, task: RunTask) -> None:
         """Ask the task for a reply to a conversation's newest turn, and generate the next one.
 
         Raises:
             TaskError: there is no reply that the conversation could go on with. Not raised where the group
                 was cancelled meanwhile.
         """
-        prompt = group.job.prompt
+        prompt = job.prompt
         assert prompt is not None, "a job that generates has a prompt"
         try:
             with self._metrics.reply_seconds.time():
                 reply = await task.reply(prompt, conversation.messages, self._tokenizer)
         except TaskError:
-            if self._has(group):
+            if self._has(job):
                 raise
             return
-        if not self._has(group):
+        if not self._has(job):
             return
         if reply is None:
             conversation.is_over = True
             return
         messages, token_ids = reply
-        sampling = group.job.lease.sampling
+        sampling = job.lease.sampling
         room = conversation.add_reply(token_ids, messages, max_tokens=sampling.max_new_tokens)
         if not room:
             return
         self._engine_thread.add(
             GenerationRequest(
-                _request_id(group.lease_id, group.conversations.index(conversation)),
+                _request_id(job.lease.lease_id, job.conversations.index(conversation)),
                 np.concatenate([prompt.token_ids, conversation.token_ids]),
-                completions=1,
+                wanted=1,
                 sampling=replace(sampling, max_new_tokens=room),
             )
         )
 
-    def take_generated(self, group: GroupInTurns) -> bool:
-        """Forget a group whose conversations are all over; return whether it is one."""
-        if not self._has(group) or not all(conversation.is_over for conversation in group.conversations):
+    def take_generated(self, job: Job) -> bool:
+        """Forget a job whose conversations are all over; return whether it is one."""
+        if not self._has(job) or not all(conversation.is_over for conversation in job.conversations):
             return False
-        del self._groups[group.lease_id]
+        del self._jobs[job.lease.lease_id]
         return True
 
-    def _has(self, group: GroupInTurns) -> bool:
-        return self._groups.get(group.lease_id) is group
+    def _has(self, job: Job) -> bool:
+        return self._jobs.get(job.lease.lease_id) is job
 
 
 def split_request_id(request_id: str) -> tuple[str, int | None]:

@@ -9,14 +9,12 @@ Losing a lease does not drop finished work: the first attempt that is handed in 
 
 import enum
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from node.rollout import PromptLease
-from sampler.tasks.grader_pool import TaskPrompt
+from sampler.rollouts.conversation import Conversation
+from sampler.tasks.grader_pool import Prompt
 
 
 class JobState(enum.StrEnum):
@@ -38,17 +36,9 @@ SMOOTHING: Final = 0.2
 """Weight of the newest time in the running means, which then remember about five groups."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
-    """A prompt, made once for its lease: sampled from, recorded and graded."""
-
-    made: TaskPrompt
-    token_ids: NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Job:
-    """One lease and its state."""
+    """One lease and what has become of it."""
 
     lease: PromptLease
     at_s: float
@@ -56,6 +46,11 @@ class Job:
     state: JobState = JobState.PROMPTING
     prompt: Prompt | None = None
     """From READY on."""
+    conversations: tuple[Conversation, ...] = field(init=False)
+    """One for each completion."""
+
+    def __post_init__(self) -> None:
+        self.conversations = tuple(Conversation() for _ in range(self.lease.group_size))
 
 
 class WorkQueue:
@@ -107,7 +102,7 @@ class WorkQueue:
         """Note a lease's prompt; ignored if the job was dropped meanwhile."""
         if (job := self._jobs.get(lease_id)) is not None:
             self._prompt_s = _mean(self._prompt_s, now - job.at_s)
-            self._jobs[lease_id] = replace(job, state=JobState.READY, prompt=prompt)
+            job.state, job.prompt = JobState.READY, prompt
 
     def begin_next(self, *, now: float) -> Job | None:
         """Move a ready job to GENERATING; None if no job is ready or the engine is full.
@@ -119,7 +114,7 @@ class WorkQueue:
         ready = (job for job in self._jobs.values() if job.state is JobState.READY)
         job = min(ready, key=lambda job: job.lease.policy_version is None, default=None)
         if job is not None:
-            job = self._jobs[job.lease.lease_id] = replace(job, state=JobState.GENERATING, at_s=now)
+            job.state, job.at_s = JobState.GENERATING, now
         return job
 
     def finish(self, lease_id: str, *, now: float) -> Job | None:
@@ -131,9 +126,8 @@ class WorkQueue:
 
     def advance(self, lease_id: str, state: JobState) -> Job | None:
         """Set a job's state and return the job; None if it was dropped meanwhile."""
-        if lease_id not in self._jobs:
-            return None
-        job = self._jobs[lease_id] = replace(self._jobs[lease_id], state=state)
+        if (job := self._jobs.get(lease_id)) is not None:
+            job.state = state
         return job
 
     def settle(self, lease_id: str) -> Job | None:

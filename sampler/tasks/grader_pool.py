@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from node.failure import Failure
@@ -31,9 +33,9 @@ QUICK: Final = 2
 """Processes to have besides those that may hang, once one may: one works while the other is spare."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPrompt:
-    """A prompt, and the grader whose ``incarnation``-th process made it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A prompt, made once for its lease: sampled from, recorded and graded."""
 
     index: int
     row: str
@@ -42,6 +44,9 @@ class TaskPrompt:
     """A text, or messages for the model's chat template."""
     grader: Grader
     incarnation: int
+    """Which process of that grader made it."""
+    token_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[n], once it is tokenized."""
 
 
 _Reward = Annotated[float, Field(ge=-REWARD, le=REWARD, allow_inf_nan=False)]
@@ -89,7 +94,7 @@ class GraderPool:
         self._is_stateful = description.is_stateful
         return description
 
-    async def prompt(self, index: int, row: str = "") -> TaskPrompt:
+    async def prompt(self, index: int, row: str = "") -> Prompt:
         """Return a prompt, from one call of the task's ``prompt``.
 
         Raises:
@@ -97,9 +102,9 @@ class GraderPool:
         """
         async with self._any(Request.PROMPT) as grader:
             reply = await grader.ask(Request.PROMPT, {"index": index, "row": row})
-            return TaskPrompt(index, row, _said(reply, Request.PROMPT), grader, grader.incarnation)
+            return Prompt(index, row, _said(reply, Request.PROMPT), grader, grader.incarnation)
 
-    async def reply(self, prompt: TaskPrompt, conversation: Sequence[Message]) -> str | list[Message] | None:
+    async def reply(self, prompt: Prompt, conversation: Sequence[Message]) -> str | list[Message] | None:
         """Return what the task says next, from one call of its ``reply``; None: the conversation is over.
 
         Args:
@@ -111,7 +116,7 @@ class GraderPool:
         reply = await self._ask(prompt, Request.REPLY, conversation=said)
         return None if reply.get("is_over") else _said(reply, Request.REPLY)
 
-    async def grade(self, prompt: TaskPrompt, completions: Sequence[CompletionText]) -> Grades:
+    async def grade(self, prompt: Prompt, completions: Sequence[CompletionText]) -> Grades:
         """Return one finite reward for each completion, and what else the grader measured.
 
         Raises:
@@ -145,7 +150,7 @@ class GraderPool:
         for grader in self._graders:
             await grader.close()
 
-    async def _ask(self, prompt: TaskPrompt, kind: Request, **given: Any) -> dict[str, Any]:
+    async def _ask(self, prompt: Prompt, kind: Request, **given: Any) -> dict[str, Any]:
         """Ask the process that made a prompt, where the task is stateful, or else any."""
         request = {"index": prompt.index, "row": prompt.row, **given}
         if not self._is_stateful:

@@ -1,6 +1,5 @@
 """Every installed engine in a whole sampler: versions followed in flight, as the learner signed them."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 
 from node.exit_code import ExitCode
 from node.rollout import check_group
-from sampler.engines.engine import SampledCompletion
 from sampler.engines.torch_engine import TorchEngine
 from support.engines import WAYS, Driven, settings_of
 from support.hub import running_hub
@@ -46,8 +44,6 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
         check_group(group, vocabulary_size=VOCABULARY_SIZE)
         prompt = base.tokenizer.decode(group.prompt_token_ids)
         for completion in group.completions:
-            fields = (field.name for field in dataclasses.fields(SampledCompletion))
-            drawn = SampledCompletion(**{name: getattr(completion, name) for name in fields})
-            twin.assert_scored(prompt, [drawn], group.sampling)
+            twin.assert_scored(prompt, [completion], group.sampling)
             versions.add(tuple(np.unique(completion.policy_version).tolist()))
     assert (1,) in versions

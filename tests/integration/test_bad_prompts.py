@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.rollout import RolloutGroup
-from node.wire.rollouts import delivered_group_from_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.bad_prompts import is_bad
 from support.clock import ManualClock
@@ -45,7 +45,7 @@ async def train(
                 if response.WhichOneof("message") == "step_acknowledged":
                     acknowledged = response.step_acknowledged.version
                 elif len(trained) < groups:
-                    trained.append(delivered_group_from_wire(response.group).group)
+                    trained.append(group_from_wire(encoded_from_wire(response.group)))
                     await drain.step(version + len(trained), trained[-1].group_id)
     except TimeoutError:
         pass

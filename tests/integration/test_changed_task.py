@@ -12,7 +12,7 @@ import pytest
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.exit_code import ExitCode
-from node.wire.rollouts import delivered_group_from_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import joined, running_hub
 from support.identity import MadeRun
@@ -136,7 +136,7 @@ async def test_samplers_load_changed_options_and_rows_and_go_on(
         ):
             drain = await learner.drain(credits=1000, version=3)
             response = await drain.hear()
-            group = delivered_group_from_wire(response.group).group
+            group = group_from_wire(encoded_from_wire(response.group))
             assert base.tokenizer.decode(np.frombuffer(group.prompt_token_ids, "<i4")).startswith("add")
             assert not sampler.ending.done()
         assert await sampler.drained() is ExitCode.DRAINED
@@ -207,7 +207,7 @@ async def test_a_grader_edited_while_the_sampler_runs_is_loaded_again_and_told_b
                 response = await drain.hear()
                 if response.WhichOneof("message") == "group":
                     version += 1
-                    group = delivered_group_from_wire(response.group).group
+                    group = group_from_wire(encoded_from_wire(response.group))
                     await drain.step(version, group.group_id)
                     rewards = {completion.reward for completion in group.completions}
                     assert rewards == ({1.0} if group.grader_digest == was else {0.5})

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -247,7 +248,7 @@ async def test_bytes_that_no_field_holds_are_neither_stored_nor_read_beyond_the_
             group = group_to_wire(answer_to(lease, run_id=hub.made.run_id))
             unknown = b"x" * (mebibytes << 20)
             field_999 = b"\xba\x3e" + encoded_length(len(unknown)) + unknown
-            padded = group._replace(header=group.header + field_999)
+            padded = replace(group, header=group.header + field_999)
             return signed(padded, hub.made.sampler, group_id=lease.lease_id)
 
         def written_bytes() -> int:

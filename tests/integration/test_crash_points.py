@@ -19,7 +19,7 @@ from learner.training.checkpoint import CheckpointCopy
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import StoredGroup, Transaction
+from node.coordinator.work.accounts import Transaction
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
@@ -370,23 +370,24 @@ def test_the_public_base_is_kept_whole_or_written_again(
 def _take_groups(path: Path) -> Iterator[None]:
     spool = RolloutSpool.open(path, capacity_groups=10, capacity_bytes=1 << 30)
     for number in range(3):
-        spool.put("s1", f"{number}.1", bytes([number]) * 700)
+        spool.put(EncodedGroup(b"", bytes([number]) * 700, f"{number}.1", "s1"))
         yield
     spool.close()
 
 
 def _taken_groups(path: Path) -> int:
     spool = RolloutSpool.open(path, capacity_groups=10, capacity_bytes=1 << 30)
-    groups = spool.oldest(10)
+    groups = [group for group in spool.oldest(10).values() if isinstance(group, EncodedGroup)]
+    assert len(groups) == len(spool)
     spool.close()
-    assert [group.data for group in groups] == [bytes([number]) * 700 for number in range(len(groups))]
+    assert [group.columns for group in groups] == [bytes([number]) * 700 for number in range(len(groups))]
     return len(groups)
 
 
 def _record_groups(path: Path) -> Iterator[None]:
     ledger = Ledger.open(path, run_id="run")
     for number in range(3):
-        group = StoredGroup(number, 1, "s1", 1.0, EncodedGroup(b"", bytes([number]) * 700))
+        group = EncodedGroup(b"", bytes([number]) * 700, f"{number}.1", "s1", spooled_at_s=1.0)
         ledger.record(Transaction(stored=group, verdicts=(("s1", Verdict.SPOOLED),)))
         yield
     ledger.close()
@@ -397,7 +398,9 @@ def _recorded_groups(path: Path) -> int:
     balance = ledger.balance()
     groups = [ledger.group(number) for number in balance.spooled_at_s]
     ledger.close()
-    assert [g.group.columns for g in groups if g] == [bytes([number]) * 700 for number in range(len(groups))]
+    assert [group.columns for group in groups if group] == [
+        bytes([number]) * 700 for number in range(len(groups))
+    ]
     assert sum(n for *_, n in balance.verdicts) == len(groups)
     return len(groups)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.wire.rollouts import delivered_group_from_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
@@ -65,7 +65,7 @@ async def test_a_judge_that_is_down_blames_no_prompt_and_grades_once_it_is_back(
         async with asyncio.timeout(45):
             while (response := await drain.hear()).WhichOneof("message") != "group":
                 pass
-        group = delivered_group_from_wire(response.group).group
+        group = group_from_wire(encoded_from_wire(response.group))
     torch.set_num_threads(threads)
     assert [completion.reward for completion in group.completions] == [0.5, 0.5]
     assert group.metrics["judge_score"].tolist() == [5.0, 5.0]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bench.forked_context import forked_context
 from learner import learner_role
 from learner.config import LearnerConfig
 from learner.records.samples_file import SamplesFile
@@ -47,7 +48,6 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
-from support.rank_processes import forked_context
 from support.roles import role_context
 from support.waiting import until
 

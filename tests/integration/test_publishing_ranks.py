@@ -12,12 +12,13 @@ from support.shared_frames import FRAME_WORDS, model_of, publish_all
 
 RANKS: Final = 4
 CASES: Final = {
-    "dp_shard": ((1, 4, 1), 16),
     "tp and dp_shard": ((1, 2, 2), 1),
     "dp_replicate and dp_shard": ((2, 2, 1), 1),
     "pp and tp": ((1, 1, 2, 2), 2),
+    "dp_shard": ((1, 4, 1), 8),
 }
 """Meshes and numbers of layers."""
+MEASURED: Final = "dp_shard"
 UNDER_WAY_FRAMES: Final = 12 * ROUND_FRAMES
 """Two rounds: words received and sent, payloads alone and joined, and what coding a frame takes."""
 
@@ -32,7 +33,7 @@ pytestmark = [
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("published")
     model_of(1).save_pretrained(directory / "model")
-    run_on_ranks(publish_all, directory, CASES, ranks=RANKS)
+    run_on_ranks(publish_all, directory, CASES, MEASURED, ranks=RANKS)
     return directory
 
 
@@ -71,6 +72,6 @@ def test_a_rank_reads_a_quarter_of_the_model_files(published: Path, rank: int) -
 
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_a_rank_has_a_quarter_of_the_words_and_a_few_frames_under_way(published: Path, rank: int) -> None:
-    for held in json.loads((published / "dp_shard" / f"held-{rank}.json").read_text()):
+    for held in json.loads((published / MEASURED / f"held-{rank}.json").read_text()):
         assert held["words"] <= 1.1 / RANKS * held["whole"]
         assert held["peak"] <= 1.1 / RANKS * held["whole"] + 2 * FRAME_WORDS * UNDER_WAY_FRAMES

@@ -27,6 +27,8 @@ from support.rank_processes import (
 from support.step_settings import make_step_settings
 
 RANKS: Final = 4
+FEWER: Final = {"micro_batch_tokens": 48}
+"""Micro-batches, of slices: their shapes are what takes the longest."""
 CASES: Final = {
     "dp_shard": Case(
         MeshSizes(1, 4, 1),
@@ -42,11 +44,12 @@ CASES: Final = {
     "tp and dp_shard, a head of its own, normalised queries": Case(
         MeshSizes(1, 2, 2),
         model="qwen3",
-        settings={"staleness_discount": "sample_size"},
+        settings={"staleness_discount": "sample_size"} | FEWER,
         rematerialise="selective",
+        layers=1,
     ),
     "tp and dp_replicate, fast steps": Case(
-        MeshSizes(2, 1, 2), settings={"fast_steps": 1, "reposition_share": 0.5}
+        MeshSizes(2, 1, 2), settings={"fast_steps": 1, "reposition_share": 0.5} | FEWER, layers=1
     ),
     "no plan": Case(MeshSizes(1, 2, 2), model="gpt2"),
     "pp": Case(MeshSizes(pp=4), layers=5, rematerialise="selective"),
@@ -70,7 +73,7 @@ CASES: Final = {
 }
 
 NARROW: Final = {
-    "bfloat16, tp": Case(MeshSizes(tp=4), is_narrow=True),
+    "bfloat16, tp": Case(MeshSizes(tp=4), settings=FEWER, is_narrow=True, layers=1),
     "bfloat16, pp and dp_shard": Case(MeshSizes(dp_shard=2, pp=2), is_narrow=True, rematerialise="selective"),
 }
 

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from bench.forked_context import forked_context
 from node.exit_code import ExitCode
-from support.rank_processes import forked_context, lead, meet_in_vain
+from node.process.daemon import SIGNALS
+from support.rank_processes import lead, meet_in_vain, serve
 from support.tiny_model import make_tiny_model
+
+STOPPED: Final = "is stopped: continue it with kill -CONT"
 
 pytestmark = pytest.mark.timeout(280)  # several processes, on two cores that other tests use too
 
@@ -30,9 +35,11 @@ def model_dir(tmp_path: Path) -> Path:
     ("layout", "fault", "said"),
     [
         ({"dp_shard": 2}, "memory", [r"ran out of memory.*lower learner.micro_batch_tokens"]),
-        ({"pp": 2}, "stop", ["is stopped: continue it with kill -CONT", "was killed"]),
+        ({"pp": 2}, "step", [STOPPED, "was killed"]),
+        ({"dp_shard": 2}, "words", [STOPPED, "was killed"]),
+        ({"pp": 2}, "save", [STOPPED, "was killed"]),
     ],
-    ids=["shards", "stages"],
+    ids=["without memory", "stopped in a step", "stopped as it publishes", "stopped as it saves"],
 )
 def test_a_rank_that_is_told_takes_the_same_steps_and_is_named_when_it_is_lost(
     layout: dict[str, int], fault: str, said: list[str], model_dir: Path, tmp_path: Path
@@ -104,3 +111,17 @@ def test_a_rank_whose_daemon_was_killed_before_they_met_ends(model_dir: Path) ->
         daemon.process.join()
         os.kill(daemon.rank_pid, signal.SIGCONT)
         assert daemon.is_without_orphan()
+
+
+def test_signals_that_reach_all_ranks_drain_the_first_which_ends_the_others(model_dir: Path) -> None:
+    context = forked_context()
+    told, tells = context.Pipe(duplex=False)
+    process = context.Process(target=serve, args=(model_dir, tells))
+    process.start()
+    rank_pid = told.recv()
+    for number in SIGNALS:
+        os.kill(rank_pid, number)
+    process.terminate()
+    assert told.recv() == 0
+    process.join()
+    assert process.exitcode == ExitCode.DRAINED

@@ -19,7 +19,7 @@ from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
-from node.wire.rollouts import group_to_wire
+from node.wire.rollouts import group_to_wire, submission_to_wire
 from support.full_disk import full_disk
 from support.hub import HandPeer, answer_to, joined, running_hub, signed
 from support.identity import MadeRun
@@ -135,7 +135,7 @@ async def test_only_a_relay_speaks_for_others_and_it_must_say_for_whom(made: Mad
             (relay, "No Name", Reason.MALFORMED),
         ):
             async with hub.peer(identity) as peer:
-                request = rollout_pb2.SubmitRolloutsRequest(sampler_id=named)
+                request = submission_to_wire(EncodedGroup(b"", b"", sampler_id=named))
                 assert (await peer.hand_in(request)).reason == reason
 
 
@@ -172,13 +172,12 @@ async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(
         for forged in (
             signed(answer, made.other_sampler, sampler_id="sampler-1"),
             signed(answer, made.relay, sampler_id="sampler-1"),
-            rollout_pb2.SubmitRolloutsRequest(
+            signed(
+                answer,
+                made.sampler,
+                sampler_id="sampler-1",
                 header=altered.header,
                 columns=altered.columns,
-                group_id=lease.lease_id,
-                sampler_id="sampler-1",
-                certificate=made.sampler.certificate_pem,
-                signature=signed(answer, made.sampler).signature,
             ),
         ):
             assert (await relay.hand_in(forged)).reason == Reason.BAD_SIGNATURE
@@ -222,16 +221,18 @@ async def test_groups_that_wait_for_a_relays_disk_share_a_commit_and_only_those_
                 yield
 
     spool = Counting.open(tmp_path / "rollouts.sqlite", capacity_groups=3, capacity_bytes=1 << 20)
-    stream: SubmissionStream[bytes] = SubmissionStream(lambda: None)
+    stream = SubmissionStream(grpc.aio.insecure_channel("127.0.0.1:1"))
     metrics = RelayMetrics(CollectorRegistry())
     forwarder = Forwarder(spool, stream, metrics=metrics, random=lambda: 0.0)
-    taking = (forwarder.take("s1", f"{n}.1", b"group") for n in (0, 1, 1, 2, 3))
+    taking = (forwarder.take(EncodedGroup(b"", b"group", f"{n}.1", "s1")) for n in (0, 1, 1, 2, 3))
     taken = await asyncio.gather(*taking, return_exceptions=True)
     assert taken[:4] == [True, True, False, True]
     assert isinstance(taken[4], RefusedError)
     assert taken[4].reason is Reason.BUSY
     assert (commits, len(spool)) == (1, 3)
     with full_disk(1):
-        lost = await asyncio.gather(forwarder.take("s1", "9.1", bytes(99_999)), return_exceptions=True)
+        lost = await asyncio.gather(
+            forwarder.take(EncodedGroup(b"", bytes(99_999), "9.1", "s1")), return_exceptions=True
+        )
     assert (isinstance(lost[0], RefusedError), len(spool)) == (True, 3)
     spool.close()

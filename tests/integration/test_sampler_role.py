@@ -22,7 +22,7 @@ from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.wire.mapping import to_wire
-from node.wire.rollouts import delivered_group_from_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
 from support.groups import SAMPLING
@@ -40,7 +40,7 @@ CLOCK = SystemClock()
 async def next_group(drain: HandDrain) -> RolloutGroup:
     response = await drain.hear()
     assert response.WhichOneof("message") == "group", response
-    return delivered_group_from_wire(response.group).group
+    return group_from_wire(encoded_from_wire(response.group))
 
 
 async def slots(peer: HandPeer) -> dict[str, int]:
@@ -91,7 +91,7 @@ async def test_a_published_version_is_fetched_while_sampling_and_sampled_from(
             while True:
                 response = await drain.hear()
                 if response.WhichOneof("message") == "group":
-                    group = delivered_group_from_wire(response.group).group
+                    group = group_from_wire(encoded_from_wire(response.group))
                     await drain.judge(group.group_id, common_pb2.VERDICT_STALE)
                     if group.oldest_version == 1:
                         break

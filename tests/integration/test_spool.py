@@ -14,13 +14,12 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
-from node.coordinator.work.accounts import StoredGroup, Transaction
+from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, GroupVerdict, LeaseGrant, Verdict
 from node.run import StepRecord
-from node.serving.submissions import Submission
 from support.clock import ManualClock
 from support.coordinator import LEARNER, make_accounts, make_answer
 
@@ -71,7 +70,7 @@ async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[
 
 async def submit(spool: Spool, lease_id: str, *, data: bytes = b"group") -> Verdict:
     group = make_answer(spool.accounts, lease_id)
-    submission = Submission("s1", lease_id, EncodedGroup(b"header", data))
+    submission = EncodedGroup(b"header", data, lease_id, "s1")
     return (await spool.submit(submission, group.header)).verdict
 
 
@@ -144,8 +143,8 @@ async def test_a_group_is_not_delivered_before_it_is_on_disk(path: Path) -> None
         ledger.gate.set()
         delivered = await waiting
         assert submission.done()
-        assert isinstance(delivered, StoredGroup)
-        assert delivered.slot == 0
+        assert isinstance(delivered, EncodedGroup)
+        assert delivered.group_id == "0.1"
 
 
 async def test_a_repeat_is_not_answered_before_the_group_that_it_repeats_is_on_disk(path: Path) -> None:
@@ -411,8 +410,8 @@ async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(pat
         drain.add_credits(1)
         outgoing = spool.deliver(drain)
         delivered = await anext(outgoing)
-        assert isinstance(delivered, StoredGroup)
-        assert (delivered.slot, delivered.group) == (1, (b"header", b"group"))
+        assert isinstance(delivered, EncodedGroup)
+        assert (delivered.group_id, *delivered.parts) == ("1.1", b"header", b"group")
         grant = await spool.lease("s2", 1, PolicyVersion(0))
         assert [lease.lease_id for lease in grant.leases] == ["0.2"]
 
@@ -435,8 +434,8 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         assert await spool._transactions.read(slot) is None
         drain.credits += 1
         delivered = await anext(spool.deliver(drain))
-        assert isinstance(delivered, StoredGroup)
-        assert (delivered.slot, delivered.attempt) == (0, 2)
+        assert isinstance(delivered, EncodedGroup)
+        assert delivered.group_id == "0.2"
 
 
 async def test_a_record_that_waits_behind_a_newer_stream_is_not_taken_with_it(path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from heterorl.v1 import common_pb2
 from node.rollout import Finish, check_group
-from node.wire.rollouts import delivered_group_from_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.stop_strings import text_before_stop
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import running_hub
@@ -31,7 +31,7 @@ async def test_the_learner_gets_the_stop_string_and_the_grader_the_text_before_i
     ):
         drain = await learner.drain(credits=40)
         while seen != {Finish.STOP, Finish.LENGTH}:
-            group = delivered_group_from_wire((await drain.hear()).group).group
+            group = group_from_wire(encoded_from_wire((await drain.hear()).group))
             check_group(group, vocabulary_size=VOCABULARY_SIZE)
             assert (group.sampling.stop, group.sampling.min_p) == (tuple(STOP), 0.01)
             for completion in group.completions:

@@ -1,6 +1,7 @@
 """A client's stream of submissions, against a server that answers as a test tells it to."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -8,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients import submission_stream
 from node.clients.submission_stream import SubmissionStream
 from node.errors import Reason, RefusedError
-from node.rollout import Verdict
+from node.rollout import EncodedGroup, Verdict
 from node.rpc.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import ConnectionLost, Purpose, dial
 from support.identity import MadeRun
 from support.rpc import rpcs, serving
 from support.waiting import until
 
-Stream = SubmissionStream[rollout_pb2.SubmitRolloutsRequest]
 Answer = Callable[[list[str]], Awaitable[list[rollout_pb2.SubmissionAnswer]]]
 
 
@@ -41,28 +41,26 @@ class Hub:
         heard: list[str] = []
         self.streams.append(heard)
         async for request in requests:
-            heard.append(request.group_id)
+            heard.append(request.group.group_id)
             if answers := await self.answer(heard):
                 yield rollout_pb2.SubmitRolloutsResponse(answers=answers)
 
 
 @asynccontextmanager
-async def submitting(made: MadeRun, hub: Hub) -> AsyncIterator[Stream]:
+async def submitting(made: MadeRun, hub: Hub) -> AsyncIterator[SubmissionStream]:
     async with (
         serving(made, rpcs({SUBMIT_ROLLOUTS: hub.serve})) as server,
         dial(server.address, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
     ):
-        stub: Any = rollout_pb2_grpc.RolloutServiceStub(channel)
-        stream: Stream = SubmissionStream(stub.SubmitRollouts)
+        stream = SubmissionStream(channel)
         yield stream
         await stream.close()
 
 
-def submitted(stream: Stream, *names: str, size_bytes: int = 1) -> list[asyncio.Task[tuple[Verdict, str]]]:
-    return [
-        asyncio.create_task(stream.submit(rollout_pb2.SubmitRolloutsRequest(group_id=name), size_bytes))
-        for name in names
-    ]
+def submitted(
+    stream: SubmissionStream, *names: str, size_bytes: int = 1
+) -> list[asyncio.Task[tuple[Verdict, str]]]:
+    return [asyncio.create_task(stream.submit(EncodedGroup(b"", bytes(size_bytes), name))) for name in names]
 
 
 async def outcomes(tasks: list[asyncio.Task[tuple[Verdict, str]]]) -> list[Any]:
@@ -180,6 +178,27 @@ async def test_a_caller_that_goes_away_leaves_the_others_their_answers(made: Mad
         gone.cancel()
         gate.set()
         assert await stays == (Verdict.SPOOLED, "b")
+
+
+async def test_a_caller_that_goes_away_leaves_nothing_that_is_logged_as_lost(made: MadeRun) -> None:
+    hub = Hub()
+
+    async def never(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        await asyncio.Event().wait()
+        return []
+
+    hub.answer = never
+    logged: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    async with submitting(made, hub) as stream:
+        stream._singly = 2  # each group is written, and waited for, before the next
+        (gone,) = submitted(stream, "a")
+        await until(lambda: bool(hub.streams) and hub.streams[0] == ["a"])
+        gone.cancel()
+        await asyncio.wait({gone})
+    del gone, stream
+    gc.collect()
+    assert logged == []
 
 
 async def test_more_answers_than_groups_end_the_stream(made: MadeRun) -> None:

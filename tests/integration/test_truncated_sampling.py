@@ -46,7 +46,7 @@ def sampled_group(model_dir: Path, policy: Policy, sampling: SamplingParameters)
     """Sample from the very weights the learner has, and send the group through the wire."""
     engine = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=11)
     prompt = engine.tokenizer.encode("12+3=")
-    engine.add(GenerationRequest("g", prompt, completions=16, sampling=sampling))
+    engine.add(GenerationRequest("g", prompt, wanted=16, sampling=sampling))
     finished = []
     while engine.running:
         finished += engine.step()

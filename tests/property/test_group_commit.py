@@ -179,10 +179,8 @@ class World:
             group = make_group(name, prompt_index=prompt_of(accounts, number))
             return lambda now: verdicts.submission(
                 accounts,
-                sampler_id=sampler,
-                name=name,
-                group=group.header,
-                encoded=EncodedGroup(b"header", name.encode() * 300),
+                EncodedGroup(b"header", name.encode() * 300, name, sampler),
+                group.header,
                 is_published=lambda version: version == 0,
                 now=now,
             )
@@ -226,7 +224,7 @@ class World:
         while (slot := self.accounts.slots.next_undelivered()) is not None:
             stored = self.ledger.group(slot.number)
             assert stored is not None
-            name = group_id(stored.slot, stored.attempt)
+            name = stored.group_id
             assert name not in self.trained
             self.delivered.add(name)
         if len(self.delivered) < 2 or self.random.random() < 0.3:

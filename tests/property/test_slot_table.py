@@ -250,7 +250,9 @@ class SlotsOfARun(RuleBasedStateMachine):
         self.persist()
         for slot in self.desk.accounts.slots.open_slots.values():
             stored = self.ledger.group(slot.number)
-            assert (stored.attempt if stored else 0) == slot.winner
+            assert (stored and stored.group_id) == (
+                group_id(slot.number, slot.winner) if slot.winner else None
+            )
 
 
 def up_again(

@@ -135,10 +135,8 @@ class Desk:
         submitted: Submitted = self.settle(
             verdicts.submission(
                 self.accounts,
-                sampler_id=sampler_id,
-                name=lease_id,
-                group=group if is_evaluation_lease(lease_id) else group.header,
-                encoded=EncodedGroup(b"group ", lease_id.encode()),
+                EncodedGroup(b"group ", lease_id.encode(), lease_id, sampler_id),
+                group if is_evaluation_lease(lease_id) else group.header,
                 is_published=self.published.__contains__,
                 now=self.now,
             )

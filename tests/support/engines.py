@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from node.rollout import SamplingParameters
+from node.rollout import Completion, SamplingParameters
 from node.weights.format.digests import Words
 from sampler.config import SamplerConfig
 from sampler.engines.decoding.cached_model import cache_argument
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_registry import ENGINES, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
@@ -83,7 +83,7 @@ class Driven:
     model_dir: Path
     base: Words
     versions: dict[int, Words]
-    finished: dict[str, FinishedRequest] = field(default_factory=dict)
+    finished: dict[str, GenerationRequest] = field(default_factory=dict)
     """Completions that a step found and ``run_out`` has not returned."""
 
     @classmethod
@@ -127,14 +127,14 @@ class Driven:
     def step(self) -> None:
         self.finished |= {request.request_id: request for request in self.engine.step()}
 
-    def run_out(self) -> dict[str, FinishedRequest]:
+    def run_out(self) -> dict[str, GenerationRequest]:
         while self.engine.running:
             self.step()
         finished, self.finished = self.finished, {}
         return finished
 
     def recomputed(
-        self, prompt: str, completion: SampledCompletion, sampling: SamplingParameters
+        self, prompt: str, completion: Completion, sampling: SamplingParameters
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Score every token with transformers in float32, under the version it names, without a cache.
 
@@ -145,7 +145,7 @@ class Driven:
         return scores_of(self.model_dir, self.versions, token_ids, completion, sampling)
 
     def assert_scored(
-        self, prompt: str, completions: Iterable[SampledCompletion], sampling: SamplingParameters
+        self, prompt: str, completions: Iterable[Completion], sampling: SamplingParameters
     ) -> None:
         """Assert that logprobs and kept masses are those of the version that each token names."""
         for completion in completions:
@@ -155,7 +155,7 @@ class Driven:
             if completion.kept_mass is not None:
                 np.testing.assert_allclose(completion.kept_mass, masses, atol=1e-4)
 
-    def recomputed_over_kept_caches(self, prompt: str, completion: SampledCompletion) -> NDArray[np.float32]:
+    def recomputed_over_kept_caches(self, prompt: str, completion: Completion) -> NDArray[np.float32]:
         """Score every token with transformers, each version going on with the cache of those before, [n]."""
         model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
         ids = torch.from_numpy(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from sampler.engines.engine import EngineSettings, FinishedRequest
+from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.torch_engine import TorchEngine
 
 
@@ -14,7 +14,7 @@ class FailingEngine(TorchEngine):
 
     faults: Path
 
-    def step(self) -> list[FinishedRequest]:
+    def step(self) -> list[GenerationRequest]:
         finished = super().step()
         kind = self.faults.read_text() if self.faults.exists() else ""
         if kind == "out of memory":

@@ -8,7 +8,7 @@ from typing import Any
 
 from sampler.config import SamplerConfig
 from sampler.rollouts.task_setup import task_setup
-from sampler.tasks.grader_pool import GraderPool, Grades, TaskPrompt
+from sampler.tasks.grader_pool import GraderPool, Grades, Prompt
 from sampler.tasks.grader_process import Grader
 from sampler.tasks.task import CompletionText, Row, TaskSetup
 
@@ -31,9 +31,9 @@ def grader_of(task: TaskSetup | str, **settings: Any) -> Grader:
     return Grader(setup, **limits | {"killed": lambda: None} | settings)
 
 
-def prompt_of(index: int, row: str = "") -> TaskPrompt:
+def prompt_of(index: int, row: str = "") -> Prompt:
     """Return a prompt that nobody made."""
-    return TaskPrompt(index, row, "?", grader_of("a:B"), 1)
+    return Prompt(index, row, "?", grader_of("a:B"), 1)
 
 
 class LoneGrader:

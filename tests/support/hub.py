@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -29,7 +29,7 @@ from node.rollout import EncodedGroup, RolloutGroup, SamplingParameters
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
 from node.wire.mapping import from_wire, role_to_wire
-from node.wire.rollouts import delivered_group_from_wire, group_to_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun
@@ -187,7 +187,7 @@ class HandPeer:
         while len(found) < number:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":
-                found.append(delivered_group_from_wire(response.group).group)
+                found.append(group_from_wire(encoded_from_wire(response.group)))
         return found
 
     async def drain(self, *, credits: int = 0, **hello: Any) -> "HandDrain":
@@ -260,16 +260,8 @@ def signed(
 ) -> rollout_pb2.SubmitRolloutsRequest:
     """Return the submission of a group, or of the bytes that pass for one, as ``sampler`` signs it."""
     encoded = group_to_wire(group) if isinstance(group, RolloutGroup) else group
-    name = group_id or (group.group_id if isinstance(group, RolloutGroup) else "")
-    proof = GroupSigner(sampler).prove(name, encoded)
-    values: dict[str, Any] = {
-        "header": encoded.header,
-        "columns": encoded.columns,
-        "group_id": name,
-        "certificate": proof.certificate,
-        "signature": proof.signature,
-    }
-    return rollout_pb2.SubmitRolloutsRequest(**(values | changes))
+    proved = GroupSigner(sampler).signed(replace(encoded, group_id=group_id or encoded.group_id))
+    return submission_to_wire(replace(proved, **changes))
 
 
 async def reason(call: Awaitable[object]) -> str:

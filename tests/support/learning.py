@@ -10,7 +10,7 @@ from node.process.daemon import StartStage, run_daemon
 from node.process.service import Service
 from node.rollout import RolloutGroup
 from node.run import Role
-from node.wire.rollouts import delivered_group_from_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
 from support.hub import HandDrain
 from support.identity import MadeRun
 from support.roles import role_context
@@ -35,6 +35,6 @@ async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
         while len(received) < groups:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":
-                received.append(delivered_group_from_wire(response.group).group)
+                received.append(group_from_wire(encoded_from_wire(response.group)))
                 await drain.step(len(received), received[-1].group_id)
     return received

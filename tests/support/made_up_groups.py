@@ -31,9 +31,16 @@ def _loaded(model_dir: Path) -> PreTrainedModel:
     return model
 
 
-def made_up_groups(seed: int, *, reward: float | None = None) -> list[RolloutGroup]:
-    """Three groups of unequal sizes, lengths, ages and temperatures; rewards in [0, 1]."""
+def made_up_groups(
+    seed: int, *, reward: float | None = None, lengths: int | None = None
+) -> list[RolloutGroup]:
+    """Three groups of unequal sizes, lengths, ages and temperatures; rewards in [0, 1].
+
+    Args:
+        lengths: a seed of their own for the lengths, which others may share.
+    """
     random = np.random.default_rng(seed)
+    of_lengths = random if lengths is None else np.random.default_rng(lengths)
     groups = []
     for number, (size, version) in enumerate([(4, 3), (2, 1), (5, 2)]):
         completions = tuple(
@@ -44,9 +51,9 @@ def made_up_groups(seed: int, *, reward: float | None = None) -> list[RolloutGro
                 token_ids=random.integers(0, 42, n).astype(np.int32),
                 behaviour_logprob=-random.exponential(3.0, n).astype(np.float32),
             )
-            for n in random.integers(1, 9, size)
+            for n in of_lengths.integers(1, 9, size)
         )
-        prompt = random.integers(0, 42, random.integers(1, 6)).astype(np.int32)
+        prompt = random.integers(0, 42, of_lengths.integers(1, 6)).astype(np.int32)
         sampling = replace(SAMPLING, temperature=1.0 + 0.5 * number)
         groups.append(
             make_group(str(number), completions=completions, prompt_token_ids=prompt, sampling=sampling)

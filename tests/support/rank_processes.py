@@ -3,24 +3,31 @@
 import asyncio
 import copy
 import faulthandler
+import gc
 import json
 import multiprocessing
+import os
+import runpy
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -33,11 +40,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from bench.forked_context import forked_context
 from learner.config import LearnerConfig, Rematerialise
 from learner.objective.registry import load_objective
+from learner.ranks import launching
 from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
 from learner.ranks.mesh_sizes import MeshSizes
+from learner.ranks.orders import Order, OrderStream
 from learner.ranks.rank_group import RankGroup
 from learner.ranks.shared_words import SharedWords
 from learner.training.checkpoint import load_into, parts_of
@@ -46,12 +56,13 @@ from learner.training.tensor_files import save_tensors
 from learner.training.train_step import StepSettings, train_step
 from node.errors import StartupError
 from node.process.abandoned_threads import exit_without_them
-from node.process.daemon import StartStage, run_daemon
-from node.process.service import Service
+from node.process.daemon import Phase, StartStage, run_daemon
+from node.process.service import Service, StopsAfter
 from support.made_up_groups import VERSION, made_up_groups
 from support.step_settings import make_step_settings
 
-STEPS: Final = 3
+STEPS: Final = 2
+"""The second has moments and parameters of the first."""
 LIMIT: Final = timedelta(seconds=120)
 
 LAYOUTS: Final = (MeshSizes(2, 2), MeshSizes(tp=2, pp=2), MeshSizes(dp_shard=2, tp=2))
@@ -130,9 +141,10 @@ def compare(case: Case) -> Compared | None:
     reference.requires_grad_(False)
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     group = RankGroup(case.sizes, device_type="cpu")
-    shared, one = Taker.of(case, copy.deepcopy(model), copy.deepcopy(reference), ranks=group), None
+    one = None
     if dist.get_rank() == 0:
-        one = Taker.of(case, model, reference)
+        one = Taker.of(case, copy.deepcopy(model), copy.deepcopy(reference))
+    shared = Taker.of(case, model, reference, ranks=group)
     differ: list[float] = []
     for number in range(STEPS):
         figures = shared.step(number)
@@ -151,6 +163,7 @@ def compare(case: Case) -> Compared | None:
             difference = max(difference, float((whole - tensor).abs().max()))
     largest = torch.tensor([difference, shared.elements()], dtype=torch.float64)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    close_streams(group)
     if one is None:
         return None
     return Compared(
@@ -161,6 +174,16 @@ def compare(case: Case) -> Compared | None:
         first_figures_differ_by=differ[0],
         sizes=str(group.sizes),
     )
+
+
+def close_streams(group: RankGroup) -> None:
+    """Destroy process groups that are not of the mesh, which DTensor remembers.
+
+    Each of gloo's has a thread that wakes a hundred times a second.
+    """
+    for stream in (group.saves, group._words_stream):
+        for made in (stream._group, stream.exchanges):
+            dist.destroy_process_group(made)
 
 
 @dataclass(frozen=True)
@@ -189,7 +212,8 @@ class Taker:
         outcome = train_step(
             self.policy,
             self.optimizer,
-            made_up_groups(seed),
+            # Equal lengths: DTensor works out each operation anew for every shape, which takes the longest.
+            made_up_groups(seed, lengths=0),
             version=VERSION,
             settings=self.settings,
             reference=self.reference,
@@ -216,19 +240,12 @@ def _whole(tensor: Tensor) -> Tensor:
     return whole
 
 
-def forked_context() -> ForkServerContext:
-    """Return what starts processes from one that has imported torch: imports take longer than the work."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
-
-
 def run_on_ranks(work: Callable[..., None], *arguments: Any, ranks: int) -> None:
     """Call ``work(*arguments)`` in as many processes that know each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    forked_context()
+    forked_context(__name__)
     torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call, attr-defined]
         _run, args=(ranks, port, work, arguments), nprocs=ranks, start_method="forkserver"
     )
@@ -246,7 +263,10 @@ def _run(rank: int, ranks: int, port: int, work: Callable[..., None], arguments:
 
 def compare_all(cases: Mapping[str, Case], path: Path) -> None:
     """Compare each case; the first rank writes the figures."""
-    compared = {name: compare(case) for name, case in cases.items()}
+    compared = {}
+    for name, case in cases.items():
+        compared[name] = compare(case)
+        gc.collect()  # and with it groups that were closed
     if dist.get_rank() == 0:
         path.write_text(json.dumps({name: asdict(one) for name, one in compared.items() if one}))
 
@@ -272,7 +292,7 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
         if dist.get_rank() == 0:
             (saved / name).mkdir(parents=True)
         dist.barrier()
-        save_tensors(saved / name, tensors, group=group.saves.group)
+        save_tensors(saved / name, tensors, group=group.saves.exchanges)
     words = policy.master_words
     assert isinstance(words, SharedWords)
     if dist.get_rank() == 0:
@@ -285,51 +305,159 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
     dist.barrier()
 
 
+class ForkedRank:
+    """As much of ``Popen`` as a fleet uses, of a rank forked from the first: imports take 7 s of a core."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], stdin: int) -> None:
+        heard, self._held = os.pipe()
+        fork = multiprocessing.get_context("fork")
+        self._process = fork.Process(target=_become, args=(command[-1], env, heard, self._held))
+        self._process.start()
+        os.close(heard)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._process.join(timeout)
+        if self.poll() is None:
+            raise TimeoutExpired("rank", timeout or 0.0)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _become(module: str, env: Mapping[str, str], heard: int, held: int) -> None:
+    os.close(held)
+    os.dup2(heard, 0)
+    sys.stdin = os.fdopen(0, closefd=False)
+    os.environ.clear()
+    os.environ.update(env)
+    runpy.run_module(module, run_name="__main__")
+
+
 def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> None:
     """Be the first of two ranks and start the other; take steps, lose it, and write down what came of it.
 
     Args:
         fault: "memory", for want of which what saves its shards ends it, told to expect more bytes than there
-            are; or "stop", after which it is killed.
+            are; or at which order it is stopped, and then killed: "step", "words", "save".
     """
     config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
     settings = StepSettings.of(config)
-    fleet = Fleet(config)
+    with mock.patch.object(launching, "Popen", ForkedRank):
+        fleet = Fleet(config)
     fleet.meet()
     shared, one = (
         load_policy(model_dir, device="cpu", ranks=fleet.group),
         load_policy(model_dir, device="cpu"),
     )
-    fleet.leads(shared)
     optimizers = [torch.optim.AdamW(p.parameters.values(), lr=1e-2, fused=True) for p in (shared, one)]
     fleet.group.follow_writes(optimizers[0])
-    words = []
-    for number in range(2):
+    for number in range(2 if fault in ("memory", "step") else 1):
         for policy, optimizer in zip((shared, one), optimizers, strict=True):
             groups = made_up_groups(number)
             train_step(policy, optimizer, groups, version=VERSION, settings=settings)
             assert policy.is_finite()
-    for policy in (shared, one):
-        words.append(np.empty(policy.layout.words, np.uint16))
-        policy.snapshot(words[-1])
+    words = [np.empty(policy.layout.words, np.uint16) for policy in (shared, one)]
+    for policy, made in zip((shared, one), words, strict=True):
+        policy.snapshot(made)
+    differing = float((words[0] != words[1]).mean())
     [child] = fleet.children
-    if fault == "memory":
-        dist.broadcast(torch.tensor([1 << 60]), src=0, group=fleet.group.saves.group)
-    else:
-        fleet.orders.limit_s = 1.0
-        child.process.send_signal(signal.SIGSTOP)
     said = []
-    for has_ended in (True,) if fault == "memory" else (False, True):
-        if has_ended:
-            if fault == "stop":
-                child.process.kill()
-            child.process.wait()
+
+    def step() -> None:
+        train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
+
+    def save() -> None:
+        masters = parts_of(shared, optimizers[0])["masters"]
+        (saved := path.with_suffix(".masters")).mkdir()
+        with fleet.group.saving(saved, "masters") as ranks:
+            save_tensors(saved, masters, group=ranks)
+
+    def lose(work: Callable[[], object]) -> None:
         try:
-            train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
+            work()
         except RankLostError as error:
             said.append(str(error))
-    differing = float((words[0] != words[1]).mean())
-    path.write_text(json.dumps({"said": said, "pid": child.process.pid, "differing_words": differing}))
+
+    if fault == "memory":
+        dist.broadcast(torch.tensor([1 << 60]), src=0, group=fleet.group.saves._group)
+    elif fault == "step":
+        fleet.orders.limit_s = 1.0
+        os.kill(child.pid, signal.SIGSTOP)
+        lose(step)
+        child.process.kill()
+    elif fault == "words":
+        with stopped_at_an_order(child.pid, fleet.group._words_stream):
+            lose(partial(shared.snapshot, words[0]))
+        child.process.kill()
+    else:
+        with stopped_at_an_order(child.pid, fleet.group.saves):
+            lose(save)
+        child.process.kill()
+    child.process.wait()
+    lose(step)
+    path.write_text(json.dumps({"said": said, "pid": child.pid, "differing_words": differing}))
+
+
+@contextmanager
+def stopped_at_an_order(pid: int, stream: OrderStream) -> Iterator[None]:
+    """Stop a rank that has taken an order; the first is to wait a second for what it is due then."""
+    send = stream.send
+
+    def send_and_stop(order: Order) -> None:
+        send(order)
+        os.kill(pid, signal.SIGSTOP)
+
+    _set_pg_timeout(timedelta(seconds=1), stream.exchanges)
+    with mock.patch.object(stream, "send", send_and_stop):
+        yield
+
+
+class _LastStep:
+    """A service that takes a step before it stops, for which the other ranks have to be there."""
+
+    name = "last step"
+
+    def __init__(self, config: LearnerConfig, ranks: RankGroup) -> None:
+        self._settings = StepSettings.of(config)
+        self._ranks = ranks
+        self._policy = load_policy(config.model_dir, device="cpu", ranks=ranks)
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        optimizer = torch.optim.AdamW(self._policy.parameters.values(), lr=1e-2, fused=True)
+        self._ranks.follow_writes(optimizer)
+        ready()
+        await stopping.wait()
+        groups = made_up_groups(0)
+        train_step(self._policy, optimizer, groups, version=VERSION, settings=self._settings)
+
+
+def serve(model_dir: Path, told: Connection) -> None:
+    """Be a daemon of two ranks; tell the other one's process once it serves, and its exit code at the end."""
+    config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, dp_shard=2)
+    fleets: list[Fleet] = []
+
+    async def build() -> Sequence[Service]:
+        fleet = Fleet(config)
+        fleets.append(fleet)
+        os.kill(fleet.children[0].pid, signal.SIGTERM)  # it has hardly begun
+        await fleet.met()
+        work = StopsAfter(await asyncio.to_thread(_LastStep, config, fleet.group))
+        return StopsAfter(fleet, other=work), work
+
+    def announce(phase: Phase) -> None:
+        if phase is Phase.SERVING:
+            told.send(fleets[0].children[0].pid)
+
+    stages = [StartStage("learner", build)]
+    with mock.patch.object(launching, "END_LIMIT_S", float(LIMIT.seconds)):  # on cores that are busy
+        code = asyncio.run(run_daemon(stages, drain_timeout_s=LIMIT.seconds, announce=announce))
+    told.send(fleets[0].children[0].process.returncode)
+    sys.exit(code)
 
 
 def meet_in_vain(model_dir: Path, told: Connection) -> None:

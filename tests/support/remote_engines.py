@@ -9,7 +9,7 @@ import pytest
 
 from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
-from sampler.engines.engine import Engine, FinishedRequest, GenerationRequest
+from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.frame_memory import DIRECTORY_VARIABLE
 from sampler.engines.remote.remote_engine import RemoteEngine
 from support.vllm_stub import VllmStub, listening, stub_of
@@ -59,8 +59,8 @@ def asked(
     return GenerationRequest(request_id, np.array([5, 6], np.int32), completions, sampling)
 
 
-def run_out(engine: Engine) -> dict[str, FinishedRequest]:
-    finished: dict[str, FinishedRequest] = {}
+def run_out(engine: Engine) -> dict[str, GenerationRequest]:
+    finished: dict[str, GenerationRequest] = {}
     while engine.running:
         finished |= {request.request_id: request for request in engine.step()}
     return finished

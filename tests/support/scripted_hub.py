@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.rollout import DeliveredGroup, Verdict
+from node.rollout import RolloutGroup, Verdict
 from node.rpc.auth import Context
 from node.run import StepRecord
 from node.wire.mapping import from_wire, member_from_wire
-from node.wire.rollouts import group_to_wire
+from node.wire.rollouts import delivery_to_wire, group_to_wire
 
 
 class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
@@ -21,7 +22,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
     def __init__(self) -> None:
         self.target = ""
         self.server: grpc.aio.Server | None = None
-        self.groups: dict[str, DeliveredGroup] = {}
+        self.groups: dict[str, RolloutGroup] = {}
         self.verdicts: list[tuple[str, Verdict]] = []
         self.records: list[StepRecord] = []
         self.hellos: list[rollout_pb2.DrainHello] = []
@@ -31,8 +32,8 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         self._cuts = 0
         self._changed = asyncio.Condition()
 
-    async def give(self, *groups: DeliveredGroup) -> None:
-        self.groups |= {one.group.group_id: one for one in groups}
+    async def give(self, *groups: RolloutGroup) -> None:
+        self.groups |= {group.group_id: group for group in groups}
         await self._notify()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -104,8 +105,8 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
                     yield rollout_pb2.DrainRolloutsResponse(step_acknowledged=message)
                 elif fresh and credits:
                     credits -= 1
-                    sent.add(fresh[0].group.group_id)
-                    yield rollout_pb2.DrainRolloutsResponse(group=_delivered_to_wire(fresh[0]))
+                    sent.add(fresh[0].group_id)
+                    yield _delivery(fresh[0])
                 else:
                     async with self._changed:
                         await self._changed.wait()
@@ -137,12 +138,6 @@ async def scripted_hub() -> AsyncIterator[ScriptedHub]:
         await server.stop(grace=None)
 
 
-def _delivered_to_wire(delivered: DeliveredGroup) -> rollout_pb2.DeliveredGroup:
-    encoded = group_to_wire(delivered.group)
-    return rollout_pb2.DeliveredGroup(
-        header=encoded.header,
-        columns=encoded.columns,
-        group_id=delivered.group.group_id,
-        sampler_id=delivered.sampler_id,
-        spooled_at_s=delivered.spooled_at_s,
-    )
+def _delivery(group: RolloutGroup) -> rollout_pb2.DrainRolloutsResponse:
+    encoded = group_to_wire(group)
+    return delivery_to_wire(replace(encoded, sampler_id=group.sampler_id, spooled_at_s=group.spooled_at_s))

@@ -214,7 +214,7 @@ def publish_beside_one_process(directory: Path, mesh: tuple[int, ...], layers: i
         dist.barrier()
 
     for live, steps in zip((first_life, second_life), LIVES, strict=True):
-        shards = ShardWords(shared.tensors, layout, sizes=group.sizes, group=stream.group)
+        shards = ShardWords(shared.tensors, layout, sizes=group.sizes, group=stream.exchanges)
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
@@ -258,10 +258,16 @@ def read_own_slices(directory: Path) -> None:
     (directory / f"read-{group.rank}.json").write_text(json.dumps([sum(elements), whole]))
 
 
-def publish_all(directory: Path, cases: Mapping[str, tuple[tuple[int, ...], int]]) -> None:
-    """Do so for each mesh and number of layers, in a directory of its name; first load a model."""
+def publish_all(directory: Path, cases: Mapping[str, tuple[tuple[int, ...], int]], measured: str) -> None:
+    """Do so for each mesh and number of layers, in a directory of its name; first load a model.
+
+    Args:
+        measured: the last case, where allocations are counted, which slows them down. The count never stops:
+            a thread that is about to end may still use its tables.
+    """
     read_own_slices(directory)
-    tracemalloc.start()  # and never stopped: a thread that is about to end may still use its tables
     for name, (mesh, layers) in cases.items():
         (directory / name).mkdir(exist_ok=True)
+        if name == measured:
+            tracemalloc.start()
         publish_beside_one_process(directory / name, mesh, layers)

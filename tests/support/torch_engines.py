@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from node.rollout import SamplingParameters
+from node.rollout import Completion, SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.decoding.sampling import RowSampling, sampling_distribution
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import TorchOptions
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.torch_engine import TorchEngine
@@ -72,8 +72,8 @@ def request(
     return GenerationRequest(name or prompt, engine.tokenizer.encode(prompt), completions, sampling)
 
 
-def run_out(engine: TorchEngine) -> dict[str, FinishedRequest]:
-    finished: dict[str, FinishedRequest] = {}
+def run_out(engine: TorchEngine) -> dict[str, GenerationRequest]:
+    finished: dict[str, GenerationRequest] = {}
     while engine.running:
         finished |= {f.request_id: f for f in engine.step()}
     return finished
@@ -83,7 +83,7 @@ def scores_of(
     model_dir: Path,
     words: Mapping[int, NDArray[np.uint16]],
     prompt: NDArray[np.int32],
-    completion: SampledCompletion,
+    completion: Completion,
     sampling: SamplingParameters = PLAIN,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Score every token under the version it names, by transformers without cache, batch or padding.
@@ -126,7 +126,7 @@ def put_words(model: Any, words: NDArray[np.uint16]) -> None:
 def assert_scored(
     engine: TorchEngine,
     model_dir: Path,
-    group: FinishedRequest,
+    group: GenerationRequest,
     prompt: str,
     *,
     words: Mapping[int, NDArray[np.uint16]] | None = None,

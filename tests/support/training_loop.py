@@ -25,7 +25,7 @@ from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
-from node.rollout import DeliveredGroup
+from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role, RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
@@ -100,9 +100,10 @@ class RunningLearner:
 
     def delivered(
         self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
-    ) -> DeliveredGroup:
-        group = make_group(group_id, version=version, layout_digest=self.policy.layout.digest)
-        return DeliveredGroup(replace(group, **changes), sampler_id=sampler_id, spooled_at_s=0.0)  # type: ignore[arg-type]
+    ) -> RolloutGroup:
+        layout_digest = self.policy.layout.digest
+        group = make_group(group_id, version=version, layout_digest=layout_digest, sampler_id=sampler_id)
+        return replace(group, **changes)  # type: ignore[arg-type]
 
     @property
     def waits_for(self) -> str:
@@ -164,7 +165,7 @@ async def learner(
     told = Told(run, evaluations)
     written: list[tuple[int, int]] = []
 
-    def on_step(line: StepLine | None, batch: Sequence[DeliveredGroup]) -> None:
+    def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
         if line is not None:
             written.append((line.report.version, len(batch)))
 

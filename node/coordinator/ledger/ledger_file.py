@@ -18,14 +18,22 @@ from typing import Any, Final, Self
 
 from node import durable
 from node.coordinator.ledger.ledger_schema import OPEN_STATES, digest_of, prepare
-from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
+from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
 from node.coordinator.work.evaluation.scores import PromptScore
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import SETTLED, UNTRAINED, Attempt, Slot, SlotState
+from node.coordinator.work.slots import (
+    SETTLED,
+    UNTRAINED,
+    Attempt,
+    Slot,
+    SlotState,
+    group_id,
+    slot_and_attempt,
+)
 from node.coordinator.work.standing import Standing
 from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
@@ -202,7 +210,7 @@ class Ledger:
                 fix="free space on the coordinator's disk; the same request may be sent again",
             ) from error
 
-    def group(self, slot: int) -> StoredGroup | None:
+    def group(self, slot: int) -> EncodedGroup | None:
         """Return the group in the spool for ``slot``; None where there is none.
 
         Raises:
@@ -218,11 +226,11 @@ class Ledger:
             raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} cannot be read: {error}") from error
         if row is None:
             return None
-        attempt, sampler_id, spooled_at_s, digest, *parts = row
-        group = EncodedGroup(*parts)
-        if digest_of(group) != digest:
+        attempt, sampler_id, spooled_at_s, digest, header, columns = row
+        if digest_of((header, columns)) != digest:
             raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} is not what was stored")
-        return StoredGroup(slot, attempt, sampler_id, spooled_at_s, group)
+        name = group_id(slot, attempt)
+        return EncodedGroup(header, columns, name, sampler_id, spooled_at_s=spooled_at_s)
 
     def _write(self, transaction: Transaction) -> None:
         put, write_each = self._put, self._write_each
@@ -230,8 +238,8 @@ class Ledger:
         out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
         write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
         if (stored := transaction.stored) is not None:
-            whose = (stored.slot, stored.attempt, stored.sampler_id, stored.spooled_at_s)
-            put("groups", (*whose, digest_of(stored.group), *stored.group), how="INSERT")
+            whose = (*slot_and_attempt(stored.group_id), stored.sampler_id, stored.spooled_at_s)
+            put("groups", (*whose, digest_of(stored.parts), *stored.parts), how="INSERT")
         write_each(
             "INSERT INTO verdicts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
             ((sampler_id, verdict.value) for sampler_id, verdict in transaction.verdicts),

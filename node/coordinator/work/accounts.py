@@ -19,9 +19,10 @@ from node.coordinator.work.evaluation.evaluations import (
 )
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.group_check import Work
+from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
-from node.coordinator.work.slots import UNTRAINED, Slot, SlotState, group_id
+from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
 from node.coordinator.work.standing import Share, Standing, Standings
 from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
@@ -31,20 +32,11 @@ from node.run import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
-class StoredGroup:
-    slot: int
-    attempt: int
-    sampler_id: str
-    spooled_at_s: float
-    group: EncodedGroup
-
-
-@dataclass(frozen=True, slots=True)
 class Transaction:
     """Changes that become true together or not at all."""
 
     slots: tuple[Slot, ...] = ()
-    stored: StoredGroup | None = None
+    stored: EncodedGroup | None = None
     verdicts: tuple[tuple[str, Verdict], ...] = ()
     staleness: tuple[tuple[str, int], ...] = ()
     """(sampler, versions) of each group trained on."""
@@ -111,6 +103,7 @@ class Accounts:
         """Begin with what the ledger holds."""
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
+        self.length_balance = LengthBalance()
         self.work = terms.work
         """The terms of every lease of the run."""
         self.leased_before_change: frozenset[str] = frozenset()
@@ -212,7 +205,8 @@ class Accounts:
         """Add a transaction, which is on disk or about to be; see ``Transactions``."""
         self.standings.apply(transaction.standings)
         if (stored := transaction.stored) is not None:
-            won = (slot for slot in transaction.slots if slot.number == stored.slot)
+            number, _ = slot_and_attempt(stored.group_id)
+            won = (slot for slot in transaction.slots if slot.number == number)
             took_s = next((self.slots.took_s(slot, now=now) for slot in won), None)
             self.standings.note_delivery(stored.sampler_id, took_s)
             self.slots.open.prove(stored.sampler_id)
@@ -220,11 +214,13 @@ class Accounts:
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
-                self._spooled_bytes_total -= self._spooled_bytes.pop(slot.number, 0)
+                if size_bytes := self._spooled_bytes.pop(slot.number, 0):
+                    self._spooled_bytes_total -= size_bytes
+                    self.length_balance.note(size_bytes, is_used=slot.state in CONSUMED)
         if stored is not None:
-            self.spooled_at_s[stored.slot] = stored.spooled_at_s
-            self._spooled_bytes[stored.slot] = stored.group.size_bytes
-            self._spooled_bytes_total += stored.group.size_bytes
+            self.spooled_at_s[number] = stored.spooled_at_s
+            self._spooled_bytes[number] = stored.size_bytes
+            self._spooled_bytes_total += stored.size_bytes
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:

@@ -43,7 +43,7 @@ class Batch:
         if decision.transaction != NOTHING:
             self._decided.append((decision.transaction, now))
             stored = decision.transaction.stored
-            self.size_bytes += 0 if stored is None else stored.group.size_bytes
+            self.size_bytes += 0 if stored is None else stored.size_bytes
         return decision.answer
 
     def apply(self) -> None:

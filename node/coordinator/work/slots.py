@@ -67,6 +67,7 @@ SETTLED: Final = frozenset(
     }
 )
 UNTRAINED: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
+CONSUMED: Final = frozenset({SlotState.TRAINED, SlotState.UNINFORMATIVE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.work.accounts import Accounts, StoredGroup, Transaction
+from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.agreement import PromptSaid
 from node.coordinator.work.bad_prompts import NO_PROMPTS, PromptChange
 from node.coordinator.work.capacity import is_full
@@ -50,23 +50,22 @@ class Judged:
 
 def submission(
     accounts: Accounts,
-    *,
-    sampler_id: str,
-    name: str,
-    group: GroupHeader | RolloutGroup | RefusedError,
     encoded: EncodedGroup,
+    group: GroupHeader | RolloutGroup | RefusedError,
+    *,
     is_published: Callable[[int], bool],
     now: float,
 ) -> Decision[Submitted]:
-    """Decide what becomes of a group that a sampler submits under the id ``name``.
+    """Decide what becomes of a group that is submitted.
 
     Args:
+        encoded: As it came, to be stored; its sampler is proved.
         group: Its header, or all of it where the prompt is held out; or why it could not be decoded.
-        encoded: As it came, to be stored.
         is_published: Whether a policy version was ever announced.
     Raises:
         RefusedError: BUSY; the spool is full.
     """
+    sampler_id, name = encoded.sampler_id, encoded.group_id
     if is_evaluation_lease(name):
         return _evaluated(accounts, sampler_id, name, group, is_published, now=now)
     work, parsed = accounts.work, parse_group_id(name)
@@ -113,21 +112,28 @@ def submission(
         return Decision(
             refused, replace(spent, prompt_said=said, standings=() if is_outdated else spent.standings)
         )
-    stored = StoredGroup(*parsed, sampler_id, now, encoded)
-    return Decision(
-        Submitted(Verdict.SPOOLED, has_dissent=has_dissent), _spooled(accounts, stored, said, now=now)
-    )
+    # Without its proof, which has served its purpose.
+    stored = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
+    spooled = _spooled(accounts, parsed, stored, said, now=now)
+    return Decision(Submitted(Verdict.SPOOLED, has_dissent=has_dissent), spooled)
 
 
-def _spooled(accounts: Accounts, stored: StoredGroup, said: PromptSaid | None, *, now: float) -> Transaction:
+def _spooled(
+    accounts: Accounts,
+    slot_and_attempt: tuple[int, int],
+    stored: EncodedGroup,
+    said: PromptSaid | None,
+    *,
+    now: float,
+) -> Transaction:
     load = accounts.load()
-    if is_full(accounts.terms.bounds, load, group_bytes=stored.group.size_bytes):
+    if is_full(accounts.terms.bounds, load, group_bytes=stored.size_bytes):
         raise RefusedError(
             Reason.BUSY,
             f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
             fix="send it again later",
         )
-    slot = accounts.slots.submitted(stored.slot, stored.attempt)
+    slot = accounts.slots.submitted(*slot_and_attempt)
     transaction = Transaction(
         slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),), prompt_said=said
     )
@@ -163,6 +169,8 @@ def _answered(
     standings, bad_prompts = accounts.standings, accounts.bad_prompts
     before = standings.of(sampler_id)
     after = before.delivered(held=accounts.held(sampler_id))
+    if after == before and prompt_index not in bad_prompts:
+        return transaction
     wrong = bad_prompts.contradicted(prompt_index, sampler_id, now=now)
     contradicted = (standings.of(name).after_contradiction(now=now) for name in wrong)
     return replace(

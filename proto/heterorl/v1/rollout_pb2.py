@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from heterorl.v1 import common_pb2 as heterorl_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19heterorl/v1/rollout.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\"b\n\x13LeasePromptsRequest\x12\x12\n\nmax_leases\x18\x01 \x01(\x05\x12(\n\x04held\x18\x02 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\r\n\x05stays\x18\x03 \x01(\x08\"\xb2\x01\n\x14LeasePromptsResponse\x12(\n\x06leases\x18\x01 \x03(\x0b\x32\x18.heterorl.v1.PromptLease\x12\x15\n\rretry_after_s\x18\x02 \x01(\x01\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12\x1a\n\revaluate_from\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x10is_held_out_left\x18\x05 \x01(\x08\x42\x10\n\x0e_evaluate_from\"\x97\x02\n\x0bPromptLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x03\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\x12\r\n\x05ttl_s\x18\x06 \x01(\x01\x12\x0b\n\x03row\x18\x07 \x01(\x0c\x12*\n\x07purpose\x18\x08 \x01(\x0e\x32\x19.heterorl.v1.LeasePurpose\x12\x13\n\x0btask_digest\x18\t \x01(\x0c\x12\x1b\n\x0epolicy_version\x18\n \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_policy_version\"S\n\x14ReleaseLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12(\n\x06\x66\x61iled\x18\x02 \x03(\x0b\x32\x18.heterorl.v1.FailedLease\"W\n\x0b\x46\x61iledLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x05\x66\x61ult\x18\x02 \x01(\x0e\x32\x17.heterorl.v1.LeaseFault\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\")\n\x15ReleaseLeasesResponse\x12\x10\n\x08released\x18\x01 \x01(\x05\"\x86\x01\n\x15SubmitRolloutsRequest\x12\x12\n\nsampler_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0e\n\x06header\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x04 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"H\n\x16SubmitRolloutsResponse\x12.\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1d.heterorl.v1.SubmissionAnswer\"Y\n\x10SubmissionAnswer\x12%\n\x07verdict\x18\x01 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x84\x04\n\x0bGroupHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\x0c\x12\x0c\n\x04task\x18\x05 \x01(\t\x12\x14\n\x0cprompt_index\x18\x06 \x01(\x03\x12\x31\n\x08sampling\x18\x07 \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\x12\x1d\n\x15sampling_started_at_s\x18\x08 \x01(\x01\x12\x1e\n\x16sampling_finished_at_s\x18\t \x01(\x01\x12\x13\n\x0bgraded_at_s\x18\n \x01(\x01\x12\x13\n\x0btask_digest\x18\x0b \x01(\x0c\x12\x15\n\rgrader_digest\x18\x0c \x01(\x0c\x12\x13\n\x0b\x63ompletions\x18\r \x01(\x05\x12\x15\n\rprompt_tokens\x18\x0e \x01(\x05\x12\x1a\n\x12longest_completion\x18\x0f \x01(\x05\x12\x0e\n\x06tokens\x18\x10 \x01(\x05\x12\x16\n\x0eoldest_version\x18\x11 \x01(\x03\x12\x16\n\x0enewest_version\x18\x12 \x01(\x03\x12\x14\n\x0cleast_reward\x18\x13 \x01(\x01\x12\x16\n\x0elargest_reward\x18\x14 \x01(\x01\x12\x15\n\rprompt_digest\x18\x15 \x01(\x0c\"\x83\x02\n\x0cGroupColumns\x12\x18\n\x10prompt_token_ids\x18\x01 \x01(\x0c\x12\x1a\n\x12\x63ompletion_lengths\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\x04 \x01(\x0c\x12\x17\n\x0fpolicy_versions\x18\x05 \x01(\x0c\x12\x0f\n\x07rewards\x18\x06 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x07 \x01(\x0c\x12\x13\n\x0bkept_masses\x18\x08 \x01(\x0c\x12.\n\x07metrics\x18\t \x03(\x0b\x32\x1d.heterorl.v1.CompletionMetric\x12\r\n\x05\x64rawn\x18\n \x01(\x0c\"0\n\x10\x43ompletionMetric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"\x81\x02\n\x14\x44rainRolloutsRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.heterorl.v1.DrainHelloH\x00\x12*\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x18.heterorl.v1.DrainCreditH\x00\x12\x30\n\tjudgement\x18\x03 \x01(\x0b\x32\x1b.heterorl.v1.GroupJudgementH\x00\x12\'\n\x04step\x18\x04 \x01(\x0b\x32\x17.heterorl.v1.StepRecordH\x00\x12-\n\nquarantine\x18\x05 \x01(\x0b\x32\x17.heterorl.v1.QuarantineH\x00\x42\t\n\x07message\"0\n\nQuarantine\x12\x12\n\nsampler_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"Q\n\x0bQuarantines\x12)\n\x08samplers\x18\x01 \x03(\x0b\x32\x17.heterorl.v1.Quarantine\x12\x17\n\x0freleases_others\x18\x02 \x01(\x08\"t\n\nDrainHello\x12\x15\n\rlearner_epoch\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12&\n\x05steps\x18\x03 \x03(\x0b\x32\x17.heterorl.v1.StepRecord\x12\x16\n\x0eheld_group_ids\x18\x04 \x03(\t\"\x1d\n\x0b\x44rainCredit\x12\x0e\n\x06groups\x18\x01 \x01(\x05\"Y\n\x0eGroupJudgement\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12%\n\x07verdict\x18\x02 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"L\n\nStepRecord\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tgroup_ids\x18\x02 \x03(\t\x12\x1a\n\x12staleness_versions\x18\x03 \x03(\x05\"\xbd\x01\n\x15\x44rainRolloutsResponse\x12,\n\x05group\x18\x01 \x01(\x0b\x32\x1b.heterorl.v1.DeliveredGroupH\x00\x12:\n\x11step_acknowledged\x18\x02 \x01(\x0b\x32\x1d.heterorl.v1.StepAcknowledgedH\x00\x12/\n\x0bquarantines\x18\x03 \x01(\x0b\x32\x18.heterorl.v1.QuarantinesH\x00\x42\t\n\x07message\"m\n\x0e\x44\x65liveredGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x12\n\nsampler_id\x18\x02 \x01(\t\x12\x14\n\x0cspooled_at_s\x18\x03 \x01(\x01\x12\x0e\n\x06header\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x05 \x01(\x0c\"#\n\x10StepAcknowledged\x12\x0f\n\x07version\x18\x01 \x01(\x03*g\n\x0cLeasePurpose\x12\x1d\n\x19LEASE_PURPOSE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LEASE_PURPOSE_TRAINING\x10\x01\x12\x1c\n\x18LEASE_PURPOSE_EVALUATION\x10\x02*\xee\x01\n\nLeaseFault\x12\x1b\n\x17LEASE_FAULT_UNSPECIFIED\x10\x00\x12\x1f\n\x1bLEASE_FAULT_PROMPT_TOO_LONG\x10\x01\x12\x1d\n\x19LEASE_FAULT_PROMPT_FAILED\x10\x02\x12 \n\x1cLEASE_FAULT_PROMPT_TIMED_OUT\x10\x03\x12\x1e\n\x1aLEASE_FAULT_GRADING_FAILED\x10\x04\x12!\n\x1dLEASE_FAULT_GRADING_TIMED_OUT\x10\x05\x12\x1e\n\x1aLEASE_FAULT_ENGINE_REFUSED\x10\x06\x32\xf8\x02\n\x0eRolloutService\x12S\n\x0cLeasePrompts\x12 .heterorl.v1.LeasePromptsRequest\x1a!.heterorl.v1.LeasePromptsResponse\x12V\n\rReleaseLeases\x12!.heterorl.v1.ReleaseLeasesRequest\x1a\".heterorl.v1.ReleaseLeasesResponse\x12]\n\x0eSubmitRollouts\x12\".heterorl.v1.SubmitRolloutsRequest\x1a#.heterorl.v1.SubmitRolloutsResponse(\x01\x30\x01\x12Z\n\rDrainRollouts\x12!.heterorl.v1.DrainRolloutsRequest\x1a\".heterorl.v1.DrainRolloutsResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19heterorl/v1/rollout.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\"b\n\x13LeasePromptsRequest\x12\x12\n\nmax_leases\x18\x01 \x01(\x05\x12(\n\x04held\x18\x02 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\r\n\x05stays\x18\x03 \x01(\x08\"\xb2\x01\n\x14LeasePromptsResponse\x12(\n\x06leases\x18\x01 \x03(\x0b\x32\x18.heterorl.v1.PromptLease\x12\x15\n\rretry_after_s\x18\x02 \x01(\x01\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12\x1a\n\revaluate_from\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x10is_held_out_left\x18\x05 \x01(\x08\x42\x10\n\x0e_evaluate_from\"\x97\x02\n\x0bPromptLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x03\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\x12\r\n\x05ttl_s\x18\x06 \x01(\x01\x12\x0b\n\x03row\x18\x07 \x01(\x0c\x12*\n\x07purpose\x18\x08 \x01(\x0e\x32\x19.heterorl.v1.LeasePurpose\x12\x13\n\x0btask_digest\x18\t \x01(\x0c\x12\x1b\n\x0epolicy_version\x18\n \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_policy_version\"S\n\x14ReleaseLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12(\n\x06\x66\x61iled\x18\x02 \x03(\x0b\x32\x18.heterorl.v1.FailedLease\"W\n\x0b\x46\x61iledLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x05\x66\x61ult\x18\x02 \x01(\x0e\x32\x17.heterorl.v1.LeaseFault\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\")\n\x15ReleaseLeasesResponse\x12\x10\n\x08released\x18\x01 \x01(\x05\"A\n\x15SubmitRolloutsRequest\x12(\n\x05group\x18\x01 \x01(\x0b\x32\x19.heterorl.v1.EncodedGroup\"\x93\x01\n\x0c\x45ncodedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x12\n\nsampler_id\x18\x02 \x01(\t\x12\x0e\n\x06header\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x04 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\x12\x14\n\x0cspooled_at_s\x18\x07 \x01(\x01\"H\n\x16SubmitRolloutsResponse\x12.\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1d.heterorl.v1.SubmissionAnswer\"Y\n\x10SubmissionAnswer\x12%\n\x07verdict\x18\x01 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x84\x04\n\x0bGroupHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\x0c\x12\x0c\n\x04task\x18\x05 \x01(\t\x12\x14\n\x0cprompt_index\x18\x06 \x01(\x03\x12\x31\n\x08sampling\x18\x07 \x01(\x0b\x32\x1f.heterorl.v1.SamplingParameters\x12\x1d\n\x15sampling_started_at_s\x18\x08 \x01(\x01\x12\x1e\n\x16sampling_finished_at_s\x18\t \x01(\x01\x12\x13\n\x0bgraded_at_s\x18\n \x01(\x01\x12\x13\n\x0btask_digest\x18\x0b \x01(\x0c\x12\x15\n\rgrader_digest\x18\x0c \x01(\x0c\x12\x13\n\x0b\x63ompletions\x18\r \x01(\x05\x12\x15\n\rprompt_tokens\x18\x0e \x01(\x05\x12\x1a\n\x12longest_completion\x18\x0f \x01(\x05\x12\x0e\n\x06tokens\x18\x10 \x01(\x05\x12\x16\n\x0eoldest_version\x18\x11 \x01(\x03\x12\x16\n\x0enewest_version\x18\x12 \x01(\x03\x12\x14\n\x0cleast_reward\x18\x13 \x01(\x01\x12\x16\n\x0elargest_reward\x18\x14 \x01(\x01\x12\x15\n\rprompt_digest\x18\x15 \x01(\x0c\"\x83\x02\n\x0cGroupColumns\x12\x18\n\x10prompt_token_ids\x18\x01 \x01(\x0c\x12\x1a\n\x12\x63ompletion_lengths\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\x04 \x01(\x0c\x12\x17\n\x0fpolicy_versions\x18\x05 \x01(\x0c\x12\x0f\n\x07rewards\x18\x06 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x07 \x01(\x0c\x12\x13\n\x0bkept_masses\x18\x08 \x01(\x0c\x12.\n\x07metrics\x18\t \x03(\x0b\x32\x1d.heterorl.v1.CompletionMetric\x12\r\n\x05\x64rawn\x18\n \x01(\x0c\"0\n\x10\x43ompletionMetric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"\x81\x02\n\x14\x44rainRolloutsRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.heterorl.v1.DrainHelloH\x00\x12*\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x18.heterorl.v1.DrainCreditH\x00\x12\x30\n\tjudgement\x18\x03 \x01(\x0b\x32\x1b.heterorl.v1.GroupJudgementH\x00\x12\'\n\x04step\x18\x04 \x01(\x0b\x32\x17.heterorl.v1.StepRecordH\x00\x12-\n\nquarantine\x18\x05 \x01(\x0b\x32\x17.heterorl.v1.QuarantineH\x00\x42\t\n\x07message\"0\n\nQuarantine\x12\x12\n\nsampler_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"Q\n\x0bQuarantines\x12)\n\x08samplers\x18\x01 \x03(\x0b\x32\x17.heterorl.v1.Quarantine\x12\x17\n\x0freleases_others\x18\x02 \x01(\x08\"t\n\nDrainHello\x12\x15\n\rlearner_epoch\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12&\n\x05steps\x18\x03 \x03(\x0b\x32\x17.heterorl.v1.StepRecord\x12\x16\n\x0eheld_group_ids\x18\x04 \x03(\t\"\x1d\n\x0b\x44rainCredit\x12\x0e\n\x06groups\x18\x01 \x01(\x05\"Y\n\x0eGroupJudgement\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12%\n\x07verdict\x18\x02 \x01(\x0e\x32\x14.heterorl.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"L\n\nStepRecord\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tgroup_ids\x18\x02 \x03(\t\x12\x1a\n\x12staleness_versions\x18\x03 \x03(\x05\"\xbb\x01\n\x15\x44rainRolloutsResponse\x12*\n\x05group\x18\x01 \x01(\x0b\x32\x19.heterorl.v1.EncodedGroupH\x00\x12:\n\x11step_acknowledged\x18\x02 \x01(\x0b\x32\x1d.heterorl.v1.StepAcknowledgedH\x00\x12/\n\x0bquarantines\x18\x03 \x01(\x0b\x32\x18.heterorl.v1.QuarantinesH\x00\x42\t\n\x07message\"#\n\x10StepAcknowledged\x12\x0f\n\x07version\x18\x01 \x01(\x03*g\n\x0cLeasePurpose\x12\x1d\n\x19LEASE_PURPOSE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LEASE_PURPOSE_TRAINING\x10\x01\x12\x1c\n\x18LEASE_PURPOSE_EVALUATION\x10\x02*\xee\x01\n\nLeaseFault\x12\x1b\n\x17LEASE_FAULT_UNSPECIFIED\x10\x00\x12\x1f\n\x1bLEASE_FAULT_PROMPT_TOO_LONG\x10\x01\x12\x1d\n\x19LEASE_FAULT_PROMPT_FAILED\x10\x02\x12 \n\x1cLEASE_FAULT_PROMPT_TIMED_OUT\x10\x03\x12\x1e\n\x1aLEASE_FAULT_GRADING_FAILED\x10\x04\x12!\n\x1dLEASE_FAULT_GRADING_TIMED_OUT\x10\x05\x12\x1e\n\x1aLEASE_FAULT_ENGINE_REFUSED\x10\x06\x32\xf8\x02\n\x0eRolloutService\x12S\n\x0cLeasePrompts\x12 .heterorl.v1.LeasePromptsRequest\x1a!.heterorl.v1.LeasePromptsResponse\x12V\n\rReleaseLeases\x12!.heterorl.v1.ReleaseLeasesRequest\x1a\".heterorl.v1.ReleaseLeasesResponse\x12]\n\x0eSubmitRollouts\x12\".heterorl.v1.SubmitRolloutsRequest\x1a#.heterorl.v1.SubmitRolloutsResponse(\x01\x30\x01\x12Z\n\rDrainRollouts\x12!.heterorl.v1.DrainRolloutsRequest\x1a\".heterorl.v1.DrainRolloutsResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'heterorl.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEASEPURPOSE']._serialized_start=3032
-  _globals['_LEASEPURPOSE']._serialized_end=3135
-  _globals['_LEASEFAULT']._serialized_start=3138
-  _globals['_LEASEFAULT']._serialized_end=3376
+  _globals['_LEASEPURPOSE']._serialized_start=2999
+  _globals['_LEASEPURPOSE']._serialized_end=3102
+  _globals['_LEASEFAULT']._serialized_start=3105
+  _globals['_LEASEFAULT']._serialized_end=3343
   _globals['_LEASEPROMPTSREQUEST']._serialized_start=68
   _globals['_LEASEPROMPTSREQUEST']._serialized_end=166
   _globals['_LEASEPROMPTSRESPONSE']._serialized_start=169
@@ -48,38 +48,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FAILEDLEASE']._serialized_end=803
   _globals['_RELEASELEASESRESPONSE']._serialized_start=805
   _globals['_RELEASELEASESRESPONSE']._serialized_end=846
-  _globals['_SUBMITROLLOUTSREQUEST']._serialized_start=849
-  _globals['_SUBMITROLLOUTSREQUEST']._serialized_end=983
-  _globals['_SUBMITROLLOUTSRESPONSE']._serialized_start=985
-  _globals['_SUBMITROLLOUTSRESPONSE']._serialized_end=1057
-  _globals['_SUBMISSIONANSWER']._serialized_start=1059
-  _globals['_SUBMISSIONANSWER']._serialized_end=1148
-  _globals['_GROUPHEADER']._serialized_start=1151
-  _globals['_GROUPHEADER']._serialized_end=1667
-  _globals['_GROUPCOLUMNS']._serialized_start=1670
-  _globals['_GROUPCOLUMNS']._serialized_end=1929
-  _globals['_COMPLETIONMETRIC']._serialized_start=1931
-  _globals['_COMPLETIONMETRIC']._serialized_end=1979
-  _globals['_DRAINROLLOUTSREQUEST']._serialized_start=1982
-  _globals['_DRAINROLLOUTSREQUEST']._serialized_end=2239
-  _globals['_QUARANTINE']._serialized_start=2241
-  _globals['_QUARANTINE']._serialized_end=2289
-  _globals['_QUARANTINES']._serialized_start=2291
-  _globals['_QUARANTINES']._serialized_end=2372
-  _globals['_DRAINHELLO']._serialized_start=2374
-  _globals['_DRAINHELLO']._serialized_end=2490
-  _globals['_DRAINCREDIT']._serialized_start=2492
-  _globals['_DRAINCREDIT']._serialized_end=2521
-  _globals['_GROUPJUDGEMENT']._serialized_start=2523
-  _globals['_GROUPJUDGEMENT']._serialized_end=2612
-  _globals['_STEPRECORD']._serialized_start=2614
-  _globals['_STEPRECORD']._serialized_end=2690
-  _globals['_DRAINROLLOUTSRESPONSE']._serialized_start=2693
-  _globals['_DRAINROLLOUTSRESPONSE']._serialized_end=2882
-  _globals['_DELIVEREDGROUP']._serialized_start=2884
-  _globals['_DELIVEREDGROUP']._serialized_end=2993
-  _globals['_STEPACKNOWLEDGED']._serialized_start=2995
-  _globals['_STEPACKNOWLEDGED']._serialized_end=3030
-  _globals['_ROLLOUTSERVICE']._serialized_start=3379
-  _globals['_ROLLOUTSERVICE']._serialized_end=3755
+  _globals['_SUBMITROLLOUTSREQUEST']._serialized_start=848
+  _globals['_SUBMITROLLOUTSREQUEST']._serialized_end=913
+  _globals['_ENCODEDGROUP']._serialized_start=916
+  _globals['_ENCODEDGROUP']._serialized_end=1063
+  _globals['_SUBMITROLLOUTSRESPONSE']._serialized_start=1065
+  _globals['_SUBMITROLLOUTSRESPONSE']._serialized_end=1137
+  _globals['_SUBMISSIONANSWER']._serialized_start=1139
+  _globals['_SUBMISSIONANSWER']._serialized_end=1228
+  _globals['_GROUPHEADER']._serialized_start=1231
+  _globals['_GROUPHEADER']._serialized_end=1747
+  _globals['_GROUPCOLUMNS']._serialized_start=1750
+  _globals['_GROUPCOLUMNS']._serialized_end=2009
+  _globals['_COMPLETIONMETRIC']._serialized_start=2011
+  _globals['_COMPLETIONMETRIC']._serialized_end=2059
+  _globals['_DRAINROLLOUTSREQUEST']._serialized_start=2062
+  _globals['_DRAINROLLOUTSREQUEST']._serialized_end=2319
+  _globals['_QUARANTINE']._serialized_start=2321
+  _globals['_QUARANTINE']._serialized_end=2369
+  _globals['_QUARANTINES']._serialized_start=2371
+  _globals['_QUARANTINES']._serialized_end=2452
+  _globals['_DRAINHELLO']._serialized_start=2454
+  _globals['_DRAINHELLO']._serialized_end=2570
+  _globals['_DRAINCREDIT']._serialized_start=2572
+  _globals['_DRAINCREDIT']._serialized_end=2601
+  _globals['_GROUPJUDGEMENT']._serialized_start=2603
+  _globals['_GROUPJUDGEMENT']._serialized_end=2692
+  _globals['_STEPRECORD']._serialized_start=2694
+  _globals['_STEPRECORD']._serialized_end=2770
+  _globals['_DRAINROLLOUTSRESPONSE']._serialized_start=2773
+  _globals['_DRAINROLLOUTSRESPONSE']._serialized_end=2960
+  _globals['_STEPACKNOWLEDGED']._serialized_start=2962
+  _globals['_STEPACKNOWLEDGED']._serialized_end=2997
+  _globals['_ROLLOUTSERVICE']._serialized_start=3346
+  _globals['_ROLLOUTSERVICE']._serialized_end=3722
 # @@protoc_insertion_point(module_scope)

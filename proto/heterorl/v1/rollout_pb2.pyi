@@ -317,52 +317,79 @@ Global___ReleaseLeasesResponse: _TypeAlias = ReleaseLeasesResponse  # noqa: Y015
 
 @_typing.final
 class SubmitRolloutsRequest(_message.Message):
+    """Hands in a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def group(self) -> Global___EncodedGroup:
+        """Without `spooled_at_s`, and with a `sampler_id` from relays only."""
+
+    def __init__(
+        self,
+        *,
+        group: Global___EncodedGroup | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitRolloutsRequest: _TypeAlias = SubmitRolloutsRequest  # noqa: Y015
+
+@_typing.final
+class EncodedGroup(_message.Message):
     """One group, as its sampler encoded and signed it. Hubs keep and hand on the bytes: the coordinator reads the header
     of a group for training, and all of one for evaluation.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SAMPLER_ID_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
-    sampler_id: _builtins.str
-    """Relays only: node id of the sampler that submitted the group, from its certificate. Empty: the
-    caller itself.
-    """
+    SPOOLED_AT_S_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """The group's id, as in `header`."""
+    sampler_id: _builtins.str
+    """Node id of the sampler that made it, from its certificate. Empty in a submission: the caller itself."""
     header: _builtins.bytes
     """A GroupHeader, encoded without unknown or repeated fields; at most 8 KiB."""
     columns: _builtins.bytes
     """A GroupColumns, encoded likewise; with `header` at most JoinResponse.group_bytes."""
     certificate: _builtins.bytes
-    """PEM certificate of the sampler, issued by the run's authority. Empty where TLS is off."""
+    """PEM certificate of the sampler, issued by the run's authority. Empty where TLS is off, and to the learner."""
     signature: _builtins.bytes
     """By the key of `certificate`: ECDSA P-256 with SHA-256, DER, over "heterorl.v1.RolloutGroup", a NUL, the run
-    id, a NUL, the group id, a NUL, the 32 bytes of BLAKE3 of `header`, and those of `columns`. Empty where TLS is
-    off.
+    id, a NUL, the group id, a NUL, the 32 bytes of BLAKE3 of `header`, and those of `columns`. Empty as
+    `certificate`. The coordinator checks it where a relay hands the group in: a sampler's own connection proves as
+    much.
     """
+    spooled_at_s: _builtins.float
+    """To the learner: Unix seconds on the coordinator's clock when it was spooled. 0 before."""
     def __init__(
         self,
         *,
-        sampler_id: _builtins.str = ...,
         group_id: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
         header: _builtins.bytes = ...,
         columns: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        spooled_at_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "columns", b"columns", "group_id", b"group_id", "header", b"header", "sampler_id", b"sampler_id", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "columns", b"columns", "group_id", b"group_id", "header", b"header", "sampler_id", b"sampler_id", "signature", b"signature", "spooled_at_s", b"spooled_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SubmitRolloutsRequest: _TypeAlias = SubmitRolloutsRequest  # noqa: Y015
+Global___EncodedGroup: _TypeAlias = EncodedGroup  # noqa: Y015
 
 @_typing.final
 class SubmitRolloutsResponse(_message.Message):
@@ -865,7 +892,7 @@ class DrainRolloutsResponse(_message.Message):
     STEP_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     QUARANTINES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def group(self) -> Global___DeliveredGroup:
+    def group(self) -> Global___EncodedGroup:
         """A group to judge."""
 
     @_builtins.property
@@ -879,7 +906,7 @@ class DrainRolloutsResponse(_message.Message):
     def __init__(
         self,
         *,
-        group: Global___DeliveredGroup | None = ...,
+        group: Global___EncodedGroup | None = ...,
         step_acknowledged: Global___StepAcknowledged | None = ...,
         quarantines: Global___Quarantines | None = ...,
     ) -> None: ...
@@ -892,44 +919,6 @@ class DrainRolloutsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___DrainRolloutsResponse: _TypeAlias = DrainRolloutsResponse  # noqa: Y015
-
-@_typing.final
-class DeliveredGroup(_message.Message):
-    """A group on its way to the learner."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    SAMPLER_ID_FIELD_NUMBER: _builtins.int
-    SPOOLED_AT_S_FIELD_NUMBER: _builtins.int
-    HEADER_FIELD_NUMBER: _builtins.int
-    COLUMNS_FIELD_NUMBER: _builtins.int
-    group_id: _builtins.str
-    """The group's id."""
-    sampler_id: _builtins.str
-    """Node id of the sampler, from its certificate."""
-    spooled_at_s: _builtins.float
-    """Unix seconds on the coordinator's clock when it was spooled."""
-    header: _builtins.bytes
-    """The GroupHeader as its sampler encoded it."""
-    columns: _builtins.bytes
-    """The GroupColumns likewise."""
-    def __init__(
-        self,
-        *,
-        group_id: _builtins.str = ...,
-        sampler_id: _builtins.str = ...,
-        spooled_at_s: _builtins.float = ...,
-        header: _builtins.bytes = ...,
-        columns: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "group_id", b"group_id", "header", b"header", "sampler_id", b"sampler_id", "spooled_at_s", b"spooled_at_s"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DeliveredGroup: _TypeAlias = DeliveredGroup  # noqa: Y015
 
 @_typing.final
 class StepAcknowledged(_message.Message):

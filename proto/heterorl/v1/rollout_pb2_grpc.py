@@ -97,7 +97,8 @@ class RolloutServiceServicer(object):
         * over_limit: the group is larger than any of this run. Final.
         * malformed: the request cannot be read. Final.
         * wrong_role: the caller is not a relay and names a sampler. Final.
-        * bad_signature: the group is not signed by the sampler that is named. Final; the lease is not touched.
+        * bad_signature: a relay hands in what the sampler it names has not signed, or a relay is handed such a group.
+        Final; the lease is not touched.
         * busy, disk: the spool is full, or cannot be written. Send again after a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -61,7 +61,8 @@ class RolloutServiceStub:
     * over_limit: the group is larger than any of this run. Final.
     * malformed: the request cannot be read. Final.
     * wrong_role: the caller is not a relay and names a sampler. Final.
-    * bad_signature: the group is not signed by the sampler that is named. Final; the lease is not touched.
+    * bad_signature: a relay hands in what the sampler it names has not signed, or a relay is handed such a group.
+      Final; the lease is not touched.
     * busy, disk: the spool is full, or cannot be written. Send again after a pause.
     """
     DrainRollouts: _grpc.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]
@@ -111,7 +112,8 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     * over_limit: the group is larger than any of this run. Final.
     * malformed: the request cannot be read. Final.
     * wrong_role: the caller is not a relay and names a sampler. Final.
-    * bad_signature: the group is not signed by the sampler that is named. Final; the lease is not touched.
+    * bad_signature: a relay hands in what the sampler it names has not signed, or a relay is handed such a group.
+      Final; the lease is not touched.
     * busy, disk: the spool is full, or cannot be written. Send again after a pause.
     """
     DrainRollouts: _aio.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]  # type: ignore[assignment]
@@ -176,7 +178,8 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         * over_limit: the group is larger than any of this run. Final.
         * malformed: the request cannot be read. Final.
         * wrong_role: the caller is not a relay and names a sampler. Final.
-        * bad_signature: the group is not signed by the sampler that is named. Final; the lease is not touched.
+        * bad_signature: a relay hands in what the sampler it names has not signed, or a relay is handed such a group.
+          Final; the lease is not touched.
         * busy, disk: the spool is full, or cannot be written. Send again after a pause.
         """
 

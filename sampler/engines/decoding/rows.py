@@ -5,13 +5,13 @@ as long as it may become. What was admitted can always be finished: no row is pu
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from node.errors import Reason, RefusedError
-from node.rollout import Finish
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from node.rollout import Completion, Finish
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.stop_strings import StopSearch
 
 
@@ -22,22 +22,22 @@ class RunningRequest:
     request: GenerationRequest
     prompt: list[int]
     is_cancelled: bool = False
-    done: dict[int, SampledCompletion] = field(default_factory=dict)
+    done: dict[int, Completion] = field(default_factory=dict)
 
     def rows(self, decode: Callable[[list[int]], str]) -> "list[Row]":
         """Return a row for each completion."""
         stop = self.request.sampling.stop
         return [
             Row(self, number, StopSearch(decode, stop) if stop else None)
-            for number in range(self.request.completions)
+            for number in range(self.request.wanted)
         ]
 
-    def finished(self) -> FinishedRequest | None:
-        """Return all completions; None while one is missing."""
-        if len(self.done) < self.request.completions:
+    def finished(self) -> GenerationRequest | None:
+        """Return the request with all completions; None while one is missing."""
+        if len(self.done) < self.request.wanted:
             return None
-        completions = tuple(self.done[number] for number in range(self.request.completions))
-        return FinishedRequest(self.request.request_id, completions)
+        completions = tuple(self.done[number] for number in range(self.request.wanted))
+        return replace(self.request, completions=completions)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,9 +88,9 @@ class Row:
         if self.finish is not None:
             self.running.done[self.number] = self._completion(self.finish)
 
-    def _completion(self, finish: Finish) -> SampledCompletion:
+    def _completion(self, finish: Finish) -> Completion:
         is_truncated = self.running.request.sampling.is_truncated
-        return SampledCompletion(
+        return Completion(
             token_ids=np.array(self.token_ids, np.int32),
             behaviour_logprob=np.array(self.logprobs, np.float32),
             policy_version=np.array(self.versions, np.int32),
@@ -125,7 +125,7 @@ class MemoryBudget:
             request = running.request
             raise RefusedError(
                 Reason.OVER_LIMIT,
-                f"a prompt of {len(running.prompt)} tokens with {request.completions} completions of up to "
+                f"a prompt of {len(running.prompt)} tokens with {request.wanted} completions of up to "
                 f"{request.sampling.max_new_tokens} needs {self._bytes([running])} bytes of key-value cache, "
                 f"there are {self.total_bytes}",
                 fix="raise memory_bytes in sampler.engine_options or lower coordinator.max_new_tokens",
@@ -133,6 +133,6 @@ class MemoryBudget:
 
     def _bytes(self, requests: list[RunningRequest]) -> int:
         # One row more for each prompt, which is read once and then repeated.
-        rows = sum(r.request.completions - len(r.done) + 1 for r in requests)
+        rows = sum(r.request.wanted - len(r.done) + 1 for r in requests)
         columns = max((len(r.prompt) + r.request.sampling.max_new_tokens for r in requests), default=0)
         return rows * (columns + self.spare_columns) * self.token_bytes

@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from node.errors import ConfigError, HeteroRLError, Reason, RefusedError, StartupError
-from node.rollout import Finish, SamplingParameters
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from node.rollout import Completion, Finish, SamplingParameters
+from sampler.engines.engine import GenerationRequest
 
 Message = dict[str, Any]
 
@@ -45,28 +45,24 @@ def _plain(value: Any) -> Any:
 
 
 def request_from(fields: Mapping[str, Any]) -> GenerationRequest:
-    """Return a request that was sent."""
+    """Return a request that was sent, with the completions it has."""
     sampling = {**fields["sampling"], "stop": tuple(fields["sampling"]["stop"])}
-    prompt = np.array(fields["prompt_token_ids"], np.int32)
     return GenerationRequest(
-        fields["request_id"], prompt, fields["completions"], SamplingParameters(**sampling)
+        fields["request_id"],
+        np.array(fields["prompt_token_ids"], np.int32),
+        fields["wanted"],
+        SamplingParameters(**sampling),
+        tuple(map(_completion_from, fields["completions"])),
     )
 
 
-def finished_from(fields: Mapping[str, Any]) -> FinishedRequest:
-    """Return a finished request that was sent."""
-    completions = tuple(_completion_from(**drawn) for drawn in fields["completions"])
-    return FinishedRequest(fields["request_id"], completions)
-
-
-def _completion_from(
-    token_ids: Any, behaviour_logprob: Any, policy_version: Any, finish: Any, kept_mass: Any
-) -> SampledCompletion:
-    return SampledCompletion(
-        np.array(token_ids, np.int32),
-        np.array(behaviour_logprob, np.float32),
-        np.array(policy_version, np.int32),
-        Finish(finish),
+def _completion_from(fields: Mapping[str, Any]) -> Completion:
+    kept_mass = fields["kept_mass"]
+    return Completion(
+        np.array(fields["token_ids"], np.int32),
+        np.array(fields["behaviour_logprob"], np.float32),
+        np.array(fields["policy_version"], np.int32),
+        Finish(fields["finish"]),
         None if kept_mass is None else np.array(kept_mass, np.float32),
     )
 

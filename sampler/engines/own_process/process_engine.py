@@ -23,11 +23,11 @@ from typing import Final
 
 from node.errors import ConfigError, StartupError
 from node.weights.format.layout import Layout, TensorSpec
-from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest
+from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.frame_memory import mapped, unnamed_frame_memory
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.model_words import THREADS
-from sampler.engines.own_process.messages import Message, error_from, finished_from, receive, send
+from sampler.engines.own_process.messages import Message, error_from, receive, request_from, send
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.engines.shared_words import SharedWords
 from sampler.process_tree import kill_tree
@@ -93,8 +93,8 @@ class ProcessEngine:
     def cancel(self, request_ids: Sequence[str]) -> None:
         self._call({"call": "cancel", "request_ids": list(request_ids)})
 
-    def step(self) -> list[FinishedRequest]:
-        return [finished_from(fields) for fields in self._call({"call": "step"})["finished"]]
+    def step(self) -> list[GenerationRequest]:
+        return [request_from(fields) for fields in self._call({"call": "step"})["finished"]]
 
     def serve(self, version: int) -> None:
         self._call({"call": "serve", "version": version})

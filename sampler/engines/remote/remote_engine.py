@@ -15,11 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from node.errors import StartupError
-from sampler.engines.engine import EngineSettings, FinishedRequest, GenerationRequest, check_fits
+from sampler.engines.engine import EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.remote.server_session import ServerSession
@@ -36,7 +36,7 @@ class _Running:
     """A request at the server."""
 
     number: int
-    answer: "Future[FinishedRequest]"
+    answer: "Future[GenerationRequest]"
     has_begun: bool = False
 
 
@@ -103,7 +103,7 @@ class RemoteEngine:
         if not request_ids:
             self._look()
 
-    def step(self) -> list[FinishedRequest]:
+    def step(self) -> list[GenerationRequest]:
         if not self._running:
             return []
         finished = []
@@ -145,15 +145,13 @@ class RemoteEngine:
                 f"{self._options.answer_limit_s:g} s"
             )
 
-    async def _finished(self, request: GenerationRequest, number: int) -> FinishedRequest:
+    async def _finished(self, request: GenerationRequest, number: int) -> GenerationRequest:
         """Ask for the completions of a request, as many at once as the server batches."""
         batch = self._session.batch
         parts = await asyncio.gather(
             *(
-                self._session.completions(
-                    request, count=min(batch, request.completions - first), number=number
-                )
-                for first in range(0, request.completions, batch)
+                self._session.completions(request, count=min(batch, request.wanted - first), number=number)
+                for first in range(0, request.wanted, batch)
             )
         )
-        return FinishedRequest(request.request_id, tuple(drawn for part in parts for drawn in part))
+        return replace(request, completions=tuple(drawn for part in parts for drawn in part))

@@ -21,9 +21,9 @@ import numpy as np
 
 from node.errors import StartupError
 from node.file_lock import FileLock
-from node.rollout import SamplingParameters
+from node.rollout import Completion, SamplingParameters
 from node.weights.format.layout import Layout
-from sampler.engines.engine import GenerationRequest, SampledCompletion
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.frame_memory import DIRECTORY_VARIABLE, make_frame_memory, remove_frame_memory
 from sampler.engines.model_tokenizer import ModelTokenizer
@@ -115,9 +115,7 @@ class ServerSession:
             raise self._garbled(counts)
         return counts
 
-    async def completions(
-        self, request: GenerationRequest, *, count: int, number: int
-    ) -> list[SampledCompletion]:
+    async def completions(self, request: GenerationRequest, *, count: int, number: int) -> list[Completion]:
         """Ask for ``count`` completions of this request; ServerError if the answer is none of its."""
         limit = most_answer_bytes(request, count=count)
         answer = await self.server.generate(self._body(request, count, number), most_bytes=limit)
@@ -132,7 +130,7 @@ class ServerSession:
             "sampling_params": sampling_arguments(request, count=count, end_ids=self._end_ids),
         }
 
-    def _read(self, answer: Any, request: GenerationRequest, count: int) -> list[SampledCompletion]:
+    def _read(self, answer: Any, request: GenerationRequest, count: int) -> list[Completion]:
         try:
             return completions_in(answer, request, count=count, session=self.name)
         except (LookupError, TypeError, ValueError, OverflowError) as error:

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from node.rollout import Finish
-from sampler.engines.engine import GenerationRequest, SampledCompletion
+from node.rollout import Completion, Finish
+from sampler.engines.engine import GenerationRequest
 
 _TOKEN_BYTES: Final = 512
 """More than JSON needs for a token: its id and its logprob, each twice, and what stands around them."""
@@ -43,7 +43,7 @@ def completion_of(
     ranks: Sequence[int],
     versions: Iterable[tuple[int, int, int]],
     reasons: tuple[str, Any],
-) -> SampledCompletion:
+) -> Completion:
     """Return one completion.
 
     Args:
@@ -59,7 +59,7 @@ def completion_of(
     if version.min(initial=0) < 0:
         raise ValueError(f"a completion of {len(token_ids)} tokens, some of no version")
     is_truncated = request.sampling.is_truncated
-    return SampledCompletion(
+    return Completion(
         token_ids=np.array(token_ids, np.int32),
         behaviour_logprob=np.array(logprobs, np.float32).clip(max=0.0),
         policy_version=version,
@@ -90,9 +90,7 @@ def most_answer_bytes(request: GenerationRequest, *, count: int) -> int:
     return (1 << 20) + _TOKEN_BYTES * count * request.sampling.max_new_tokens
 
 
-def completions_in(
-    answer: Any, request: GenerationRequest, *, count: int, session: str
-) -> list[SampledCompletion]:
+def completions_in(answer: Any, request: GenerationRequest, *, count: int, session: str) -> list[Completion]:
     """Return the completions in a server's answer; an error of any kind if it has others or fewer."""
     choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
     if len(choices) != count:
@@ -100,7 +98,7 @@ def completions_in(
     return [_chosen(choice, request, session) for choice in choices]
 
 
-def _chosen(choice: Any, request: GenerationRequest, session: str) -> SampledCompletion:
+def _chosen(choice: Any, request: GenerationRequest, session: str) -> Completion:
     ids, tokens = choice["token_ids"], choice["logprobs"]["content"]
     n = len(ids)
     if not 1 <= n <= request.sampling.max_new_tokens or [token["token_id"] for token in tokens] != ids:

@@ -15,6 +15,7 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,13 +23,8 @@ from typing import Any, Final
 import torch
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from sampler.engines.engine import (
-    EngineSettings,
-    FinishedRequest,
-    GenerationRequest,
-    SampledCompletion,
-    check_fits,
-)
+from node.rollout import Completion
+from sampler.engines.engine import EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import VllmOptions
 from sampler.engines.frame_memory import Rooms, make_frame_memory, remove_frame_memory
 from sampler.engines.model_tokenizer import ModelTokenizer
@@ -151,7 +147,7 @@ class VllmEngine:
                 # Prefixes are shared among requests of one salt only: none outlives the words it is of.
                 tokens_input(request.prompt_token_ids.tolist(), cache_salt=str(self._changes)),
                 SamplingParams(
-                    **sampling_arguments(request, count=request.completions, end_ids=self.tokenizer.end_ids),
+                    **sampling_arguments(request, count=request.wanted, end_ids=self.tokenizer.end_ids),
                     flat_logprobs=True,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 ),
@@ -165,14 +161,14 @@ class VllmEngine:
         if known:
             self._engine.abort_request(known)
 
-    def step(self) -> list[FinishedRequest]:
+    def step(self) -> list[GenerationRequest]:
         self._take_thread()
         with self._workers_answer:
             outputs = self._engine.step()
         return [
-            FinishedRequest(
-                output.request_id,
-                tuple(
+            replace(
+                request,
+                completions=tuple(
                     _completion(completion, request)
                     for completion in sorted(output.outputs, key=lambda completion: completion.index)
                 ),
@@ -224,7 +220,7 @@ class VllmEngine:
             _set_num_threads(self._threads)
 
 
-def _completion(drawn: Any, request: GenerationRequest) -> SampledCompletion:
+def _completion(drawn: Any, request: GenerationRequest) -> Completion:
     return completion_of(
         request,
         token_ids=drawn.token_ids,

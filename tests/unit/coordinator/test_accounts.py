@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.coordinator.work.accounts import Balance, StoredGroup, Transaction
+from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
@@ -72,7 +72,7 @@ def test_a_group_counts_while_it_waits_for_training_accepted_or_not() -> None:
 
 def test_a_stored_group_is_in_the_spool_since_it_came() -> None:
     accounts = make_accounts()
-    accounts.apply(Transaction(stored=StoredGroup(3, 1, "s1", 5.0, EncodedGroup(b"g", b"roup"))), now=NOW_S)
+    accounts.apply(Transaction(stored=EncodedGroup(b"g", b"roup", "3.1", "s1", spooled_at_s=5.0)), now=NOW_S)
     assert accounts.spooled_at_s == {3: 5.0}
 
 

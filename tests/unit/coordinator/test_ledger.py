@@ -12,7 +12,7 @@ import pytest
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_schema import PAGE_BYTES
-from node.coordinator.work.accounts import StoredGroup, Transaction
+from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import PromptChange
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.slots import FIRST_RETRY_S, Attempt, Slot, SlotState
@@ -36,7 +36,7 @@ def ledger(path: Path) -> Iterator[Ledger]:
         yield ledger
 
 
-def spool_one(ledger: Ledger) -> StoredGroup:
+def spool_one(ledger: Ledger) -> EncodedGroup:
     desk = Desk()
     desk.lease()
     desk.submit("0.1")
@@ -101,7 +101,7 @@ def test_a_full_disk_is_a_refusal_that_changes_nothing(path: Path) -> None:
         pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
         ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
         before = ledger.balance()
-        big = StoredGroup(0, 1, "s1", 0.0, EncodedGroup(b"", bytes(1 << 20)))
+        big = EncodedGroup(b"", bytes(1 << 20), "0.1", "s1")
         with pytest.raises(RefusedError, match="full") as error:
             ledger.record(Transaction(stored=big, verdicts=(("s1", Verdict.SPOOLED),)))
         assert error.value.reason is Reason.DISK

@@ -13,7 +13,6 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
-from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import room
 from node.coordinator.work.history import Hello
@@ -22,7 +21,6 @@ from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, GroupVerdict, Verdict
 from node.run import StepRecord
-from node.serving.submissions import Submission
 from support.clock import ManualClock
 from support.coordinator import LEARNER, TTL_S, make_accounts, make_answer
 
@@ -69,7 +67,7 @@ class Open:
             graded_at_s=now - 1.0,
             **changes,
         )
-        submission = Submission("s1", lease_id, EncodedGroup(b"header", b"group"))
+        submission = EncodedGroup(b"header", b"group", lease_id, "s1")
         return (await self.spool.submit(submission, group.header)).verdict
 
     async def drain(self, *, epoch: int = 1, version: int = 0, **hello: object) -> DrainStream:
@@ -213,8 +211,8 @@ async def test_a_group_that_is_submitted_is_delivered_without_another_look(open_
     await open_.submit("0.1")
     async with asyncio.timeout(10):
         delivered = await waiting
-    assert isinstance(delivered, StoredGroup)
-    assert (delivered.slot, delivered.group) == (0, (b"header", b"group"))
+    assert isinstance(delivered, EncodedGroup)
+    assert (delivered.group_id, *delivered.parts) == ("0.1", b"header", b"group")
     drain.end()
     assert [each async for each in outgoing] == []
 

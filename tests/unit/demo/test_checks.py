@@ -48,6 +48,16 @@ def test_a_far_sampler_that_is_not_late_is_none(staleness: int) -> None:
     assert _broken(steps) == ["the far sampler is late and trained on"]
 
 
+def test_while_the_near_sampler_is_dead_the_far_one_need_not_be_late() -> None:
+    steps = [
+        replace(step, groups=tuple(replace(g, sampler_id=FAR, staleness_versions=0) for g in step.groups))
+        if step.version > 5
+        else step
+        for step in make_steps()
+    ]
+    assert _broken(steps) == []
+
+
 def test_a_far_sampler_without_a_trained_group_took_no_part() -> None:
     steps = [
         replace(step, groups=tuple(replace(group, sampler_id=NEAR) for group in step.groups))

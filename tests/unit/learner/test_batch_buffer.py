@@ -1,12 +1,12 @@
 import pytest
 
 from learner.intake.batch_buffer import BatchBuffer
-from node.rollout import DeliveredGroup, Verdict
+from node.rollout import RolloutGroup, Verdict
 from support.groups import make_group
 
 
-def delivered(group_id: str, version: int) -> DeliveredGroup:
-    return DeliveredGroup(make_group(group_id, version=version), sampler_id="s", spooled_at_s=0.0)
+def delivered(group_id: str, version: int) -> RolloutGroup:
+    return make_group(group_id, version=version)
 
 
 def buffer_of(*groups: tuple[str, int], capacity: int = 8, batch: int = 2) -> BatchBuffer:
@@ -16,8 +16,8 @@ def buffer_of(*groups: tuple[str, int], capacity: int = 8, batch: int = 2) -> Ba
     return buffer
 
 
-def ids(batch: tuple[DeliveredGroup, ...]) -> list[str]:
-    return [one.group.group_id for one in batch]
+def ids(batch: tuple[RolloutGroup, ...]) -> list[str]:
+    return [one.group_id for one in batch]
 
 
 def test_a_batch_waits_until_it_is_whole() -> None:
@@ -37,7 +37,7 @@ def test_a_group_is_given_up_as_soon_as_its_staleness_is_beyond_the_bound() -> N
     buffer = buffer_of(("old", 1), ("new", 2))
     assert buffer.evict(version=3, task_digest=None) == []
     [(evicted, judged)] = buffer.evict(version=4, task_digest=None)
-    assert evicted.group.group_id == "old"
+    assert evicted.group_id == "old"
     assert judged.verdict is Verdict.STALE
     assert "3 versions" in judged.detail
     assert len(buffer) == 1
@@ -62,9 +62,9 @@ def test_a_buffer_that_never_fills_a_batch_is_refused(capacity: int, batch: int)
 
 def test_groups_graded_by_options_that_have_changed_are_given_up_and_not_trained_on() -> None:
     buffer = buffer_of(("old", 1))
-    buffer.add(DeliveredGroup(make_group("new", task_digest=b"n"), sampler_id="s", spooled_at_s=0.0))
+    buffer.add(make_group("new", task_digest=b"n"))
     [(evicted, judged)] = buffer.evict(version=1, task_digest=b"n")
-    assert (evicted.group.group_id, judged.verdict) == ("old", Verdict.FOREIGN)
+    assert (evicted.group_id, judged.verdict) == ("old", Verdict.FOREIGN)
     assert judged.detail == (
         "it was graded by task options without a digest, the run's are 6e, "
         "as the coordinator's configuration says"

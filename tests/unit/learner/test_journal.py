@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from learner.journal.progress import BestVersion, NewsEntry, Progress, StepEntry
 from learner.journal.records import (
@@ -57,7 +58,11 @@ NEWS = NewsEntry(0.25, BestVersion(3))
 
 
 def blobs(entry: StepEntry | NewsEntry) -> tuple[bytes, ...]:
-    return () if isinstance(entry, NewsEntry) else (b"random", *(part for group in GROUPS for part in group))
+    return (
+        ()
+        if isinstance(entry, NewsEntry)
+        else (b"random", *(part for group in GROUPS for part in group.parts))
+    )
 
 
 class Writer:
@@ -120,6 +125,20 @@ def test_an_entry_is_read_as_it_was_written() -> None:
     assert repr(first.entry) == repr(replace(step(1), settings=json.loads(json.dumps(step(1).settings))))
     assert (first.random_state, first.groups) == (b"random", GROUPS)
     assert (second.entry, segment.torn_bytes, segment.version) == (NEWS, 0, 1)
+
+
+def test_an_entry_says_how_much_of_the_random_state_is_cudas_and_those_before_had_none() -> None:
+    writer = written(0)
+    writer.append(replace(step(1), cuda_state_bytes=2))
+    entry = writer.read()[0].records[0].entry
+    assert isinstance(entry, StepEntry)
+    assert entry.cuda_state_bytes == 2
+    older = asdict(step(1))
+    del older["cuda_state_bytes"]
+    assert TypeAdapter(StepEntry).validate_python(older).cuda_state_bytes == 0
+    writer.append(replace(step(2), cuda_state_bytes=7))
+    with pytest.raises(DamagedJournalError, match="random state of 6 bytes, 7 of them CUDA's"):
+        writer.read()
 
 
 @settings(max_examples=300)

@@ -7,20 +7,22 @@ import pytest
 import torch
 
 from learner.intake.group_verdict import full_logprobs
-from learner.training.micro_batches import Row, collate, micro_batches, objective_batch, rows_of
+from learner.training.micro_batches import collate, micro_batches, objective_batch, row_lengths
 from node.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 CPU = torch.device("cpu")
 
 
-def row(number: int, *, prompt: int = 1, tokens: int = 1, drawn: list[bool] | None = None) -> Row:
-    """Return a row whose token ids count up from 10 times its number."""
+def group_of(
+    number: int, *, prompt: int = 1, tokens: int = 1, drawn: list[bool] | None = None
+) -> RolloutGroup:
+    """Return a group of one completion, whose token ids count up from 10 times its number."""
     ids = np.arange(10 * number, 10 * number + prompt + tokens, dtype=np.int32)
     completion = make_completion(tokens, token_ids=ids[prompt:])
     completion = completion if drawn is None else with_replies(completion, drawn)
     sampling = replace(SAMPLING, temperature=number / 2)
-    return Row(number, make_group(prompt_token_ids=ids[:prompt], sampling=sampling), completion)
+    return make_group(prompt_token_ids=ids[:prompt], sampling=sampling, completions=(completion,))
 
 
 def groups() -> list[RolloutGroup]:
@@ -42,10 +44,9 @@ def groups() -> list[RolloutGroup]:
     ]
 
 
-def test_rows_are_numbered_over_all_groups() -> None:
-    rows = rows_of(groups())
-    assert [(each.number, len(each.completion.token_ids)) for each in rows] == [*enumerate((3, 2, 1))]
-    assert rows[0].length == len(groups()[0].prompt_token_ids) + 2
+def test_rows_are_the_completions_of_all_groups_in_order() -> None:
+    prompt_tokens = len(groups()[0].prompt_token_ids)
+    assert row_lengths(groups()) == [prompt_tokens + 2, prompt_tokens + 1, prompt_tokens]
 
 
 @pytest.mark.parametrize(
@@ -61,13 +62,14 @@ def test_rows_are_numbered_over_all_groups() -> None:
 def test_runs_fill_their_budget_longest_first_and_a_long_row_is_alone(
     budget: int, cut: list[list[int]]
 ) -> None:
-    rows = [row(number, tokens=tokens) for number, tokens in enumerate((5, 6, 4, 4))]
-    assert [[each.number for each in run] for run in micro_batches(rows, budget_tokens=budget)] == cut
-    assert micro_batches([], budget_tokens=budget) == []
+    lengths = (5, 6, 4, 4)
+    assert micro_batches(range(4), lengths=lengths, budget_tokens=budget) == cut
+    assert micro_batches([], lengths=lengths, budget_tokens=budget) == []
 
 
 def test_rows_are_padded_on_the_right_and_every_token_of_a_completion_is_a_target() -> None:
-    batch = collate([row(1, prompt=2, tokens=2), row(0, tokens=1)], width=3, dtype=torch.float64, device=CPU)
+    groups = [group_of(0, tokens=1), group_of(1, prompt=2, tokens=2)]
+    batch = collate(groups, [1, 0], width=3, dtype=torch.float64, device=CPU)
     assert batch.input_ids.tolist() == [[10, 11, 12], [0, 0, 0]]
     assert batch.positions.tolist() == [1, 2, 3]
     assert batch.target_ids.tolist() == [12, 13, 1]
@@ -77,8 +79,8 @@ def test_rows_are_padded_on_the_right_and_every_token_of_a_completion_is_a_targe
 
 
 def test_replies_are_input_and_no_targets() -> None:
-    rows = [row(1, prompt=2, tokens=4, drawn=[True, False, False, True]), row(0, tokens=2)]
-    batch = collate(rows, width=3, dtype=torch.float64, device=CPU)
+    groups = [group_of(0, tokens=2), group_of(1, prompt=2, tokens=4, drawn=[True, False, False, True])]
+    batch = collate(groups, [1, 0], width=3, dtype=torch.float64, device=CPU)
     assert batch.input_ids.tolist() == [[10, 11, 12, 13, 14], [0, 1, 0, 0, 0]]
     assert batch.positions.tolist() == [1, 4, 5, 6]
     assert batch.target_ids.tolist() == [12, 15, 1, 2]

@@ -18,7 +18,7 @@ from learner.ranks.errors import is_out_of_memory
 from learner.ranks.launching import Child, Neighbour, check_world_size
 from learner.ranks.mesh_sizes import MeshSizes
 from learner.ranks.orders import Order, StepOrder
-from learner.training.micro_batches import micro_batches, rows_of, share_out
+from learner.training.micro_batches import micro_batches, row_lengths, share_out
 from learner.training.train_step import StepSettings
 from node.errors import StartupError
 from support.made_up_groups import groups_with_replies
@@ -100,16 +100,17 @@ def test_an_objective_of_ones_own_that_is_not_configured_is_not_imported() -> No
 
 
 def test_rows_are_shared_out_by_length_in_as_many_micro_batches_each() -> None:
-    rows = rows_of(groups_with_replies(0))
-    shares = share_out(rows, shares=3, cut=partial(micro_batches, budget_tokens=20))
+    lengths = row_lengths(groups_with_replies(0))
+    shares = share_out(lengths, shares=3, cut=partial(micro_batches, lengths=lengths, budget_tokens=20))
     assert len({len(share) for share in shares}) == 1
-    dealt = [row.number for share in shares for part in share for row in part]
-    assert sorted(dealt) == [row.number for row in rows]
-    tokens = [sum(row.length for part in share for row in part) for share in shares]
-    assert max(tokens) - min(tokens) <= max(row.length for row in rows)
+    dealt = [row for share in shares for part in share for row in part]
+    assert sorted(dealt) == list(range(len(lengths)))
+    tokens = [sum(lengths[row] for part in share for row in part) for share in shares]
+    assert max(tokens) - min(tokens) <= max(lengths)
 
 
 def test_more_ranks_than_rows_leave_some_idle() -> None:
-    rows = rows_of(groups_with_replies(0))
-    shares = share_out(rows, shares=len(rows) + 2, cut=partial(micro_batches, budget_tokens=20))
+    lengths = row_lengths(groups_with_replies(0))
+    cut = partial(micro_batches, lengths=lengths, budget_tokens=20)
+    shares = share_out(lengths, shares=len(lengths) + 2, cut=cut)
     assert [share == [[]] for share in shares].count(True) == 2

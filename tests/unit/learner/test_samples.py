@@ -13,7 +13,7 @@ from learner.records.samples_file import FILE_NAME, CompletionSample, GroupSampl
 from learner.records.samples_page import render_page
 from learner.step_log import StepLine
 from node.commands.cli import main
-from node.rollout import Completion, DeliveredGroup, Finish
+from node.rollout import Completion, Finish, RolloutGroup
 from node.run import StepReport
 from node.visible_text import visible
 from support.groups import make_completion, make_group
@@ -53,12 +53,11 @@ def answer(text: str, reward: float, **changes: object) -> Completion:
     return replace(completion, **changes)  # type: ignore[arg-type]
 
 
-def delivered(*completions: Completion) -> DeliveredGroup:
-    group = make_group("5.1", prompt_token_ids=ids("2 + 2 ="), completions=completions)
-    return DeliveredGroup(group, sampler_id="far", spooled_at_s=0.0)
+def delivered(*completions: Completion) -> RolloutGroup:
+    return make_group("5.1", prompt_token_ids=ids("2 + 2 ="), completions=completions, sampler_id="far")
 
 
-def write(to: SampleWriter, version: int, batch: Sequence[DeliveredGroup]) -> None:
+def write(to: SampleWriter, version: int, batch: Sequence[RolloutGroup]) -> None:
     append = to.write_of(step_line(version), batch)
     if append is not None:
         append()
@@ -105,7 +104,7 @@ def test_grader_metrics_are_written_down_and_shown(model_dir: Path, tmp_path: Pa
     file = SamplesFile(tmp_path / FILE_NAME)
     group = delivered(answer("4", 1.0), answer("22", 0.0))
     columns = {"words": np.array([2.5, np.nan], np.float32)}
-    write(writer(model_dir, file), 6, [replace(group, group=replace(group.group, metrics=columns))])
+    write(writer(model_dir, file), 6, [replace(group, metrics=columns)])
     [written] = file.newest(1)
     assert [one.metrics for one in written.completions] == [{"words": 2.5}, {}]
     assert b"sampled from version 3, words 2.5<" in render_page([written])

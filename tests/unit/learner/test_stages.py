@@ -17,7 +17,7 @@ from transformers import (
 
 from learner.ranks.stages import check_stages, keep_stage, layers_of
 from learner.training import sliced_loading
-from learner.training.micro_batches import collate, even_micro_batches, padded, rows_of
+from learner.training.micro_batches import collate, even_micro_batches, padded, row_lengths
 from node.errors import StartupError
 from support.made_up_groups import groups_with_replies
 
@@ -119,20 +119,18 @@ def test_a_family_whose_layers_share_more_than_hidden_states_is_refused(
 
 
 def test_micro_batches_for_stages_are_even_within_the_budget_and_enough() -> None:
-    rows = rows_of(groups_with_replies(0))
-    longest = max(row.length for row in rows)
+    lengths = row_lengths(groups_with_replies(0))
+    rows, longest = range(len(lengths)), max(lengths)
     for budget, parts in ((1000, 4), (2 * longest, 2), (1, 1)):
-        cut = even_micro_batches(rows, budget_tokens=budget, parts=parts)
-        assert sorted(row.number for part in cut for row in part) == list(range(len(rows)))
+        cut = even_micro_batches(rows, lengths=lengths, budget_tokens=budget, parts=parts)
+        assert sorted(row for part in cut for row in part) == list(rows)
         assert len({len(part) for part in cut[:-1]}) <= 1
         assert len(cut) >= parts
         assert len(cut[0]) == 1 or len(cut[0]) * longest <= budget
 
 
 def test_padding_moves_positions_with_their_tokens() -> None:
-    part = collate(
-        rows_of(groups_with_replies(0))[:3], width=9, dtype=torch.float64, device=torch.device("cpu")
-    )
+    part = collate(groups_with_replies(0), range(3), width=9, dtype=torch.float64, device=torch.device("cpu"))
     held, width = part.input_ids.shape
     larger = padded(part, rows=held + 2, length=width + 5)
     assert larger.input_ids.shape == (held + 2, width + 5)

@@ -10,7 +10,7 @@ from learner.metrics import LearnerMetrics
 from learner.records import writer_thread
 from learner.records.writer_thread import QUEUED_STEPS, WriterThread
 from learner.step_log import StepLine
-from node.rollout import DeliveredGroup
+from node.rollout import RolloutGroup
 from node.run import StepReport
 from support.waiting import until
 
@@ -33,7 +33,7 @@ class Recorder:
         if not is_held:
             self.go.set()
 
-    def write_of(self, line: StepLine | None, batch: Sequence[DeliveredGroup]) -> Callable[[], None] | None:
+    def write_of(self, line: StepLine | None, batch: Sequence[RolloutGroup]) -> Callable[[], None] | None:
         return partial(self._write, line.report.version) if line and line.report.version else None
 
     def _write(self, version: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from node.identity.peer import Peer
 from node.rollout import EncodedGroup, Verdict
 from node.run import Role
 from node.serving import submissions
-from node.serving.submissions import Submission, SubmissionDoor
+from node.serving.submissions import SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.wire.rollouts import submission_to_wire
 from support.clock import ManualClock
 from support.hub import signed
 from support.identity import NOW_S, MadeRun, make_run
@@ -36,8 +38,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
 class Hub:
     """A door, what was taken in behind it, and a gate before the disk."""
 
-    def __init__(self, verifier: GroupVerifier | None = None, **bounds: Any) -> None:
-        self.taken: list[Submission] = []
+    def __init__(
+        self, verifier: GroupVerifier | None = None, *, hands_on: bool = True, **bounds: Any
+    ) -> None:
+        self.taken: list[EncodedGroup] = []
         self.refusals: Counter[Reason] = Counter()
         self.read = 0
         self.disk = asyncio.Event()
@@ -51,16 +55,17 @@ class Hub:
 
         self.door = SubmissionDoor(
             verifier,
+            hands_on=hands_on,
             count_refusal=count,
             metrics=TransferMetrics(self.registry),
             clock=ManualClock(NOW_S),
             **bounds,
         )
 
-    async def take(self, submission: Submission, _: object) -> tuple[Verdict, str]:
-        self.taken.append(submission)
-        await self.late.get(submission.group_id, self.disk).wait()
-        return Verdict.SPOOLED, submission.group_id
+    async def take(self, group: EncodedGroup) -> tuple[Verdict, str]:
+        self.taken.append(group)
+        await self.late.get(group.group_id, self.disk).wait()
+        return Verdict.SPOOLED, group.group_id
 
     async def requests(self, items: "tuple[Item, ...]") -> AsyncIterator[Item]:
         for item in items:
@@ -90,7 +95,7 @@ def hub(made: MadeRun) -> Callable[..., Hub]:
 
 
 def plain(group_id: str, size_bytes: int = 5) -> rollout_pb2.SubmitRolloutsRequest:
-    return rollout_pb2.SubmitRolloutsRequest(columns=bytes(size_bytes), group_id=group_id)
+    return submission_to_wire(EncodedGroup(b"", bytes(size_bytes), group_id))
 
 
 async def test_a_group_counts_for_the_sampler_that_signed_it_whoever_hands_it_in(
@@ -98,12 +103,34 @@ async def test_a_group_counts_for_the_sampler_that_signed_it_whoever_hands_it_in
 ) -> None:
     here, request = hub(), signed(EncodedGroup(b"", b"group"), made.sampler, group_id="0.1")
     assert await here.reasons(request) == [""]
-    request.sampler_id = "sampler-1"
+    request.group.sampler_id = "sampler-1"
     assert await here.reasons(request, caller=RELAY) == [""]
-    assert here.taken == [("sampler-1", "0.1", (b"", b"group"))] * 2
-    request.sampler_id = "sampler-2"
+    assert [(group.sampler_id, group.group_id, *group.parts) for group in here.taken] == [
+        ("sampler-1", "0.1", b"", b"group")
+    ] * 2
+    request.group.sampler_id = "sampler-2"
     assert await here.reasons(request, caller=RELAY) == [Reason.BAD_SIGNATURE]
     assert len(here.taken) == 2
+
+
+async def test_the_last_hub_believes_a_samplers_connection_and_of_a_relay_only_signatures(
+    made: MadeRun, hub: Callable[..., Hub]
+) -> None:
+    last, group = hub(hands_on=False), EncodedGroup(b"", b"group", "0.1")
+    unsigned = submission_to_wire(group)
+    assert await last.reasons(unsigned) == [""]
+    assert [taken.sampler_id for taken in last.taken] == ["sampler-1"]
+    assert await last.reasons(submission_to_wire(replace(group, sampler_id="sampler-2"))) == [
+        Reason.WRONG_ROLE
+    ]
+    for sampler_id, request in (
+        ("sampler-1", unsigned),
+        ("sampler-1", signed(group, made.other_sampler)),
+        ("sampler-2", signed(group, made.sampler)),
+    ):
+        request.group.sampler_id = sampler_id
+        assert await last.reasons(request, caller=RELAY) == [Reason.BAD_SIGNATURE]
+    assert await last.reasons(signed(group, made.sampler, sampler_id="sampler-1"), caller=RELAY) == [""]
 
 
 async def test_a_large_group_is_checked_like_a_small_one(
@@ -156,7 +183,7 @@ async def test_a_stream_is_read_only_as_far_as_there_is_room_for_its_bytes() -> 
     here.disk.clear()
     answers = asyncio.create_task(here.answers(plain("0.1", 40), plain("1.1", 40), plain("2.1", 99)))
     await until(lambda: len(here.taken) == 1)
-    assert (here.read, here.in_flight_bytes) == (2, plain("0.1", 40).ByteSize())
+    assert (here.read, here.in_flight_bytes) == (2, 40 + len("0.1"))
     here.disk.set()
     assert [answer.detail for answer in await answers] == ["0.1", "1.1", "2.1"]  # the last alone
     assert here.in_flight_bytes == 0
@@ -186,4 +213,4 @@ async def test_a_stream_has_so_many_groups_in_flight_and_a_caller_so_many_stream
 async def test_without_tls_nobody_has_a_key_and_names_are_believed() -> None:
     here = Hub()
     assert await here.reasons(plain("0.1")) == [""]
-    assert here.taken == [("sampler-1", "0.1", (b"", bytes(5)))]
+    assert here.taken == [EncodedGroup(b"", bytes(5), "0.1", "sampler-1")]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from node.rollout import Finish, check_group
-from sampler.engines.engine import SampledCompletion
+from node.rollout import Completion, Finish, check_group
 from sampler.rollouts.conversation import Conversation
 from support.groups import SAMPLING, make_group
 
@@ -16,9 +15,9 @@ END_ID = 1
 
 def drawn(
     *token_ids: int, version: int = 0, finish: Finish = Finish.END, is_truncated: bool = False
-) -> SampledCompletion:
+) -> Completion:
     n = len(token_ids)
-    return SampledCompletion(
+    return Completion(
         token_ids=np.array(token_ids, np.int32),
         behaviour_logprob=np.full(n, -0.5, np.float32),
         policy_version=np.full(n, version, np.int32),

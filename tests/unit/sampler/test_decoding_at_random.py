@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from node.rollout import Finish, SamplingParameters
-from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.model_words import copy_words
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
@@ -33,7 +33,7 @@ def test_whatever_comes_and_goes_every_completion_is_scored_exactly(
     engine = made(directories[0], like=like, memory_bytes=4 << 20, prefill_chunk_tokens=chunk_tokens)
     others = [made(directory).weights.live for directory in directories]
     requests: dict[str, GenerationRequest] = {}
-    finished: dict[str, FinishedRequest] = {}
+    finished: dict[str, GenerationRequest] = {}
     cancelled: set[str] = set()
     version = 0
 

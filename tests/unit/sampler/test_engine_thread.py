@@ -15,7 +15,7 @@ from node.policy import PolicyVersion
 from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines import engine_thread
-from sampler.engines.engine import FinishedRequest, GenerationRequest
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_thread import RESTARTS, Change, EngineHungError, EngineThread
 from sampler.engines.model_words import ArrayWords, copy_words, version_of
 from sampler.engines.own_process.process_engine import ProcessEngine
@@ -55,7 +55,7 @@ class Generating:
         self.engine_thread = EngineThread(
             self.engine, self.policy, step_limit_s=step_limit_s, metrics=SamplerMetrics(self.registry)
         )
-        self.finished: asyncio.Queue[FinishedRequest] = asyncio.Queue()
+        self.finished: asyncio.Queue[GenerationRequest] = asyncio.Queue()
         self.refused: asyncio.Queue[tuple[str, RefusedError]] = asyncio.Queue()
 
     def version(self, number: int) -> PolicyVersion:

@@ -13,14 +13,13 @@ import psutil
 import pytest
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from node.rollout import Finish, SamplingParameters
+from node.rollout import Completion, Finish, SamplingParameters
 from sampler.config import SamplerConfig
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion
+from sampler.engines.engine import GenerationRequest
 from sampler.engines.own_process import process_engine
 from sampler.engines.own_process.messages import (
     error_from,
     error_message,
-    finished_from,
     receive,
     request_from,
     send,
@@ -57,9 +56,9 @@ def sent(message: Any) -> Any:
 def test_requests_and_completions_arrive_as_they_were() -> None:
     request = GenerationRequest("a", np.arange(3, dtype=np.int32), 4, SAMPLING)
     back = request_from(sent(request))
-    assert (back.request_id, back.completions, back.sampling) == ("a", 4, SAMPLING)
+    assert (back.request_id, back.wanted, back.sampling) == ("a", 4, SAMPLING)
     np.testing.assert_array_equal(back.prompt_token_ids, request.prompt_token_ids)
-    drawn = SampledCompletion(
+    drawn = Completion(
         np.array([7, 8], np.int32),
         np.array([-0.1, np.nan], np.float32),
         np.array([3, 4], np.int32),
@@ -67,8 +66,11 @@ def test_requests_and_completions_arrive_as_they_were() -> None:
         np.array([0.5, 1.0], np.float32),
     )
     whole = replace(drawn, kept_mass=None, finish=Finish.END)
-    finished = [FinishedRequest("a", (drawn, whole)), FinishedRequest("b", (whole,))]
-    told = [finished_from(fields) for fields in sent(finished)]
+    finished = [
+        replace(request, completions=(drawn, whole)),
+        replace(request, request_id="b", completions=(whole,)),
+    ]
+    told = [request_from(fields) for fields in sent(finished)]
     assert [one.request_id for one in told] == ["a", "b"]
     for group, expected in zip(told, finished, strict=True):
         for one, other in zip(group.completions, expected.completions, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.kv_cache import KeyValueCache
-from sampler.engines.engine import FinishedRequest
+from sampler.engines.engine import GenerationRequest
 from support.torch_engines import PLAIN, assert_scored, live, load, made, other_words, request, run_out
 
 
@@ -44,7 +44,7 @@ def test_rows_draw_on_while_others_are_read_again_and_no_step_reads_more_than_a_
         engine.add(request(engine, prompt, sampling=sampling, completions=4))
         for _ in range(3):
             engine.step()
-    finished: dict[str, FinishedRequest] = {}
+    finished: dict[str, GenerationRequest] = {}
     read = widths_read(engine._batch._model)
     for version in (5, 6):
         load(engine, words[version], version)

@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from node.failure import Failure
-from node.rollout import Finish, PromptLease
-from sampler.engines.engine import FinishedRequest, GenerationRequest, SampledCompletion, Tokenizer
+from node.rollout import Completion, Finish, PromptLease
+from sampler.engines.engine import GenerationRequest, Tokenizer
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.run_task import RunTask
-from sampler.rollouts.turn_taking import GroupInTurns, TurnTaking, split_request_id
-from sampler.rollouts.work_queue import Job, JobState, Prompt
+from sampler.rollouts.turn_taking import TurnTaking, split_request_id
+from sampler.rollouts.work_queue import Job, JobState
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import TaskDescription, TaskError
 from support.graded_texts import prompt_of
 from support.groups import SAMPLING
 
 END_ID = 1
+PROMPT = np.array([63], np.int32)
 
 
 class Codec:
@@ -79,22 +80,22 @@ class Table:
 
     def begin(self, lease_id: str = "0.1", *, max_new_tokens: int = 8) -> None:
         sampling = replace(SAMPLING, max_new_tokens=max_new_tokens)
-        prompt = Prompt(prompt_of(0), np.array([63], np.int32))
+        prompt = replace(prompt_of(0), token_ids=PROMPT)
         lease = PromptLease(lease_id, "t", 0, 2, sampling, 60.0)
         self.turns.begin(Job(lease, 0.0, JobState.GENERATING, prompt))
 
-    def drawn(self, request_id: str, *texts: str, finish: Finish = Finish.END) -> GroupInTurns | None:
+    def drawn(self, request_id: str, *texts: str, finish: Finish = Finish.END) -> Job | None:
         """Hand in turns; return the group."""
-        noted = self.turns.note(
-            FinishedRequest(request_id, tuple(sampled(t, finish) for t in texts)), self.task
-        )
+        completions = tuple(sampled(text, finish) for text in texts)
+        request = GenerationRequest(request_id, PROMPT, len(texts), SAMPLING, completions)
+        noted = self.turns.note(request, self.task)
         return None if noted is None else noted[0]
 
 
-def sampled(text: str, finish: Finish) -> SampledCompletion:
+def sampled(text: str, finish: Finish) -> Completion:
     ids = np.array([*map(ord, text), END_ID], np.int32)
     n = len(ids)
-    return SampledCompletion(ids, np.full(n, -0.5, np.float32), np.zeros(n, np.int32), finish, None)
+    return Completion(ids, np.full(n, -0.5, np.float32), np.zeros(n, np.int32), finish, None)
 
 
 async def test_completions_go_on_independently_until_all_are_over() -> None:
@@ -107,7 +108,7 @@ async def test_completions_go_on_independently_until_all_are_over() -> None:
     (request,) = table.thread.added[1:]
     assert split_request_id(request.request_id) == ("0.1", 0)
     assert request.prompt_token_ids.tolist() == [*b"?a\x01no"]
-    assert (request.completions, request.sampling.max_new_tokens) == (1, 8 - 4)
+    assert (request.wanted, request.sampling.max_new_tokens) == (1, 8 - 4)
     table.drawn(request.request_id, "c", finish=Finish.LENGTH)
     assert first.is_over
     assert not table.turns.take_generated(group)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from node.rollout import PromptLease
-from sampler.rollouts.work_queue import NOT_GENERATED, UNBEGUN, JobState, Prompt, WorkQueue
+from sampler.rollouts.work_queue import NOT_GENERATED, UNBEGUN, JobState, WorkQueue
 from support.graded_texts import prompt_of
 from support.groups import SAMPLING
 
-PROMPT = Prompt(prompt_of(7), np.array([1, 2], np.int32))
+PROMPT = replace(prompt_of(7), token_ids=np.array([1, 2], np.int32))
 
 
 def lease(lease_id: str) -> PromptLease:

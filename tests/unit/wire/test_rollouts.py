@@ -147,18 +147,22 @@ def test_a_finish_is_a_byte() -> None:
     ],
 )
 def test_a_group_with_bytes_that_no_field_holds_is_refused(spare: EncodedGroup) -> None:
-    header, columns = group_to_wire(make_group())
+    header, columns = group_to_wire(make_group()).parts
     with pytest.raises(RefusedError, match="belong to no field") as refused:
         group_from_wire(EncodedGroup(spare.header + header, spare.columns + columns))
     assert refused.value.reason is Reason.MALFORMED
 
 
-@pytest.mark.parametrize("part", [0, 1])
-def test_bytes_that_are_not_a_group_are_refused(part: int) -> None:
-    parts = [*group_to_wire(make_group())]
-    parts[part] = b"group"
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        replace(group_to_wire(make_group()), header=b"group"),
+        replace(group_to_wire(make_group()), columns=b"group"),
+    ],
+)
+def test_bytes_that_are_not_a_group_are_refused(damaged: EncodedGroup) -> None:
     with pytest.raises(RefusedError, match="5 bytes that are not a group"):
-        group_from_wire(EncodedGroup(*parts))
+        group_from_wire(damaged)
 
 
 def test_a_header_over_the_limit_is_refused_unread() -> None:
