@@ -67,7 +67,8 @@ class Layout:
         """Return the values of the columns; None if the peer sent another number of values than it said."""
         if len(values) != self.width:
             return None
-        return np.array(values, dtype=np.float64)[list(self.places)]
+        all_values = np.array(values, dtype=np.float64)
+        return all_values if len(self.places) == self.width else all_values[list(self.places)]
 
 
 def values_of(families: Sequence[MetricFamily]) -> list[float]:

@@ -50,7 +50,7 @@ def check_owners(message: Message, role: Role) -> None:
 
     Raises RefusedError: WRONG_ROLE; names the field and whose it is.
     """
-    for name, has_presence in _of_others(type(message), role):
+    for name, has_presence in _of_others(type(message), role):  # type: ignore[arg-type]  # a class is hashable
         if message.HasField(name) if has_presence else getattr(message, name):
             raise RefusedError(
                 Reason.WRONG_ROLE,

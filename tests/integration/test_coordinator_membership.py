@@ -235,7 +235,7 @@ async def test_an_operator_asks_for_a_page_of_peers_and_hears_what_the_run_waits
         query = membership_pb2.PeerQuery(roles=["sampler"], sort_by="name", is_reversed=True, limit=1)
         page = await asks.membership.GetStatus(membership_pb2.GetStatusRequest(query=query))
         assert ([peer.node_id for peer in page.peers], page.matching_peers) == (["sampler-2"], 2)
-        assert page.headline.waits_for == "the learner to find the ledger whole"
+        assert page.headline.waits_for == "groups: 0 of 2 are ready"
         assert not page.unusual
         query = membership_pb2.PeerQuery(sort_by="age")
         wrong = asks.membership.GetStatus(membership_pb2.GetStatusRequest(query=query))

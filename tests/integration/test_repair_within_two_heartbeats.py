@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,12 +40,12 @@ class Ears:
 def ears(monkeypatch: pytest.MonkeyPatch) -> Ears:
     ears, heartbeat = Ears(), Peers.heartbeat
 
-    def heard(self: Peers, peer: Peer, said: HeartbeatReport, *, now: float) -> HeartbeatAnswer:
+    def heard(self: Peers, peer: Peer, said: HeartbeatReport, **rest: Any) -> HeartbeatAnswer:
         if peer.role is not Role.SAMPLER:
-            return heartbeat(self, peer, said, now=now)
+            return heartbeat(self, peer, said, **rest)
         if ears.hears is not None:
             said, ears.hears = replace(said, held=ears.hears), None
-        answer = heartbeat(self, peer, said, now=now)
+        answer = heartbeat(self, peer, said, **rest)
         ears.heartbeats.append((said.held, answer.must_repair))
         return answer
 
