@@ -16,6 +16,9 @@ from node.coordinator.work.accounts import Balance, Transaction
 from simulation.faults import FaultKind
 
 
+FAILING_S = 0.5
+
+
 class DiedError(Exception):
     """The process is gone; what it was doing reaches nobody."""
 
@@ -41,7 +44,9 @@ class SimulatedDisk:
         self.after: Balance | None = None
 
     def latency_s(self) -> float:
-        return 0.002 + (self.draw.random() * self.slowness_s if self.slowness_s else 0.0)
+        """Return how long the next write takes; a disk that fails takes its time before it says so."""
+        slowness_s = max(self.slowness_s, FAILING_S if self.is_full or self.fails_now_and_then else 0.0)
+        return 0.002 + (self.draw.random() * slowness_s if slowness_s else 0.0)
 
     def run(self, work: Callable[[], Any]) -> Any:
         return work()
@@ -89,7 +94,8 @@ class SimulatedLedger(Ledger):
         if self._death is None and not disk.fails():
             super().record(*transactions)
             return
-        disk.before, disk.after = self.balance(), None
+        if self._death is not None:
+            disk.before, disk.after = self.balance(), None
         if self._death is FaultKind.KILLED_BEFORE_COMMIT:
             self._die("before a commit")
         synced = self._log_bytes()

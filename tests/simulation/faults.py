@@ -8,7 +8,7 @@ import enum
 import random
 from dataclasses import dataclass, replace
 
-FAULTY_S = 90.0
+FAULTY_S = 40.0
 """Faults begin within so long; then they end, and the run has to recover."""
 
 
@@ -24,7 +24,7 @@ class FaultKind(enum.StrEnum):
     DISK_FULL = "the coordinator's disk is full"
     DISK_FAILS_NOW_AND_THEN = "every other write of the coordinator's disk fails"
     DISK_SLOW = "the coordinator's disk is slow"
-    GROUP_DAMAGED = "a group on the coordinator's disk changes"
+    GROUP_DAMAGED = "a group on disk changes while the coordinator is down"
     COORDINATOR_CLOCK = "the coordinator's clock jumps"
     LEARNER_KILLED = "the learner is killed"
     LEARNER_KILLED_IN_STEP = "the learner dies after its journal has a step, before it tells"
@@ -73,18 +73,19 @@ _OF_SAMPLER = frozenset(
 _OF_PEER = frozenset({K.CUT, K.LOSSY, K.REPEATED, K.FAR})
 
 _LASTING_S = {
-    K.COORDINATOR_KILLED: (0.5, 15.0),
+    K.COORDINATOR_KILLED: (0.5, 10.0),
     K.COORDINATOR_STOPPED: (0.5, 10.0),
+    K.GROUP_DAMAGED: (0.5, 8.0),
     K.KILLED_BEFORE_COMMIT: (0.5, 8.0),
     K.KILLED_WITHIN_COMMIT: (0.5, 8.0),
     K.KILLED_AFTER_COMMIT: (0.5, 8.0),
-    K.POWER_CUT_IN_COMMIT: (1.0, 20.0),
-    K.LEARNER_KILLED: (1.0, 20.0),
-    K.LEARNER_KILLED_IN_STEP: (1.0, 20.0),
-    K.RELAY_KILLED: (1.0, 20.0),
-    K.SAMPLER_KILLED: (1.0, 30.0),
+    K.POWER_CUT_IN_COMMIT: (1.0, 12.0),
+    K.LEARNER_KILLED: (1.0, 12.0),
+    K.LEARNER_KILLED_IN_STEP: (1.0, 12.0),
+    K.RELAY_KILLED: (1.0, 12.0),
+    K.SAMPLER_KILLED: (1.0, 15.0),
 }
-"""How long until it is started again; other faults last 2 to 30 s."""
+"""How long until it is started again; other faults last 2 to 15 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,8 @@ def draw_plan(seed: int) -> Plan:
         are_prompts_configured=draw.random() < 0.7,
         lease_ttl_s=lease_ttl_s,
         lease_max_s=lease_ttl_s * draw.choice((2, 4)),
-        group_s=draw.choice((1.0, 2.0, 4.0)),
-        step_s=draw.choice((0.5, 1.5, 3.0)),
+        group_s=draw.choice((2.0, 4.0, 6.0)),
+        step_s=draw.choice((1.0, 2.0, 4.0)),
         uninformative=draw.choice((0.0, 0.0, 0.2)),
         evaluates_every_versions=draw.choice((0, 0, 4)),
         faults=(),
@@ -172,7 +173,7 @@ def draw_plan(seed: int) -> Plan:
 
 
 def _drawn(kind: FaultKind, plan: Plan, draw: random.Random) -> Fault:
-    least_s, most_s = _LASTING_S.get(kind, (2.0, 30.0))
+    least_s, most_s = _LASTING_S.get(kind, (2.0, 15.0))
     target = ""
     if kind in _OF_SAMPLER:
         # The first one stays sound, so that there is somebody who can go on.

@@ -234,7 +234,9 @@ class Hub:
             metrics=instruments,
             clock=clock,
         )
-        self._heartbeats: dict[Peer, object] = {}
+        self._headers: dict[bytes, GroupHeader] = {}
+        self.has_stopped = False
+        """Whether it closed its ledger in good order."""
 
     async def keep_up(self) -> None:
         """Do once a second what the service does."""
@@ -284,7 +286,7 @@ class Hub:
         self,
         name: str,
         sampler_id: str,
-        group: RolloutGroup | GroupHeader,
+        group: RolloutGroup,
         encoded: EncodedGroup,
         *,
         is_relayed: bool = False,
@@ -293,13 +295,17 @@ class Hub:
         if self.revocations.is_revoked(sampler_id):
             submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
         else:
-            read: Any = group
-            if isinstance(group, RolloutGroup) and not is_evaluation_lease(name):
-                read = group.header
+            read: Any = group if is_evaluation_lease(name) else self._header_of(encoded.columns, group)
             submitted = await self.spool.submit(Submission(sampler_id, name, encoded), read)
         if is_relayed and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             self.peers.notify(sampler_id, GroupVerdict(name, submitted.verdict, submitted.detail))
         return submitted
+
+    def _header_of(self, key: bytes, group: RolloutGroup) -> GroupHeader:
+        header = self._headers.get(key)
+        if header is None:
+            header = self._headers[key] = group.header
+        return header
 
     async def upload(self, version: int, base: int, epoch: int) -> None:
         """Take an artifact of the learner's; it is on disk on return."""
@@ -325,8 +331,8 @@ class Hub:
             if not listener.cancelled() and (error := listener.exception()) is not None:
                 raise error
             told.end()
-        except RefusedError as refused:
-            told.end(refused)
+        except (RefusedError, ConnectionLost) as error:
+            told.end(error)
         except asyncio.CancelledError:
             told.end(ConnectionLost("the coordinator is gone"))
             raise

@@ -161,20 +161,23 @@ class Stream(Generic[Message]):
         self._arrives_s = 0.0
         self._end: Exception | None = None
         self._is_ended = False
+        self._is_broken = False
+        """Whether a message was lost: none that follows arrives, and the end is noticed later."""
         self._wake = asyncio.Event()
 
     def send(self, message: Message) -> None:
         """Send; a break on the way ends the stream, and neither side knows what of it arrived."""
-        if self._is_ended:
+        if self._is_ended or self._is_broken:
             return
         if self._link.is_cut:
+            self._is_broken = True
             self._loop.call_later(NOTICED_S, self.end, ConnectionLost("the stream was cut"))
             return
         if self._link.loses():
             self.end(ConnectionLost("the stream broke"))
             return
         now = self._loop.time()
-        self._arrives_s = max(self._arrives_s, now + self._link.delay_s())
+        self._arrives_s = max(self._arrives_s + 1e-6, now + self._link.delay_s())
         self._loop.call_later(self._arrives_s - now, self._arrive, message)
 
     def end(self, error: Exception | None = None) -> None:

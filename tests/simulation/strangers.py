@@ -21,8 +21,8 @@ from simulation.sampler import KeepGroup, make_group
 from simulation.virtual_loop import Process
 from simulation.witness import Witness
 
-PAUSE_S = 0.5
-FLOOD_REQUESTS = 200
+PAUSE_S = 1.0
+FLOOD_REQUESTS = 100
 FLOOD_PAUSE_S = 4.0
 GUESSED_SLOTS = 40
 

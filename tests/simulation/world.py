@@ -265,7 +265,8 @@ class _World:
         self._tell("coordinator", what)
         self._hub = None
         hub.process.kill()
-        self._closers.append(hub.ledger.close)
+        if not hub.has_stopped:
+            self._closers.append(hub.ledger.close)
         self._loop.call_later(self._down_for_s, self._start_hub)
         return True
 
@@ -517,7 +518,7 @@ class _World:
                 disk.fails_now_and_then = True
                 return lambda: setattr(disk, "fails_now_and_then", False)
             case K.DISK_SLOW:
-                disk.slowness_s = 0.1 + 8.0 * fault.amount**3
+                disk.slowness_s = 0.1 + 12.0 * fault.amount**2
                 return lambda: setattr(disk, "slowness_s", 0.0)
             case K.COORDINATOR_CLOCK:
                 self._clock("coordinator").offset_s += (2 * fault.amount - 1) * LARGEST_JUMP_S
@@ -526,22 +527,25 @@ class _World:
                 ask_pardon(hub.pardons, [EVERYBODY])
                 return _nothing
             case K.GROUP_DAMAGED if hub is not None:
-                return _nothing if self._damage(hub) else None
+                return _nothing if self._damage(hub) and self._kill_hub("is killed") else None
         return None
 
     async def _stop(self, hub: Hub) -> None:
         await hub.spool.close()
+        hub.has_stopped = True
         if hub is self._hub:
             self._kill_hub("has stopped in good order")
 
     def _damage(self, hub: Hub) -> bool:
-        """Change the newest group on disk."""
+        """Change the oldest group on disk."""
         row = hub.ledger._connection.execute(
-            "SELECT slot, attempt FROM groups ORDER BY slot DESC LIMIT 1"
+            "SELECT slot, attempt FROM groups ORDER BY slot LIMIT 1"
         ).fetchone()
         if row is None or hub.ledger._connection.in_transaction:
             return False
-        hub.ledger._connection.execute("UPDATE groups SET columns = x'00' || substr(columns, 2) WHERE slot = ?", row[:1])
+        hub.ledger._connection.execute(
+            "UPDATE groups SET columns = CAST(x'00' || substr(columns, 2) AS BLOB) WHERE slot = ?", row[:1]
+        )
         self._witness.excuse(group_id(*row), "damaged on disk")
         return True
 
@@ -555,7 +559,7 @@ class _World:
             self._loop.run_until_complete(_settled_down())
         for close in self._closers:
             close()
-        if self._hub is not None:
+        if self._hub is not None and not self._hub.has_stopped:
             self._hub.ledger.close()
         if self._relay is not None:
             self._relay.spool.close()
