@@ -15,7 +15,6 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Balance, Transaction
 from simulation.faults import FaultKind
 
-
 FAILING_S = 0.5
 
 

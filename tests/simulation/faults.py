@@ -8,7 +8,7 @@ import enum
 import random
 from dataclasses import dataclass, replace
 
-FAULTY_S = 40.0
+FAULTY_S = 25.0
 """Faults begin within so long; then they end, and the run has to recover."""
 
 
@@ -73,19 +73,19 @@ _OF_SAMPLER = frozenset(
 _OF_PEER = frozenset({K.CUT, K.LOSSY, K.REPEATED, K.FAR})
 
 _LASTING_S = {
-    K.COORDINATOR_KILLED: (0.5, 10.0),
-    K.COORDINATOR_STOPPED: (0.5, 10.0),
-    K.GROUP_DAMAGED: (0.5, 8.0),
-    K.KILLED_BEFORE_COMMIT: (0.5, 8.0),
-    K.KILLED_WITHIN_COMMIT: (0.5, 8.0),
-    K.KILLED_AFTER_COMMIT: (0.5, 8.0),
-    K.POWER_CUT_IN_COMMIT: (1.0, 12.0),
-    K.LEARNER_KILLED: (1.0, 12.0),
-    K.LEARNER_KILLED_IN_STEP: (1.0, 12.0),
-    K.RELAY_KILLED: (1.0, 12.0),
-    K.SAMPLER_KILLED: (1.0, 15.0),
+    K.COORDINATOR_KILLED: (0.5, 6.0),
+    K.COORDINATOR_STOPPED: (0.5, 6.0),
+    K.GROUP_DAMAGED: (0.5, 5.0),
+    K.KILLED_BEFORE_COMMIT: (0.5, 5.0),
+    K.KILLED_WITHIN_COMMIT: (0.5, 5.0),
+    K.KILLED_AFTER_COMMIT: (0.5, 5.0),
+    K.POWER_CUT_IN_COMMIT: (1.0, 8.0),
+    K.LEARNER_KILLED: (1.0, 8.0),
+    K.LEARNER_KILLED_IN_STEP: (1.0, 8.0),
+    K.RELAY_KILLED: (1.0, 8.0),
+    K.SAMPLER_KILLED: (1.0, 10.0),
 }
-"""How long until it is started again; other faults last 2 to 15 s."""
+"""How long until it is started again; other faults last 1 to 8 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ def draw_plan(seed: int) -> Plan:
     draw = random.Random(f"plan/{seed}")
     batch_groups = draw.choice((1, 2, 2, 3))
     staleness = draw.choice((1, 2, 4))
-    samplers = draw.choice((2, 3, 3, 4))
-    lease_ttl_s = draw.choice((6.0, 12.0, 20.0))
+    samplers = draw.choice((2, 2, 3))
+    lease_ttl_s = draw.choice((5.0, 10.0))
     plan = Plan(
         seed=seed,
         samplers=samplers,
@@ -168,12 +168,12 @@ def draw_plan(seed: int) -> Plan:
         evaluates_every_versions=draw.choice((0, 0, 4)),
         faults=(),
     )
-    kinds = [draw.choice(tuple(FaultKind)) for _ in range(draw.choice((1, 2, 3, 5, 8)))]
+    kinds = [draw.choice(tuple(FaultKind)) for _ in range(draw.choice((1, 2, 3, 5)))]
     return plan.with_faults(tuple(sorted((_drawn(kind, plan, draw) for kind in kinds), key=lambda f: f.at_s)))
 
 
 def _drawn(kind: FaultKind, plan: Plan, draw: random.Random) -> Fault:
-    least_s, most_s = _LASTING_S.get(kind, (2.0, 15.0))
+    least_s, most_s = _LASTING_S.get(kind, (1.0, 8.0))
     target = ""
     if kind in _OF_SAMPLER:
         # The first one stays sound, so that there is somebody who can go on.
@@ -181,4 +181,4 @@ def _drawn(kind: FaultKind, plan: Plan, draw: random.Random) -> Fault:
         target = draw.choice(plan.sampler_names[1:] if final else plan.sampler_names)
     elif kind in _OF_PEER:
         target = draw.choice((*plan.sampler_names, "learner", "relay", "coordinator"))
-    return Fault(kind, draw.uniform(2.0, FAULTY_S), draw.uniform(least_s, most_s), target, draw.random())
+    return Fault(kind, draw.uniform(1.0, FAULTY_S), draw.uniform(least_s, most_s), target, draw.random())

@@ -52,7 +52,7 @@ from node.telemetry.fleet_collector import FleetCollector
 from node.waits import side_by_side
 from simulation.disks import SimulatedDisk, SimulatedLedger
 from simulation.faults import Plan
-from simulation.network import Link, Stream
+from simulation.network import Stream
 from simulation.reached import Instruments
 from simulation.virtual_loop import Clock, Process, VirtualLoop
 
@@ -210,9 +210,7 @@ class Hub:
             fleet=FleetCollector(),
             metrics=instruments,
         )
-        self.transactions = WatchedTransactions(
-            self.ledger, self.accounts, metrics=instruments, clock=clock
-        )
+        self.transactions = WatchedTransactions(self.ledger, self.accounts, metrics=instruments, clock=clock)
         self.transactions.settled = lambda failure: settled(self, failure)
         loop.use_disk(self.transactions._thread, disk)
         self.spool = Spool(
@@ -276,9 +274,7 @@ class Hub:
         self._granted(self, peer.node_id, grant)
         return grant
 
-    async def release(
-        self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]
-    ) -> int:
+    async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
         self._check_not_revoked(peer.node_id)
         return await self.spool.release(peer.node_id, lease_ids, failed)
 

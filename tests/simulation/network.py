@@ -41,15 +41,17 @@ class Network:
     loop: VirtualLoop
     seed: int
     conditions: dict[str, Condition] = field(default_factory=dict)
-    _draws: dict[str, random.Random] = field(default_factory=dict)
+    _links: dict[str, "Link"] = field(default_factory=dict)
 
     def condition(self, name: str) -> Condition:
         return self.conditions.setdefault(name, Condition())
 
     def link(self, peer: str, hub: str) -> "Link":
         name = f"{self.seed}/{peer}-{hub}"
-        draw = self._draws.setdefault(name, random.Random(name))
-        return Link(self.condition(peer), self.condition(hub), draw)
+        link = self._links.get(name)
+        if link is None:
+            link = self._links[name] = Link(self.condition(peer), self.condition(hub), random.Random(name))
+        return link
 
 
 @dataclass(slots=True)

@@ -17,11 +17,9 @@ from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
-from node.coordinator.work import decisions, history, verdicts
+from node.coordinator.work import decisions, verdicts
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.open_slots import OpenSlots
 from node.coordinator.work.slot_table import Claim, SlotTable
-from node.coordinator.work.slots import UNTRAINED, SlotState
 from node.coordinator.work.standing import Standings
 from node.relay.forwarder import Forwarder
 from node.relay.rollout_spool import RolloutSpool
@@ -76,24 +74,8 @@ def _keeps_what_failed() -> Iterator[None]:
         yield
 
 
-def _delivers_what_is_held(self: SlotTable, held: Any) -> None:
-    for slot in self.untrained():
-        self.open.undelivered.add(slot.number)
-
-
 def _never_delivers_anew(self: SlotTable, held: Any) -> None:
     """Leave out what a new stream is owed again."""
-
-
-@contextmanager
-def _forgets_old_records() -> Iterator[None]:
-    opens = history.drain_opens
-
-    def without_records(accounts: Accounts, hello: history.Hello) -> Any:
-        return opens(accounts, replace(hello, records=hello.records[-1:]))
-
-    with mock.patch.object(history, "drain_opens", without_records):
-        yield
 
 
 def _acknowledges_first(self: OutstandingRollouts, step: Any) -> None:
@@ -127,11 +109,8 @@ def _expires_nothing(self: SlotTable, now: float) -> tuple[Any, ...]:
     return ()
 
 
-def _keeps_groups_of_refused(self: Ledger, transaction: Any) -> None:
-    kept = replace(
-        transaction, slots=tuple(slot for slot in transaction.slots if slot.state is not SlotState.SKIPPED)
-    )
-    _write(self, replace(kept, standings=()))
+def _forgets_standings(self: Ledger, transaction: Any) -> None:
+    _write(self, replace(transaction, standings=()))
 
 
 _write = Ledger._write
@@ -167,16 +146,6 @@ def _forgets_newest_slot(self: Ledger) -> Any:
 _balance = Ledger.balance
 
 
-def _undelivered_stays(self: OpenSlots, slot: Any) -> Any:
-    before = _put(self, slot)
-    if slot.state in UNTRAINED and before is not None and before.state in UNTRAINED:
-        self.undelivered.add(slot.number)
-    return before
-
-
-_put = OpenSlots.put
-
-
 async def _acknowledges_unwritten(self: Spool, drain: Any, record: Any) -> None:
     drain.acknowledgement = record.version
     drain.wake()
@@ -187,37 +156,43 @@ async def _acknowledges_unwritten(self: Spool, drain: Any, record: Any) -> None:
 _record_step = Spool.record_step
 
 
-def _judges_late_ones(accounts: Accounts, record: Any) -> Any:
-    if record.version <= accounts.last_step:
-        outcome, transaction = history._settled(accounts, (record,))
-        return decisions.Decision(outcome, transaction)
-    return _step(accounts, record)
-
-
-_step = history.step
-
-
 def _put_without_check(self: RolloutSpool, sampler_id: str, group_id: str, data: bytes) -> bool:
     self._size += 1
     return True
 
 
 PLANTED = (
-    Planted("a group is taken in although its slot has one", _patched(SlotTable, "claim", _claim_without_winner)),
+    Planted(
+        "a group is taken in although its slot has one", _patched(SlotTable, "claim", _claim_without_winner)
+    ),
     Planted("anybody may submit for anybody's lease", _patched(SlotTable, "claim", _claim_of_anybody)),
-    Planted("a commit that fails is answered as if it had not", _patched(Transactions, "_commit", _answers_before_disk)),
+    Planted(
+        "a commit that fails is answered as if it had not",
+        _patched(Transactions, "_commit", _answers_before_disk),
+    ),
     Planted("memory keeps what the disk refused", _keeps_what_failed),
-    Planted("what the learner holds is never delivered again", _patched(SlotTable, "deliver_anew", _never_delivers_anew)),
-    Planted("the learner takes every step for acknowledged", _patched(OutstandingRollouts, "stepped", _acknowledges_first)),
+    Planted(
+        "what the learner holds is never delivered again",
+        _patched(SlotTable, "deliver_anew", _never_delivers_anew),
+    ),
+    Planted(
+        "the learner takes every step for acknowledged",
+        _patched(OutstandingRollouts, "stepped", _acknowledges_first),
+    ),
     Planted("groups one version too stale are trained on", _patched(BatchBuffer, "evict", _evicts_late)),
     Planted("two leases more than there is room for", _patched(decisions, "room", _counts_bound_twice)),
     Planted("leases never expire", _patched(SlotTable, "expire", _expires_nothing)),
-    Planted("a standing is not written down", _patched(Ledger, "_write", _keeps_groups_of_refused)),
+    Planted("a standing is not written down", _patched(Ledger, "_write", _forgets_standings)),
     Planted("whoever asks may hold all leases there are", _patched(Standings, "share", _gives_newcomers_all)),
     Planted("the relay forgets a group before it is answered for", _forwards_then_forgets),
-    Planted("a restart takes the newest slot number again", _patched(Ledger, "balance", _forgets_newest_slot)),
-    Planted("a step is acknowledged before it is written", _patched(Spool, "record_step", _acknowledges_unwritten)),
+    Planted(
+        "a restart takes the newest slot number again", _patched(Ledger, "balance", _forgets_newest_slot)
+    ),
+    Planted(
+        "a step is acknowledged before it is written", _patched(Spool, "record_step", _acknowledges_unwritten)
+    ),
     Planted("the spool takes groups without end", _patched(verdicts, "is_full", _leaves_no_room_check)),
-    Planted("an accepted group is delivered again", _patched(OpenSlots, "put", _undelivered_stays)),
-    Planted("the relay acknowledges what is not on its disk", _patched(RolloutSpool, "put", _put_without_check)),
+    Planted(
+        "the relay acknowledges what is not on its disk", _patched(RolloutSpool, "put", _put_without_check)
+    ),
 )

@@ -63,7 +63,9 @@ class SimulatedRelay:
         self.process.spawn(self.forwarder._forward_for_ever())
 
     async def take(self, sampler_id: str, name: str, key: bytes) -> bool:
-        return await self.forwarder.take(sampler_id, name, b"|".join((sampler_id.encode(), name.encode(), key)))
+        return await self.forwarder.take(
+            sampler_id, name, b"|".join((sampler_id.encode(), name.encode(), key))
+        )
 
     async def submit(self, data: bytes, size_bytes: int) -> tuple[Verdict, str]:
         """Hand a group on to the coordinator."""

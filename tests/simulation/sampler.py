@@ -10,7 +10,6 @@ import numpy as np
 
 from node.coordinator.peers import HeartbeatReport
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
-from node.coordinator.work.slots import slot_and_attempt
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -42,7 +41,7 @@ from simulation.witness import Witness
 CONCURRENCY_GROUPS = 2
 UNSUBMITTED_GROUPS = 2
 HEARTBEAT_S = 2.0
-LOOK_S = 1.0
+LOOK_S = 1.5
 BYTES_PER_S = 2_000_000.0
 FAULTS_MADE = (Failure.PROMPT_TOO_LONG, Failure.GRADING_FAILED, Failure.PROMPT_TIMED_OUT)
 
@@ -83,9 +82,7 @@ class SimulatedSampler:
         self._reached = reached
         self._waits = NamedWaits(reached)
         self._peer = peer_of(process.name, Role.SAMPLER)
-        self._queue = WorkQueue(
-            concurrency_groups=CONCURRENCY_GROUPS, unsubmitted_groups=UNSUBMITTED_GROUPS
-        )
+        self._queue = WorkQueue(concurrency_groups=CONCURRENCY_GROUPS, unsubmitted_groups=UNSUBMITTED_GROUPS)
         self.policy = ServedPolicy(is_generating=self._queue.is_generating_by)
         waits: Any = self._waits
         client: Any = self
@@ -139,9 +136,7 @@ class SimulatedSampler:
     # The client that leasing speaks through.
 
     async def lease(self, wanted: int, held: PolicyVersion, *, stays: bool) -> LeaseGrant:
-        grant: LeaseGrant = await self._call(
-            lambda hub: hub.lease(self._peer, wanted, held, stays=stays)
-        )
+        grant: LeaseGrant = await self._call(lambda hub: hub.lease(self._peer, wanted, held, stays=stays))
         self._witness.heard_grant(self.name, wanted, grant)
         return grant
 
@@ -285,7 +280,7 @@ class SimulatedSampler:
             self.policy.note(Event.FETCH)
             await asyncio.sleep(sum(one.size_bytes for one in chain) / BYTES_PER_S * self.slowness)
             self.policy.note(Event.VERIFIED)
-            while self.policy.command(now=self.process.loop.time()) is Command.STAY:
+            while self.policy.command(now=self.process.loop.time()) is Command.STAY:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
             self._witness.held(self.name, self._instance, head.number)
             self.policy.hold(head, now=self.process.loop.time())
@@ -296,10 +291,13 @@ async def _announcement(hub: Hub) -> Any:
 
 
 def make_group(
-    lease: PromptLease, oldest: int, newest: int, *, at_s: tuple[float, float], prompt_index: int | None = None
+    lease: PromptLease,
+    oldest: int,
+    newest: int,
+    *,
+    at_s: tuple[float, float],
 ) -> RolloutGroup:
     """Return a group that a sampler might send, its tokens drawn by two versions."""
-    number, attempt = slot_and_attempt(lease.lease_id)
     versions = np.array([oldest, oldest, newest], np.int32)
     completion = Completion(
         token_ids=_TOKENS,
@@ -321,7 +319,7 @@ def make_group(
         layout_digest=LAYOUT,
         tokenizer_digest=TOKENIZER,
         task=lease.task,
-        prompt_index=lease.prompt_index if prompt_index is None else prompt_index,
+        prompt_index=lease.prompt_index,
         prompt_token_ids=_PROMPT,
         completions=(completion, other),
         sampling=lease.sampling,

@@ -75,7 +75,13 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
     }
     for name, value in simple.items():
         targets = {fault.target for fault in plan.faults}
-        if name == "samplers" and not targets <= {*plan.sampler_names[:2], "", "learner", "relay", "coordinator"}:
+        if name == "samplers" and not targets <= {
+            *plan.sampler_names[:2],
+            "",
+            "learner",
+            "relay",
+            "coordinator",
+        }:
             continue
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})  # type: ignore[arg-type]
@@ -100,4 +106,6 @@ def told(outcome: Outcome, *, lines: int = 30) -> str:
     story = outcome.story[-lines:]
     last = [f"  {line}" for line in story]
     broken = [f"  {violation}" for violation in outcome.violations] or ["  nothing"]
-    return "\n".join((size, "what fails:", *faults, "what happened last:", *last, "what was broken:", *broken))
+    return "\n".join(
+        (size, "what fails:", *faults, "what happened last:", *last, "what was broken:", *broken)
+    )

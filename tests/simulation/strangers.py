@@ -15,7 +15,7 @@ from node.rollout import EncodedGroup, PromptLease, RolloutGroup
 from node.rpc.channel import ConnectionLost
 from node.run import Role
 from simulation.faults import FaultKind, K, Plan
-from simulation.hub import Hub, peer_of, root_of
+from simulation.hub import WORK, Hub, peer_of, root_of
 from simulation.network import Network, call
 from simulation.sampler import KeepGroup, make_group
 from simulation.virtual_loop import Process
@@ -70,9 +70,11 @@ class Stranger:
         }[self._kind]
         while True:
             try:
-                await self._call(lambda hub: hub.join_sampler(
-                    self._peer, self._held, instance=self.process.name, prompts=self._plan.prompts
-                ))
+                await self._call(
+                    lambda hub: hub.join_sampler(
+                        self._peer, self._held, instance=self.process.name, prompts=self._plan.prompts
+                    )
+                )
                 while True:
                     await self._beat()
                     await attack()
@@ -92,7 +94,9 @@ class Stranger:
 
     async def _lease(self) -> list[PromptLease]:
         grant = await self._call(
-            lambda hub: hub.lease(self._peer, LEASES_PER_REQUEST, self._held, stays=bool(self._draw.getrandbits(1)))
+            lambda hub: hub.lease(
+                self._peer, LEASES_PER_REQUEST, self._held, stays=bool(self._draw.getrandbits(1))
+            )
         )
         return list(grant.leases)
 
@@ -103,7 +107,9 @@ class Stranger:
         await self._lease()
 
     async def _fail_all(self) -> None:
-        failed = tuple(FailedLease(one.lease_id, Failure.PROMPT_TOO_LONG, "a lie") for one in await self._lease())
+        failed = tuple(
+            FailedLease(one.lease_id, Failure.PROMPT_TOO_LONG, "a lie") for one in await self._lease()
+        )
         if failed:
             await self._call(lambda hub: hub.release(self._peer, (), failed))
 
@@ -147,9 +153,9 @@ class Stranger:
         await asyncio.sleep(FLOOD_PAUSE_S)
 
     async def _a_lease(self, name: str) -> PromptLease:
-        from simulation.hub import WORK
-
-        return PromptLease(name, WORK.task, self._draw.randrange(self._plan.prompts), WORK.group_size, WORK.sampling, 1.0)
+        return PromptLease(
+            name, WORK.task, self._draw.randrange(self._plan.prompts), WORK.group_size, WORK.sampling, 1.0
+        )
 
     async def _submit(self, name: str, group: RolloutGroup) -> None:
         encoded = EncodedGroup(b"header", self._keep(group))

@@ -23,15 +23,19 @@ from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello
-from node.coordinator.work.slots import SlotState, parse_group_id, slot_and_attempt
+from node.coordinator.work.slots import SlotState, group_id, parse_group_id, slot_and_attempt
+from node.coordinator.work.standing import ALL_NEWCOMERS_PART, NEWCOMER_LEASES
 from node.policy import PolicyVersion
-from node.rollout import DeliveredGroup, GroupVerdict, LeaseGrant, Verdict
+from node.rollout import DeliveredGroup, GroupVerdict, LeaseGrant, LeasePurpose, Verdict
 from node.run import StepRecord
 from simulation.faults import Plan
 from simulation.virtual_loop import VirtualLoop
 
 if TYPE_CHECKING:
     from simulation.hub import Hub
+
+LATE_S = 5.0
+"""How much later than due an expiry may be noticed, at most."""
 
 FULL_CHECK_EVERY = 8
 """Commits between two comparisons of everything; in between, of the counts."""
@@ -49,6 +53,7 @@ class Witness:
     delivered_by: Counter[str] = field(default_factory=Counter)
     """Groups of each sampler that the coordinator took in."""
     _granted: dict[str, str] = field(default_factory=dict)
+    _granted_at_s: dict[str, float] = field(default_factory=dict)
     _safe: dict[str, str] = field(default_factory=dict)
     _relayed: dict[str, str] = field(default_factory=dict)
     _answered: set[str] = field(default_factory=set)
@@ -68,9 +73,12 @@ class Witness:
 
     # What peers were told.
 
-    def granted(self, sampler_id: str, grant: LeaseGrant) -> None:
+    def granted(self, hub: "Hub", sampler_id: str, grant: LeaseGrant) -> None:
         """Note leases that a sampler is about to be told of."""
+        if any(lease.purpose is LeasePurpose.TRAINING for lease in grant.leases):
+            self._check_crowd(hub.accounts, sampler_id)
         for lease in grant.leases:
+            self._granted_at_s[lease.lease_id] = self.loop.time()
             if lease.lease_id in self._granted:
                 self.violated(
                     f"lease {lease.lease_id} was granted to {self._granted[lease.lease_id]} and again to "
@@ -137,7 +145,9 @@ class Witness:
             slot, _ = slot_and_attempt(group.group_id)
             age = record.version - 1 - group.oldest_version
             if slot in self._trained:
-                self.violated(f"slot {slot} was trained on twice, by {self._trained[slot]} and {group.group_id}")
+                self.violated(
+                    f"slot {slot} was trained on twice, by {self._trained[slot]} and {group.group_id}"
+                )
             if age > self.plan.max_staleness_versions:
                 self.violated(
                     f"group {group.group_id} was {age} versions stale, {self.plan.max_staleness_versions} "
@@ -180,6 +190,7 @@ class Witness:
     def at_end(self, hub: "Hub") -> None:
         """Check that nothing is left over once the run has recovered."""
         self._check_all(hub, "at the end")
+        self._check_ages(hub)
         findings = examine(hub.ledger._path.with_name(FILE_NAME))
         for problem in findings.problems:
             self.violated(f"the ledger contradicts itself: {problem}")
@@ -206,6 +217,38 @@ class Witness:
             return None
         return None if name in self._excused else f"its slot is {state}, won by attempt {winner}"
 
+    def _check_crowd(self, accounts: Accounts, sampler_id: str) -> None:
+        """Check that samplers which never delivered leave the others their room."""
+
+        def has_delivered(name: str) -> bool:
+            return accounts.verdicts_of(name).get(Verdict.SPOOLED, 0) > 0
+
+        if has_delivered(sampler_id) or not any(map(has_delivered, self.plan.sampler_names)):
+            return
+        held = sum(len(own) for name, own in accounts.slots.open.by_holder.items() if not has_delivered(name))
+        most = max(NEWCOMER_LEASES, accounts.terms.bounds.concurrency_groups // ALL_NEWCOMERS_PART)
+        if held > most:
+            self.violated(
+                f"samplers that never delivered hold {held} leases after {sampler_id}, at most {most}"
+            )
+
+    def _check_ages(self, hub: "Hub") -> None:
+        """Check that no lease outlives its maximal age, whatever clocks did."""
+        most_s = self.plan.lease_max_s + self.plan.lease_ttl_s + LATE_S
+        for slot in hub.accounts.slots.open_slots.values():
+            if slot.lease is None:
+                continue
+            name = group_id(slot.number, slot.granted)
+            age_s = self.loop.time() - self._granted_at_s.get(name, self.loop.time())
+            if age_s > most_s:
+                self.violated(
+                    f"lease {name} of {slot.lease.holder} is {age_s:.0f} s old, at most {most_s:.0f} s"
+                )
+
+    def untrained(self, hub: "Hub") -> set[str]:
+        """Return the groups that wait for training."""
+        return {group_id(slot.number, slot.winner) for slot in hub.accounts.slots.untrained()}
+
     def _check_counts(self, hub: "Hub") -> None:
         accounts, execute = hub.accounts, hub.ledger._connection.execute
         ledger = dict(execute("SELECT state, count(*) FROM slots GROUP BY state").fetchall())
@@ -230,9 +273,7 @@ class Witness:
             self.violated(f"{load.running_groups} leases, {bounds.concurrency_groups} are allowed")
         if load.untrained_groups > bounds.buffer_groups:
             self.violated(f"{load.untrained_groups} groups wait, {bounds.buffer_groups} are allowed")
-        newest = (
-            (0, 0, 0) if learner is None else (learner.epoch, learner.version, accounts.last_step)
-        )
+        newest = (0, 0, 0) if learner is None else (learner.epoch, learner.version, accounts.last_step)
         if any(now < before for now, before in zip(newest, self._newest, strict=True)):
             self.violated(f"epoch, version and step went back from {self._newest} to {newest}")
         self._newest = newest
@@ -262,7 +303,9 @@ class Witness:
                 self.violated(f"{what} differ {when}: memory {_short(ours)}, ledger {_short(theirs)}")
         for name in self._safe:
             if not accounts.slots.has_submitted(name):
-                self.violated(f"{when}, group {name} was never submitted, and its sampler was told it is safe")
+                self.violated(
+                    f"{when}, group {name} was never submitted, and its sampler was told it is safe"
+                )
         if accounts.last_step < self._acknowledged:
             self.violated(f"{when}, steps end at {accounts.last_step}, acknowledged was {self._acknowledged}")
         for name, holder in self._granted.items():

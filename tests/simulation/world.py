@@ -1,11 +1,12 @@
 """One run from its plan: peers, network, disks, faults in their time, and what the witness says of it.
 
-    grows --faults begin and end--> calm: the run has to recover --> steps and groups of everybody: it has
-                                                 '--within RECOVERY_S not: violated
+grows --faults begin and end--> calm: the run has to recover --> steps and groups of everybody: it has
+                                             '--within RECOVERY_S not: violated
 """
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import logging
 import shutil
@@ -19,12 +20,11 @@ from typing import Any
 
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.trust_upkeep import EVERYBODY, ask_pardon
-from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.slots import group_id
 from node.errors import StartupError
 from node.rollout import LeaseGrant, RolloutGroup
 from simulation.disks import SimulatedDisk
-from simulation.faults import STRANGERS, Fault, FaultKind, K, Plan
+from simulation.faults import STRANGERS, Fault, K, Plan
 from simulation.hub import Hub, Revocations, Shelf, draw_for
 from simulation.learner import LearnerDisk, SimulatedLearner
 from simulation.network import Network
@@ -34,18 +34,23 @@ from simulation.strangers import Stranger
 from simulation.virtual_loop import Clock, Process, StandsStillError, VirtualLoop
 from simulation.witness import Witness
 
-RECOVERY_S = 400.0
+RECOVERY_S = 300.0
 """Longest a run may take, once nothing fails any more, until it has taken STEPS and everybody has delivered:
 pauses after faults last up to a minute, and stops for an evaluation half of that."""
 
-STEPS = 3
+STEPS = 2
 
-GROWTH_S = 20.0
+GROWTH_S = 10.0
 """A run without faults is left alone for so long."""
 
 LARGEST_JUMP_S = 3600.0
 
-DIED_IN_COMMIT = {K.KILLED_BEFORE_COMMIT, K.KILLED_WITHIN_COMMIT, K.KILLED_AFTER_COMMIT, K.POWER_CUT_IN_COMMIT}
+DIED_IN_COMMIT = {
+    K.KILLED_BEFORE_COMMIT,
+    K.KILLED_WITHIN_COMMIT,
+    K.KILLED_AFTER_COMMIT,
+    K.POWER_CUT_IN_COMMIT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ def simulate(plan: Plan) -> Outcome:
     root = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=root))
     try:
-        with _quiet():
+        with _quiet(), _without_collector():
             return _World(plan, directory).run()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -95,6 +100,21 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Collect garbage when the body is through: what is reported then does not depend on chance."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+        gc.collect()
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 class _World:
@@ -154,7 +174,7 @@ class _World:
             self._start_sampler(name)
         faults = [self._loop.create_task(self._inflict(fault)) for fault in self._plan.faults]
         ends_s = max(GROWTH_S, self._plan.last_fault_s)
-        while self._loop.time() < ends_s and not self._has_failed:
+        while self._loop.time() < ends_s and not self._has_failed:  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(1.0)
         if not self._has_failed and faults:
             await asyncio.wait(faults)
@@ -167,10 +187,13 @@ class _World:
         self._tell("world", "nothing fails any more")
         began_s, steps = self._loop.time(), len(self._witness.history)
         before = Counter(self._witness.delivered_by)
+        old = set() if self._hub is None else self._witness.untrained(self._hub)
         while not self._has_failed:
             idle = self._without_groups_since(before)
             left = steps + STEPS - len(self._witness.history)
             waiting = self._witness.unanswered()
+            if self._hub is not None:
+                waiting += sorted(old & self._witness.untrained(self._hub))
             if not idle and left <= 0 and not waiting:
                 return
             if self._loop.time() > began_s + RECOVERY_S:
@@ -192,10 +215,15 @@ class _World:
         waits = {name: sampler.waits_for for name, sampler in self._samplers.items()}
         if self._learner is not None:
             waits["learner"] = self._learner.waits_for
-        counts = {} if self._hub is None else {s.value: n for s, n in self._hub.accounts.slots.counts().items() if n}
+        counts = (
+            {}
+            if self._hub is None
+            else {s.value: n for s, n in self._hub.accounts.slots.counts().items() if n}
+        )
         return (
             f"{RECOVERY_S:g} s after the last fault {left} of {STEPS} steps are not taken, "
-            f"{', '.join(idle) or 'nobody'} delivered nothing, {len(waiting)} groups are at the relay; "
+            f"{', '.join(idle) or 'nobody'} delivered nothing, groups that wait: "
+            f"{', '.join(waiting[:5]) or 'none'}; "
             f"who waits for what: {waits}; slots: {counts}"
         )
 
@@ -251,7 +279,7 @@ class _World:
 
     def _granted(self, hub: Hub, sampler_id: str, grant: LeaseGrant) -> None:
         if hub is self._hub:
-            self._witness.granted(sampler_id, grant)
+            self._witness.granted(hub, sampler_id, grant)
 
     def _hub_died(self, when: str) -> None:
         self._kill_hub(f"dies {when}", keeps=False)
@@ -288,7 +316,9 @@ class _World:
                 reached=self._reached,
                 dies=self._learner_died,
             )
-        self._tell("learner", f"starts with epoch {self._learner_disk.epoch} at version {self._learner.version}")
+        self._tell(
+            "learner", f"starts with epoch {self._learner_disk.epoch} at version {self._learner.version}"
+        )
         self._learner.start()
 
     def _learner_died(self) -> None:
@@ -573,6 +603,3 @@ async def _settled_down() -> None:
 
 def _nothing() -> None:
     """End a fault that ends by itself, or not at all."""
-
-
-__all__ = ["FaultKind", "Line", "Outcome", "Transaction", "simulate"]
