@@ -72,7 +72,7 @@ class Stranger:
             try:
                 await self._call(
                     lambda hub: hub.join_sampler(
-                        self._peer, self._held, instance=self.process.name, prompts=self._plan.prompts
+                        self._peer, self._held, instance=self.process.name, prompts=self._prompts
                     )
                 )
                 while True:
@@ -81,6 +81,11 @@ class Stranger:
                     await asyncio.sleep(PAUSE_S)
             except (ConnectionLost, RefusedError):
                 await asyncio.sleep(PAUSE_S)
+
+    @property
+    def _prompts(self) -> int:
+        """Prompts that it says the task has."""
+        return self._plan.prompts + (self._kind is K.LIES and self._draw.random() < 0.5)
 
     @property
     def _held(self) -> PolicyVersion:

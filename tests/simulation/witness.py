@@ -175,6 +175,7 @@ class Witness:
     def started(self, hub: "Hub") -> None:
         """Compare what a new life of the coordinator found with what anybody was told."""
         self._check_all(hub, "after a start")
+        self._renew_terms(hub)
 
     def settled(self, hub: "Hub") -> None:
         """Compare memory and ledger after a commit, or after one that failed."""
@@ -186,6 +187,7 @@ class Witness:
 
     def went_back(self, hub: "Hub") -> None:
         self._check_all(hub, "after a commit that failed")
+        self._renew_terms(hub)
 
     def at_end(self, hub: "Hub") -> None:
         """Check that nothing is left over once the run has recovered."""
@@ -231,6 +233,11 @@ class Witness:
             self.violated(
                 f"samplers that never delivered hold {held} leases after {sampler_id}, at most {most}"
             )
+
+    def _renew_terms(self, hub: "Hub") -> None:
+        """Note that leases got a full term: their times are in memory only."""
+        for slot in hub.accounts.slots.open_slots.values():
+            self._granted_at_s[group_id(slot.number, slot.granted)] = self.loop.time()
 
     def _check_ages(self, hub: "Hub") -> None:
         """Check that no lease outlives its maximal age, whatever clocks did."""
