@@ -43,6 +43,8 @@ async def probing(port: int, path: str, *, timeout_s: float) -> AsyncIterator[li
 async def _listen(prober: asyncio.subprocess.Process, answers: list[Answer]) -> None:
     assert prober.stdout is not None
     async for line in prober.stdout:
+        if not line.endswith(b"\n"):
+            return  # killed while it wrote
         verdict, took_s = line.split()
         answers.append(Answer(verdict == b"good", float(took_s)))
 

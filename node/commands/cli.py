@@ -25,7 +25,10 @@ COMMANDS: Final = {
         "ask the base model a task's first prompts and grade them, before a run exists",
     ),
     "token": ("node.commands.token_command", "make a token that lets one new peer in"),
-    "ledger": ("node.commands.ledger_command", "back up, verify or restore the coordinator's ledger"),
+    "ledger": (
+        "node.commands.ledger_command",
+        "back up, verify, restore, read or export the coordinator's ledger",
+    ),
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
     "pardon": ("node.commands.pardon_command", "ask again what a sampler failed, hold nothing against it"),
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),

@@ -165,7 +165,7 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
             problems=(f"it has schema {schema}, this software knows {SCHEMA_VERSION}",),
         )
     last = _number(connection, "SELECT coalesce(max(version), 0) FROM steps")
-    lost = _lost_ranges(connection)
+    lost = lost_ranges(connection)
     run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
     problems = [] if len(run_ids) == 1 else [f"it names {len(run_ids)} runs"]
     problems += _gaps(connection, lost)
@@ -233,7 +233,8 @@ def _generations(connection: sqlite3.Connection) -> list[tuple[int, int]]:
     return rows.fetchall()
 
 
-def _lost_ranges(connection: sqlite3.Connection) -> list[range]:
+def lost_ranges(connection: sqlite3.Connection) -> list[range]:
+    """Return the versions whose records were lost, as accepted, by generation."""
     rows = connection.execute(
         "SELECT lost_first_version, lost_last_version + 1 FROM generations "
         "WHERE lost_last_version >= lost_first_version ORDER BY number"

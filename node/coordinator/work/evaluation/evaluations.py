@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
+from node.coordinator.work.evaluation.askers import Askers
 from node.coordinator.work.evaluation.evaluation_record import Record
 from node.coordinator.work.evaluation.evaluation_settings import EvaluationSettings
 from node.coordinator.work.evaluation.scores import (
@@ -90,14 +91,6 @@ class EvaluationBalance:
     """(version, answer)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asker:
-    at_s: float
-    held_version: int
-    is_able: bool
-    """Whether it held the version under evaluation, or an older one, while the evaluation lasted."""
-
-
 def lease_id_of(version: int, slot: Slot) -> str:
     return f"e{version}-{group_id(slot.number, slot.granted)}"
 
@@ -118,8 +111,7 @@ class Evaluations:
         self._slots: dict[int, Slot] = {}
         self._scores: dict[int, PromptScore] = {}
         self._clear()
-        self._askers: dict[str, _Asker] = {}
-        """In memory only, as deadlines are."""
+        self._askers = Askers(lease_ttl_s=lease_ttl_s)
         self._planned: int | None = None
         under_way = None
         kept: dict[int, list[PromptScore]] = {}
@@ -203,9 +195,8 @@ class Evaluations:
     ) -> EvaluationChange | None:
         """Lease held-out prompts to a sampler, up to their part of its leases; remember that it asked."""
         current = self.under_way
-        known = self._askers.get(holder)
-        is_able = current is None or held_version <= current.version or (known is not None and known.is_able)
-        self._askers[holder] = _Asker(now, held_version, is_able)
+        version = None if current is None else current.version
+        self._askers.ask(holder, held_version=held_version, version=version, now=now)
         if current is None or held_version != current.version:
             return None
         if current.terms != self.settings.terms(current.first_prompt):
@@ -320,11 +311,7 @@ class Evaluations:
             if change.score is not None:
                 self._scores[change.score.slot] = change.score
             if self.under_way is None:
-                self._askers = {
-                    name: replace(asker, is_able=asker.held_version <= evaluation.version)
-                    for name, asker in self._askers.items()
-                    if self._is_active(asker, now)
-                }
+                self._askers.begin(evaluation.version, now=now)
             self._planned, self._last_change_s = None, now
             if evaluation.finished_at_s:
                 counting = [s for n, s in self._scores.items() if n not in change.uncounted]
@@ -399,8 +386,7 @@ class Evaluations:
         """Return an evaluation as it ends; prompts without enough answers are dropped."""
         attempts = (attempt for slot in self._slots.values() for attempt in slot.attempts)
         died = {attempt.holder for attempt in attempts if attempt.failure is Failure.EXPIRED}
-        able = {name for name, asker in self._askers.items() if asker.is_able and self._is_active(asker, now)}
-        able -= died
+        able = self._askers.able(now) - died
         answers = by_prompt(scores.values(), prompts=evaluation.prompts)
         counting = {
             prompt: of_prompt
@@ -437,10 +423,7 @@ class Evaluations:
         if not self._askers:
             return True
         version = 0 if self.under_way is None else self.under_way.version
-        return any(
-            asker.held_version <= version and self._is_active(asker, now) and self._may_ask(name)
-            for name, asker in self._askers.items()
-        )
+        return any(map(self._may_ask, self._askers.at_or_before(version, now)))
 
     def _may_ask(self, holder: str) -> bool:
         assert self.under_way is not None
@@ -466,12 +449,9 @@ class Evaluations:
                     prompts.setdefault(prompt, slot.number)
         return prompts
 
-    def _is_active(self, asker: _Asker, now: float) -> bool:
-        return now - asker.at_s <= self._lease_ttl_s
-
     def _remove(self, gone: frozenset[str]) -> None:
         self._scores = {n: score for n, score in self._scores.items() if score.sampler_id not in gone}
-        self._askers = {name: asker for name, asker in self._askers.items() if name not in gone}
+        self._askers.remove(gone)
 
     def _open(self) -> Iterable[Slot]:
         return self._table.open_slots.values()

@@ -1,0 +1,154 @@
+"""A ledger as tables for analysis: one slot's life, and all rows as Parquet files."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from node import durable
+from node.coordinator.ledger.ledger_check import reading
+
+ROWS_AT_ONCE: Final = 16_384
+"""Rows in memory, and in a row group of a file."""
+
+_QUERIES: Final[Mapping[str, tuple[str, str]]] = {
+    "slots": (
+        "number int64, prompt_index int64, state string, granted int64, winner int64",
+        "SELECT number, prompt_index, state, granted, winner FROM slots ORDER BY number",
+    ),
+    "attempts": (
+        "slot int64, attempt int64, sampler_id string, is_submitted bool, failure string",
+        "SELECT number, json_extract(value, '$[0]'), json_extract(value, '$[1]'), "
+        "json_extract(value, '$[2]'), json_extract(value, '$[3]') FROM slots, json_each(attempts) "
+        "ORDER BY number",
+    ),
+    "trained": (
+        "version int64, slot int64, attempt int64, staleness_versions int64",
+        "SELECT version, CAST(g.value AS INTEGER), "
+        "CAST(substr(g.value, instr(g.value, '.') + 1) AS INTEGER), s.value "
+        "FROM steps, json_each(group_ids) AS g, json_each(staleness_versions) AS s WHERE g.key = s.key "
+        "ORDER BY version",
+    ),
+    "waiting": (
+        "slot int64, attempt int64, sampler_id string, spooled_at_s double, bytes int64",
+        "SELECT slot, attempt, sampler_id, spooled_at_s, length(header) + length(columns) FROM groups "
+        "ORDER BY slot",
+    ),
+    "versions": (
+        "number int64, root string, at_s double",
+        "SELECT number, hex(root), at_s FROM versions ORDER BY number",
+    ),
+}
+"""Columns and query of each table that is not exported as it is."""
+
+_AS_THEY_ARE: Final = ("verdicts", "bad_prompts", "standings", "evaluations", "evaluation_scores")
+_TYPES: Final = {"INTEGER": "int64", "TEXT": "string", "REAL": "double", "BLOB": "binary"}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLife:
+    """What a ledger knows of one slot."""
+
+    slot: int
+    prompt_index: int
+    state: str
+    attempts: tuple[dict[str, Any], ...]
+    """Number, sampler, whether it handed a group in, and why it failed."""
+    trained_as: str
+    """Id of the group that a step consumed; empty if none was."""
+    version: int | None
+    """Version that step made."""
+    staleness_versions: int | None
+    spooled_at_s: float | None
+    """Unix seconds; None where the spool has no group of it, or has it no longer."""
+    spooled_bytes: int | None
+    bad_prompt: str
+    """Why its prompt is set aside; empty if it is not."""
+
+
+def read_slot(ledger: Path, number: int) -> SlotLife | None:
+    """Return what the ledger knows of a slot; None: it was never leased.
+
+    Raises:
+        sqlite3.Error: the ledger cannot be read.
+        FileNotFoundError: there is none.
+    """
+    with reading(ledger) as connection:
+        connection.execute("BEGIN")
+        row = connection.execute(
+            "SELECT prompt_index, state, attempts FROM slots WHERE number = ?", [number]
+        ).fetchone()
+        if row is None:
+            return None
+        prompt_index, state, attempts = row
+        names = ("number", "sampler_id", "is_submitted", "failure")
+        trained = connection.execute(
+            "SELECT g.value, version, s.value FROM steps, json_each(group_ids) AS g, "
+            "json_each(staleness_versions) AS s WHERE g.key = s.key AND CAST(g.value AS INTEGER) = ?",
+            [number],
+        ).fetchone()
+        spooled = connection.execute(
+            "SELECT spooled_at_s, length(header) + length(columns) FROM groups WHERE slot = ?", [number]
+        ).fetchone()
+        bad = connection.execute(
+            "SELECT reason || ': ' || detail FROM bad_prompts WHERE prompt_index = ?", [prompt_index]
+        ).fetchone()
+    return SlotLife(
+        number,
+        prompt_index,
+        state,
+        tuple(dict(zip(names, attempt, strict=False)) for attempt in json.loads(attempts)),
+        *(trained or ("", None, None)),
+        *(spooled or (None, None)),
+        bad[0] if bad else "",
+    )
+
+
+def export(ledger: Path, to: Path) -> dict[str, int]:
+    """Write every table as a Parquet file of a directory, from one moment; return the rows of each.
+
+    A file takes its name once it is whole.
+
+    Raises:
+        OSError: the disk is full or failing.
+        sqlite3.Error: the ledger cannot be read.
+        FileNotFoundError: there is none.
+    """
+    with reading(ledger) as connection:
+        connection.execute("BEGIN")
+        durable.make_directory(to)
+        return {
+            name: _write(to / f"{name}.parquet", columns, connection.execute(query))
+            for name, (columns, query) in _tables(connection)
+        }
+
+
+def _tables(connection: sqlite3.Connection) -> Iterator[tuple[str, tuple[str, str]]]:
+    yield from _QUERIES.items()
+    for table in _AS_THEY_ARE:
+        info = connection.execute(f"PRAGMA table_info({table})")
+        columns = ", ".join(f"{name} {_TYPES[kind]}" for _, name, kind, *_ in info)
+        yield table, (columns, f"SELECT * FROM {table}")
+
+
+def _write(path: Path, columns: str, rows: sqlite3.Cursor) -> int:
+    import pyarrow as pa  # an extra: imported only where it is used
+    from pyarrow import parquet
+
+    fields = [column.split() for column in columns.split(", ")]
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in fields])
+    truths = [place for place, (_, kind) in enumerate(fields) if kind == "bool"]
+    written = 0
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
+        while chunk := rows.fetchmany(ROWS_AT_ONCE):
+            by_column = [list(column) for column in zip(*chunk, strict=True)]
+            for place in truths:
+                by_column[place] = list(map(bool, by_column[place]))
+            arrays = [pa.array(column, kind) for column, kind in zip(by_column, schema.types, strict=True)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            written += len(chunk)
+    unfinished.replace(path)
+    return written
