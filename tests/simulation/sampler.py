@@ -70,7 +70,7 @@ class SimulatedSampler:
         self.name = process.name
         self.slowness = 1.0
         self.fails_prompts = False
-        self._instance = f"{process.name}/{process.life}"
+        self.instance = f"{process.name}/{process.life}"
         self._plan = plan
         self._network = network
         self._hub = hub
@@ -81,7 +81,7 @@ class SimulatedSampler:
         self._witness = witness
         self._reached = reached
         self._waits = NamedWaits(reached)
-        self._peer = peer_of(process.name, Role.SAMPLER)
+        self.peer = peer_of(process.name, Role.SAMPLER)
         self._queue = WorkQueue(concurrency_groups=CONCURRENCY_GROUPS, unsubmitted_groups=UNSUBMITTED_GROUPS)
         self.policy = ServedPolicy(is_generating=self._queue.is_generating_by)
         waits: Any = self._waits
@@ -125,7 +125,7 @@ class SimulatedSampler:
             try:
                 await self._call(
                     lambda hub: hub.join_sampler(
-                        self._peer, self.policy.held, instance=self._instance, prompts=self._plan.prompts
+                        self.peer, self.policy.held, instance=self.instance, prompts=self._plan.prompts
                     )
                 )
                 return
@@ -136,12 +136,12 @@ class SimulatedSampler:
     # The client that leasing speaks through.
 
     async def lease(self, wanted: int, held: PolicyVersion, *, stays: bool) -> LeaseGrant:
-        grant: LeaseGrant = await self._call(lambda hub: hub.lease(self._peer, wanted, held, stays=stays))
+        grant: LeaseGrant = await self._call(lambda hub: hub.lease(self.peer, wanted, held, stays=stays))
         self._witness.heard_grant(self.name, wanted, grant)
         return grant
 
     async def release(self, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
-        released: int = await self._call(lambda hub: hub.release(self._peer, lease_ids, failed))
+        released: int = await self._call(lambda hub: hub.release(self.peer, lease_ids, failed))
         return released
 
     async def _call(self, handle: Callable[[Hub], Any]) -> Any:
@@ -237,12 +237,12 @@ class SimulatedSampler:
         has_heard = False
         while True:
             report = HeartbeatReport(
-                self.policy.held, waits_for=self.waits_for, has_heard=has_heard, instance=self._instance
+                self.policy.held, waits_for=self.waits_for, has_heard=has_heard, instance=self.instance
             )
             running = self._queue.lease_ids
             try:
                 answer, lost = await self._call(
-                    lambda hub: hub.heartbeat(self._peer, report, running)  # noqa: B023 - awaited
+                    lambda hub: hub.heartbeat(self.peer, report, running)  # noqa: B023 - awaited
                 )
             except ConnectionLost:
                 has_heard = False
@@ -282,7 +282,7 @@ class SimulatedSampler:
             self.policy.note(Event.VERIFIED)
             while self.policy.command(now=self.process.loop.time()) is Command.STAY:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
-            self._witness.held(self.name, self._instance, head.number)
+            self._witness.held(self.name, self.instance, head.number)
             self.policy.hold(head, now=self.process.loop.time())
 
 

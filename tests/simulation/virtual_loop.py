@@ -52,7 +52,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Let what is handed to this executor run on a disk."""
         self._disks[id(executor)] = disk
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = self.create_future()
         disk = self._disks.get(id(executor))
 
@@ -74,7 +76,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.call_later(disk.latency_s(), work)
         return future
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
     def _process_events(self, events: object) -> None:

@@ -252,9 +252,16 @@ class Witness:
                     f"lease {name} of {slot.lease.holder} is {age_s:.0f} s old, at most {most_s:.0f} s"
                 )
 
-    def untrained(self, hub: "Hub") -> set[str]:
-        """Return the groups that wait for training."""
-        return {group_id(slot.number, slot.winner) for slot in hub.accounts.slots.untrained()}
+    def unfinished(self, hub: "Hub") -> set[str]:
+        """Return what is under way at the coordinator: groups, leases, an evaluation."""
+        slots, evaluation = hub.accounts.slots, hub.accounts.evaluations.under_way
+        groups = {f"group {group_id(slot.number, slot.winner)}" for slot in slots.untrained()}
+        leases = {
+            f"lease {group_id(slot.number, slot.granted)} of {slot.lease.holder}"
+            for slot in slots.open_slots.values()
+            if slot.lease is not None
+        }
+        return groups | leases | (set() if evaluation is None else {f"evaluation of {evaluation.version}"})
 
     def _check_counts(self, hub: "Hub") -> None:
         accounts, execute = hub.accounts, hub.ledger._connection.execute

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ STEPS = 2
 
 GROWTH_S = 10.0
 """A run without faults is left alone for so long."""
+
+DISCONNECTED_S = 0.3
 
 LARGEST_JUMP_S = 3600.0
 
@@ -187,13 +190,13 @@ class _World:
         self._tell("world", "nothing fails any more")
         began_s, steps = self._loop.time(), len(self._witness.history)
         before = Counter(self._witness.delivered_by)
-        old = set() if self._hub is None else self._witness.untrained(self._hub)
+        old = set() if self._hub is None else self._witness.unfinished(self._hub)
         while not self._has_failed:
             idle = self._without_groups_since(before)
             left = steps + STEPS - len(self._witness.history)
-            waiting = self._witness.unanswered()
+            waiting = [f"group {name} at the relay" for name in self._witness.unanswered()]
             if self._hub is not None:
-                waiting += sorted(old & self._witness.untrained(self._hub))
+                waiting += sorted(old & self._witness.unfinished(self._hub))
             if not idle and left <= 0 and not waiting:
                 return
             if self._loop.time() > began_s + RECOVERY_S:
@@ -222,7 +225,7 @@ class _World:
         )
         return (
             f"{RECOVERY_S:g} s after the last fault {left} of {STEPS} steps are not taken, "
-            f"{', '.join(idle) or 'nobody'} delivered nothing, groups that wait: "
+            f"{', '.join(idle) or 'nobody'} delivered nothing, unfinished: "
             f"{', '.join(waiting[:5]) or 'none'}; "
             f"who waits for what: {waits}; slots: {counts}"
         )
@@ -383,8 +386,17 @@ class _World:
         if sampler is None:
             return False
         self._tell(name, "is killed")
-        sampler.process.kill()
+        self._end_sampler(sampler)
         return True
+
+    def _end_sampler(self, sampler: SimulatedSampler) -> None:
+        """Kill a sampler's process; the coordinator finds its stream ended a moment later."""
+        sampler.process.kill()
+        self._loop.call_later(DISCONNECTED_S, self._disconnected, sampler)
+
+    def _disconnected(self, sampler: SimulatedSampler) -> None:
+        if self._hub is not None and self._hub.peers.instance(sampler.peer) == sampler.instance:
+            self._hub.peers.disconnected(sampler.peer)
 
     def _keep(self, group: RolloutGroup) -> bytes:
         key = f"{group.group_id}#{len(self._groups)}".encode()
@@ -471,7 +483,7 @@ class _World:
                 return _nothing if self._kill_sampler(name) else None
             case K.SAMPLER_TWIN:
                 twin = self._start_sampler(name, is_twin=True)
-                return None if twin is None else twin.process.kill
+                return None if twin is None else partial(self._end_sampler, twin)
             case K.SAMPLER_CLOCK:
                 self._clock(name).offset_s += (2 * fault.amount - 1) * LARGEST_JUMP_S
                 return _nothing
