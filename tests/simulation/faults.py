@@ -25,6 +25,7 @@ class FaultKind(enum.StrEnum):
     DISK_FAILS_NOW_AND_THEN = "every other write of the coordinator's disk fails"
     DISK_SLOW = "the coordinator's disk is slow"
     GROUP_DAMAGED = "a group on disk changes while the coordinator is down"
+    TASK_CHANGED = "the task's options change, and the coordinator starts again"
     COORDINATOR_CLOCK = "the coordinator's clock jumps"
     LEARNER_KILLED = "the learner is killed"
     LEARNER_KILLED_IN_STEP = "the learner dies after its journal has a step, before it tells"
@@ -75,6 +76,7 @@ _OF_PEER = frozenset({K.CUT, K.LOSSY, K.REPEATED, K.FAR})
 _LASTING_S = {
     K.COORDINATOR_KILLED: (0.5, 6.0),
     K.COORDINATOR_STOPPED: (0.5, 6.0),
+    K.TASK_CHANGED: (0.5, 5.0),
     K.GROUP_DAMAGED: (0.5, 5.0),
     K.KILLED_BEFORE_COMMIT: (0.5, 5.0),
     K.KILLED_WITHIN_COMMIT: (0.5, 5.0),

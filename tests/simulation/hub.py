@@ -7,9 +7,9 @@ call a message becomes. The store of policy versions is a list of artifacts with
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
@@ -71,8 +71,8 @@ def root_of(version: int) -> bytes:
     return version.to_bytes(16)
 
 
-def terms_of(plan: Plan) -> RunTerms:
-    """Return what the run asks of its samplers."""
+def terms_of(plan: Plan, task_digest: bytes) -> RunTerms:
+    """Return what the run asks of its samplers, by the task's options as they are now."""
     evaluation = NO_EVALUATION
     if plan.evaluates_every_versions:
         evaluation = EvaluationSettings(
@@ -83,9 +83,10 @@ def terms_of(plan: Plan) -> RunTerms:
             sampling=SAMPLING,
             held_out_prompts=HELD_OUT_PROMPTS,
             task=WORK.task,
+            task_options=task_digest.hex(),
         )
     return RunTerms(
-        WORK,
+        replace(WORK, task_digest=task_digest),
         Bounds(
             concurrency_groups=plan.concurrency_groups,
             buffer_groups=plan.buffer_groups,
@@ -180,6 +181,7 @@ class Hub:
         clock: Clock,
         shelf: Shelf,
         revocations: Revocations,
+        task_digest: bytes,
         reached: Counter[str],
         settled: Callable[["Hub", Exception | None], None],
         granted: Callable[["Hub", str, LeaseGrant], None],
@@ -195,7 +197,7 @@ class Hub:
         self.ledger.disk = disk
         balance = self.ledger.balance()
         self.balance_at_start = balance
-        self.accounts = Accounts(balance, terms_of(plan), now=clock.now())
+        self.accounts = Accounts(balance, terms_of(plan, task_digest), now=clock.now())
         decision = task_is(self.accounts, before=balance.task_digest)
         if decision.transaction != Transaction():
             self.ledger.record(decision.transaction)
@@ -254,9 +256,11 @@ class Hub:
         if before not in ("", member.instance):
             await self.spool.end_leases(peer.node_id)
 
-    async def join_learner(self, peer: Peer, learner: Learner) -> None:
+    async def join_learner(self, peer: Peer, learner: Learner) -> bytes:
+        """Admit a learner; return the digest of the task's options."""
         await self.spool.admit_learner(learner)
         self.peers.join(peer, PolicyVersion(learner.version), now=self._clock.now())
+        return self.accounts.work.task_digest
 
     async def heartbeat(
         self, peer: Peer, report: HeartbeatReport, running: tuple[str, ...]
@@ -317,9 +321,8 @@ class Hub:
             listener = self.process.spawn(self._listen(said, drain))
             listener.add_done_callback(lambda _: drain.end())
             try:
-                async with aclosing(self._outgoing(drain)) as outgoing:
-                    async for one in outgoing:
-                        told.send(one)
+                async for one in self.spool.deliver(drain):
+                    told.send(one)
             finally:
                 drain.end()
                 listener.cancel()
@@ -332,9 +335,6 @@ class Hub:
         except asyncio.CancelledError:
             told.end(ConnectionLost("the coordinator is gone"))
             raise
-
-    def _outgoing(self, drain: DrainStream) -> AsyncIterator[StoredGroup | int | Quarantines]:
-        return self.spool.deliver(drain)
 
     async def _listen(self, said: Stream[Any], drain: DrainStream) -> None:
         places = asyncio.Semaphore(64)

@@ -109,6 +109,8 @@ class SimulatedLearner:
             max_staleness_versions=plan.max_staleness_versions,
         )
         self._rules = GroupRules(**RULES, max_staleness_versions=plan.max_staleness_versions)  # type: ignore[arg-type]
+        self._task_digest: bytes | None = None
+        """Of the task's options, as the coordinator said last."""
         self._owed = asyncio.Event()
         self._arrived = asyncio.Event()
         self._stepped = asyncio.Event()
@@ -143,7 +145,9 @@ class SimulatedLearner:
         backoff = Backoff(self._draw.random)
         while True:
             try:
-                await self._call(lambda hub: hub.join_learner(self._peer, self._as_told()))
+                self._task_digest = await self._call(
+                    lambda hub: hub.join_learner(self._peer, self._as_told())
+                )
                 await self._one_stream()
                 backoff.reset()
             except RefusedError as refused:
@@ -237,7 +241,7 @@ class SimulatedLearner:
 
     async def _train(self) -> None:
         while True:
-            for _, judged in self._buffer.evict(version=self.version, task_digest=None):
+            for _, judged in self._buffer.evict(version=self.version, task_digest=self._task_digest):
                 self._judged(judged)
             batch = () if self.is_stalled else self._buffer.take_batch()
             if not batch:

@@ -145,6 +145,8 @@ class _World:
         self._samplers: dict[str, SimulatedSampler] = {}
         self._gone: set[str] = set()
         self._down_for_s = 1.0
+        self._options = 1
+        """Which of the task's options are configured."""
         self._closers: list[Callable[[], None]] = []
 
     def run(self) -> Outcome:
@@ -255,6 +257,7 @@ class _World:
                     clock=self._clock("coordinator"),
                     shelf=self._shelf,
                     revocations=self._revocations,
+                    task_digest=self._options.to_bytes(16),
                     reached=self._reached,
                     settled=self._settled,
                     granted=self._granted,
@@ -568,6 +571,11 @@ class _World:
             case K.PARDONED if hub is not None:
                 ask_pardon(hub.pardons, [EVERYBODY])
                 return _nothing
+            case K.TASK_CHANGED if hub is not None:
+                self._options += 1
+                for slot in hub.accounts.slots.untrained():
+                    self._witness.excuse(group_id(slot.number, slot.winner), "graded by other options")
+                return _nothing if self._kill_hub("is stopped, and given other options") else None
             case K.GROUP_DAMAGED if hub is not None:
                 return _nothing if self._damage(hub) and self._kill_hub("is killed") else None
         return None
