@@ -289,6 +289,17 @@ class Headline:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """A link of the chain of who waits for whom."""
+
+    who: str
+    waits_for: str
+    for_s: float
+    remedy: str
+    """What to do about it; empty: the next link says it, or nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unusual:
     """Something about some peers that is not as it should be."""
 
@@ -340,3 +351,5 @@ class RunStatus:
     headline: Headline | None = None
     unusual: tuple[Unusual, ...] = ()
     """The most urgent first."""
+    waits: tuple[Wait, ...] = ()
+    """Who waits for whom, the run first; empty: it moves."""

@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import json
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +59,13 @@ EXAMPLE: Final = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``heterorl-node status``."""
+    add_connection(parser)
+    _add_query(parser)
+    parser.add_argument("--watch", action="store_true", help=f"refresh every {REFRESH_S:g} s until Ctrl-C")
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Add what a question to the coordinator takes: where it is, who asks, and how to answer."""
     parser.add_argument(
         "--state-dir",
         type=Path,
@@ -83,17 +92,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a token from `heterorl-node token --role operator`: used once, then not needed",
     )
     parser.add_argument("--no-tls", action="store_true", help="for a coordinator on this machine without TLS")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    _add_query(parser)
-    parser.add_argument("--watch", action="store_true", help=f"refresh every {REFRESH_S:g} s until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
 def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
     """Run the command; return 1 if the coordinator cannot be reached or refuses."""
-    clock = clock or SystemClock()
+    return ask(arguments, partial(_show, arguments), clock=clock or SystemClock())
+
+
+def ask(
+    arguments: argparse.Namespace,
+    show: Callable[[Identity | Peer, Clock], Awaitable[None]],
+    *,
+    clock: Clock,
+) -> int:
+    """Let ``show`` ask the coordinator as an operator; return 1 if it cannot be reached or refuses."""
     description = RunDescription.load(arguments.run_file or arguments.state_dir / FILE_NAME)
     try:
-        return asyncio.run(_answer(arguments, description, clock=clock))
+        return asyncio.run(_answer(arguments, description, show, clock=clock))
     except KeyboardInterrupt:
         return ExitCode.DRAINED
 
@@ -141,10 +157,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
-async def _answer(arguments: argparse.Namespace, description: RunDescription, *, clock: Clock) -> ExitCode:
+async def _answer(
+    arguments: argparse.Namespace,
+    description: RunDescription,
+    show: Callable[[Identity | Peer, Clock], Awaitable[None]],
+    *,
+    clock: Clock,
+) -> ExitCode:
     caller = await _caller(arguments, description, now=clock.now())
     try:
-        await _show(arguments, caller, clock=clock)
+        await show(caller, clock)
     except (ConnectionLost, RefusedError) as error:
         identity = caller if isinstance(caller, Identity) else None
         finding = compare_clocks(error, identity, now=clock.now())
@@ -173,7 +195,7 @@ def to_json(status: RunStatus) -> str:
     return json.dumps(dataclasses.asdict(status), default=bytes.hex)
 
 
-async def _show(arguments: argparse.Namespace, caller: Identity | Peer, *, clock: Clock) -> None:
+async def _show(arguments: argparse.Namespace, caller: Identity | Peer, clock: Clock) -> None:
     """Print the state of the run: once, or again and again where it is watched."""
     is_live = arguments.watch and sys.stdout.isatty() and not arguments.json
     live = Live(auto_refresh=False) if is_live else None

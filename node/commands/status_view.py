@@ -7,7 +7,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from node.commands.terminal import table
+from node.commands.terminal import duration, printable, table
 from node.policy import PolicyVersion
 from node.rollout import Verdict
 from node.run import (
@@ -69,13 +69,13 @@ def _headline(status: RunStatus) -> Iterator[Text]:
     if (line := status.headline) is None:
         return
     if line.waits_for:
-        said = f"{line.doing}; it waits for {line.waits_for}, for {_duration(line.for_s)}"
+        said = f"{line.doing}; it waits for {line.waits_for}, for {duration(line.for_s)}"
     else:
-        said = f"{line.doing}; the newest version is {_duration(line.for_s)} old"
-    yield Text(_printable(said[:1].upper() + said[1:] + "."), "bold")
+        said = f"{line.doing}; the newest version is {duration(line.for_s)} old"
+    yield Text(printable(said[:1].upper() + said[1:] + "."), "bold")
     if status.peer_counts:
         counted = ", ".join(f"{one.peers} {one.role} {one.state}" for one in status.peer_counts)
-        yield Text(_printable(counted))
+        yield Text(printable(counted))
     yield Text()
 
 
@@ -84,7 +84,7 @@ def _unusual(status: RunStatus) -> Iterator[Text]:
     for number, one in enumerate(status.unusual):
         some = ", ".join(one.node_ids) + (", ..." if one.peers > len(one.node_ids) else "")
         heading = "unusual" if not number else ""
-        yield Text(f"{heading:10}", "bold").append(_printable(f"{one.peers} {one.what}: {some}"), "yellow")
+        yield Text(f"{heading:10}", "bold").append(printable(f"{one.peers} {one.what}: {some}"), "yellow")
 
 
 def _rest(status: RunStatus) -> Iterator[Text]:
@@ -93,12 +93,6 @@ def _rest(status: RunStatus) -> Iterator[Text]:
         yield Text(
             f"{len(status.peers)} of {status.matching_peers} peers; --page, --sort, --state and --name", "dim"
         )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _header(status: RunStatus) -> Text:
@@ -122,7 +116,7 @@ def _header(status: RunStatus) -> Text:
     header = Text()
     for name, values in lines.items():
         # Texts of peers are among them: control characters must not reach the terminal.
-        value = f"\n{'':10}".join(map(_printable, values))
+        value = f"\n{'':10}".join(map(printable, values))
         if value:
             header.append("\n" if header else "")
             header.append(f"{name:10}", "bold").append(value, "bold red" if name in alarms else "")
@@ -287,7 +281,7 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
         Text(f"{peer.leases}/{peer.lease_allowance or '-'}" if peer.role is Role.SAMPLER else "-"),
         Text(str(peer.verdicts.get(Verdict.TRAINED, 0)) if peer.role is Role.SAMPLER else "-"),
         Text(_counts(peer.verdicts, _REFUSALS)),
-        Text(_printable(peer.waits_for)),
+        Text(printable(peer.waits_for)),
     )
 
 
@@ -295,8 +289,8 @@ def _standings(peers: Iterable[PeerStatus]) -> Iterable[Text]:
     """Yield a line for each sampler of which an operator should know."""
     for peer in peers:
         if peer.standing_detail and peer.state != "left":
-            detail = _printable(peer.standing_detail)
-            yield Text(f"{peer.node_id}: {_printable(peer.standing)}, {detail}", style="yellow")
+            detail = printable(peer.standing_detail)
+            yield Text(f"{peer.node_id}: {printable(peer.standing)}, {detail}", style="yellow")
 
 
 def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:
@@ -308,10 +302,6 @@ def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:
                 f"{peer.refused_twin_s:.0f} s ago; stop one of the two",
                 style="yellow",
             )
-
-
-def _printable(text: str) -> str:
-    return "".join(filter(str.isprintable, text))
 
 
 def _counts(verdicts: dict[str, int], shown: Iterable[Verdict]) -> str:

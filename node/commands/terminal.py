@@ -70,3 +70,15 @@ def table(*headings: str, spaces: int = 2, right: bool = False) -> Table:
 def console() -> Console:
     """Return standard output, of which a pipe gets whole lines."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people, in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def printable(text: str) -> str:
+    """Return a text of a peer without what could reach the terminal as a command."""
+    return "".join(filter(str.isprintable, text))

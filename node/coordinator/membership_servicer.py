@@ -11,6 +11,7 @@ from typing import Final
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.coordinator.fleet.headline import Facts, headline
+from node.coordinator.fleet.wait_chain import chain
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.agreement import DIGEST_BYTES
@@ -175,7 +176,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         accounts, capacity, now = self.spool.accounts, room(self.spool.accounts), self.clock.now()
         learner = accounts.learner
         rows, matching = self.peers.page(query, now)
-        survey = self.peers.survey
+        survey, facts = self.peers.survey, self._facts(capacity, now)
         return RunStatus(
             run_id=self.run_id,
             head=self.peers.head,
@@ -183,7 +184,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             peers=rows,
             matching_peers=matching,
             peer_counts=survey.peer_counts,
-            headline=headline(self._facts(capacity, now)),
+            headline=headline(facts),
+            waits=chain(
+                facts, self.peers.waiting_samplers(now), learner_for_s=self.peers.learner_waits_s(now)
+            ),
             unusual=survey.unusual,
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},

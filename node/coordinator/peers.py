@@ -11,6 +11,7 @@ A sampler's heartbeat or join costs the same however many peers there are. ``exp
 the learner's heartbeat look at all of them, with little work for each.
 """
 
+import heapq
 import random as randomness
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from node.coordinator.fleet.survey import (
     Surveyor,
     survey_every_s,
 )
+from node.coordinator.fleet.wait_chain import WaitingSamplers
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
@@ -56,6 +58,9 @@ _GRADERS_AT_ONCE: Final = 64
 """Up to so many samplers, what they agree on is found at each join; of more, at the next ``expire``."""
 
 _VALUES_OF_A_CONDITION: Final = 8
+
+_WAITING_NAMED: Final = 3
+"""Samplers named of those that wait for the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,8 @@ class Peers:
         self._metrics = metrics
         self._reports: dict[Peer, HeartbeatReport] = {}
         """The newest of each peer."""
+        self._waits_since_s: dict[Peer, float] = {}
+        """Since when each peer names the wait that it names now."""
         self._few: dict[Peer, None] = {}
         """Known peers that are no samplers."""
         self._samplers: set[str] = set()
@@ -158,6 +165,7 @@ class Peers:
         """Admit a peer, or admit it again; see ``Membership.join``."""
         member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._reports[peer] = HeartbeatReport(held)
+        self._waits_since_s[peer] = now
         if peer.role is Role.SAMPLER:
             self._samplers.add(peer.node_id)
         else:
@@ -196,6 +204,8 @@ class Peers:
         """
         if self._membership.heartbeat(peer, now, instance=heartbeat.instance):
             self._is_grader_due = True
+        if self._reports[peer].waits_for != heartbeat.waits_for:
+            self._waits_since_s[peer] = now
         self._reports[peer] = heartbeat
         self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
         if metrics:
@@ -325,9 +335,32 @@ class Peers:
         """Return what the learner waits for; empty: nothing, or it is not here."""
         return next((self._reports[peer].waits_for for peer in self._few if peer.role is Role.LEARNER), "")
 
+    def learner_waits_s(self, now: float) -> float:
+        """Return how long the learner has named that wait; 0 where it is not here."""
+        learners = (self._waits_since_s[peer] for peer in self._few if peer.role is Role.LEARNER)
+        return max(0.0, now - next(learners, now))
+
+    def waiting_samplers(self, now: float) -> tuple[WaitingSamplers, ...]:
+        """Return the samplers that are here, by what they wait for."""
+        by_wait: dict[str, list[tuple[float, str]]] = {}
+        for member in self._membership.members:
+            peer = member.peer
+            if peer.role is Role.SAMPLER and member.state in (PeerState.JOINED, PeerState.LIVE):
+                waits = by_wait.setdefault(self._reports[peer].waits_for, [])
+                waits.append((self._waits_since_s[peer], peer.node_id))
+        return tuple(
+            WaitingSamplers(
+                waits_for,
+                tuple(name for _, name in heapq.nsmallest(_WAITING_NAMED, waits)),
+                len(waits),
+                max(0.0, now - min(waits)[0]),
+            )
+            for waits_for, waits in by_wait.items()
+        )
+
     def _forget(self) -> None:
         for peer in [peer for peer in self._reports if peer not in self._membership]:
-            del self._reports[peer]
+            del self._reports[peer], self._waits_since_s[peer]
             self._few.pop(peer, None)
             if peer.role is Role.SAMPLER:
                 self._samplers.discard(peer.node_id)

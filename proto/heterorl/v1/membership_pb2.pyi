@@ -919,6 +919,7 @@ class GetStatusResponse(_message.Message):
     PEER_COUNTS_FIELD_NUMBER: _builtins.int
     HEADLINE_FIELD_NUMBER: _builtins.int
     UNUSUAL_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
@@ -996,6 +997,10 @@ class GetStatusResponse(_message.Message):
         """What an operator should look at, the most urgent first; at most 32."""
 
     @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Wait]:
+        """Who waits for whom, from the run down to the cause; at most 8. Empty: it moves."""
+
+    @_builtins.property
     def slots(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Prompt slots by state: available (again), leased, spooled, accepted, trained, uninformative, abandoned,
         lost, skipped (their prompts were set aside when their turn came).
@@ -1036,6 +1041,7 @@ class GetStatusResponse(_message.Message):
         peer_counts: _abc.Iterable[Global___PeerCount] | None = ...,
         headline: Global___Headline | None = ...,
         unusual: _abc.Iterable[Global___Unusual] | None = ...,
+        waits: _abc.Iterable[Global___Wait] | None = ...,
         slots: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         verdicts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         step: Global___StepReport | None = ...,
@@ -1058,7 +1064,7 @@ class GetStatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "head", b"head", "headline", b"headline", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "task_dispute", b"task_dispute", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "task_dispute", b"task_dispute", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exportable_best: _TypeAlias = _typing.Literal["exportable_best"]  # noqa: Y015
     _WhichOneofArgType__exportable_best: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best"]  # noqa: Y015
@@ -1125,6 +1131,40 @@ class Headline(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Headline: _TypeAlias = Headline  # noqa: Y015
+
+@_typing.final
+class Wait(_message.Message):
+    """A link of the chain of who waits for whom."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHO_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    FOR_S_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    """One line for people: the run, the learner, some samplers."""
+    waits_for: _builtins.str
+    """What for, as the peer itself names it."""
+    for_s: _builtins.float
+    """Seconds since."""
+    remedy: _builtins.str
+    """What to do about it, for people. Empty: the next link says it, or nothing is known."""
+    def __init__(
+        self,
+        *,
+        who: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
+        for_s: _builtins.float = ...,
+        remedy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_s", b"for_s", "remedy", b"remedy", "waits_for", b"waits_for", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Wait: _TypeAlias = Wait  # noqa: Y015
 
 @_typing.final
 class Unusual(_message.Message):
