@@ -33,7 +33,6 @@ from typing import Any, Final, NoReturn
 import pytest
 
 from deploy.runs import processes
-from sampler.engines.own_process import process_engine
 
 _MESSAGE_BYTES: Final = 1 << 17
 _HIGHEST: Final = 900
@@ -185,7 +184,8 @@ def warm_engines() -> Iterator[None]:
     """Have engines in processes of their own started warm."""
     _server()  # here, so that tests which count processes find it before they begin
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_engine, "Popen", _start_engine)
+        # By its name: who only starts processes needs no torch.
+        patch.setattr("sampler.engines.own_process.process_engine.Popen", _start_engine)
         yield
 
 

@@ -20,7 +20,7 @@ from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import StartupError
 from support.waiting import until
 
-VERSIONS = 20
+VERSIONS = 24
 EVERY_VERSIONS = 4
 PROMPTS = 12
 
