@@ -36,7 +36,9 @@ from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.run import Role
 from node.weights.assembly.encode import FrameWords
+from node.weights.assembly.public_base import TakeWords
 from node.weights.format.digests import Words, version_root, words_digest
+from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 
 EXAMPLE: Final = """\
@@ -128,7 +130,14 @@ def export_version(directory: Path, *, state: Path, model_dir: Path, version: in
     _chosen(state, version)
     with _staged(directory) as staged:
         with _opened(model_dir, staged) as model:
-            version, root = _write(model, state, version)
+
+            def take(frame: int, words: Words) -> None:
+                try:
+                    model.take(frame, words)
+                except OSError as error:  # here: where words are read, it means that the version is gone
+                    raise _unwritable(directory, error) from error
+
+            version, root = _write(model, take, state, version)
         _copy_other_files(model_dir, staged)
         if _read_back(staged) != (model.layout.digest, root):
             raise StartupError(
@@ -261,7 +270,9 @@ class _WholeModel:
         model.save_pretrained(directory)
 
 
-def _write(model: ModelCopy | _WholeModel, state: Path, wanted: int | None) -> tuple[int, bytes]:
+def _write(
+    model: ModelCopy | _WholeModel, take: TakeWords, state: Path, wanted: int | None
+) -> tuple[int, bytes]:
     """Write a version, by default the newest there is by then, from under a learner that goes on.
 
     Returns:
@@ -270,7 +281,7 @@ def _write(model: ModelCopy | _WholeModel, state: Path, wanted: int | None) -> t
     for left in reversed(range(READS)):
         version = _chosen(state, wanted)
         try:
-            return version, _write_from(model, state, version)
+            return version, _write_from(model, take, state, version)
         except (OSError, CheckpointGoneError):
             if not left:
                 raise
@@ -282,27 +293,27 @@ def _write(model: ModelCopy | _WholeModel, state: Path, wanted: int | None) -> t
     raise AssertionError("the last read returns or raises")
 
 
-def _write_from(model: ModelCopy | _WholeModel, state: Path, version: int) -> bytes:
+def _write_from(model: ModelCopy | _WholeModel, take: TakeWords, state: Path, version: int) -> bytes:
     """Write a version from where it is; return its root."""
     layout = model.layout
     with opened_published(state, version, layout=layout, base=model.base) as published:
         if published is None:
             with opened_masters(state / CHECKPOINTS, version, layout=layout) as masters:
-                return _write_frames(model, FileWords(masters, layout).frame)
-        root = _write_frames(model, published.frame)
+                return _write_frames(layout, FileWords(masters, layout).frame, take)
+        root = _write_frames(layout, published.frame, take)
         if root != published.root:
             raise ValueError(f"its words do not have root {published.root.hex()}")
         return root
 
 
-def _write_frames(model: ModelCopy | _WholeModel, words_of: FrameWords) -> bytes:
+def _write_frames(layout: Layout, words_of: FrameWords, take: TakeWords) -> bytes:
     """Write all frames; return the root that they have."""
     digests = []
-    for frame in range(len(model.layout.frames)):
+    for frame in range(len(layout.frames)):
         words = words_of(frame)
         digests.append(words_digest(words))
-        model.take(frame, words)
-    return version_root(model.layout.digest, digests)
+        take(frame, words)
+    return version_root(layout.digest, digests)
 
 
 def _read_back(directory: Path) -> tuple[bytes, bytes]:

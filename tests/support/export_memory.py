@@ -22,7 +22,7 @@ def rise_in_export(directory: Path, state: Path, model_dir: Path, version: int) 
         held.append(_anonymous_bytes())
         TAKE(self, frame, words)
 
-    with mock.patch.object(file_words, "BATCH_BYTES", 1 << 20), mock.patch.object(ModelCopy, "take", take):
+    with mock.patch.object(file_words, "BATCH_BYTES", 1 << 22), mock.patch.object(ModelCopy, "take", take):
         export_version(directory / "first", state=state, model_dir=model_dir, version=version)
         before, frames = _anonymous_bytes(), len(held)
         export_version(directory / "second", state=state, model_dir=model_dir, version=version)
