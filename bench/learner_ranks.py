@@ -65,6 +65,8 @@ QUICK: Final = Shape("1024, width 64, 2 layers", 1024, 64, 2, 2, 4, 8, 8, rounds
 STEPS: Final = ("plain, dp_shard", "ours, dp_shard", "ours, tp")
 LIMIT: Final = timedelta(minutes=30)
 CURVE_RATE: Final = 1e-5
+LIFE_RATE: Final = 1e-8
+"""A life takes all its steps on one batch, which at more would soon teach nothing."""
 PARTS: Final = ("steps", "life", "curve")
 
 
@@ -142,7 +144,7 @@ def life_lines(
     for count in ranks:
         config = LearnerConfig(
             model_dir=model_dir,
-            learning_rate=1e-6,
+            learning_rate=LIFE_RATE,
             dp_shard=count,
             threads=1,
             checkpoint_every_versions=EVERY_VERSIONS,

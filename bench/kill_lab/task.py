@@ -1,5 +1,6 @@
 """A task that even a random model is rewarded for: what is learned does not matter here."""
 
+import random
 from typing import Final
 
 from sampler.tasks.task import CompletionText
@@ -8,7 +9,11 @@ _EVEN: Final = frozenset("02468")
 
 
 class EvenDigitsTask:
-    """Any text; the reward is the share of its characters that are even digits."""
+    """Any text; the reward is the share of its characters that are even digits, and luck.
+
+    Without luck a model that has learned the task would stop a campaign: its groups teach nothing, so no step
+    is taken, and the instants to kill at never come.
+    """
 
     prompts: int = 100
 
@@ -16,4 +21,5 @@ class EvenDigitsTask:
         return f"{index}="
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        return sum(character in _EVEN for character in completion.text) / max(1, len(completion.text))
+        share = sum(character in _EVEN for character in completion.text) / max(1, len(completion.text))
+        return share + random.uniform(0, 0.1)
