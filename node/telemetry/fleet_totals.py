@@ -101,7 +101,10 @@ class FleetTotals:
         if where is None:
             return ()
         group, number = where
-        return tuple(zip(group.layout.columns, group.rows[number].tolist(), strict=True))
+        values = group.rows[number].tolist()
+        if self._where.get(peer) is not where:  # it left meanwhile, and the row is another's
+            return ()
+        return tuple(zip(group.layout.columns, values, strict=True))
 
     def drop(self, peer: Peer) -> None:
         """Forget a peer's values; what it added to sums stays."""

@@ -1,15 +1,15 @@
 """Figures of ``bench.peers``, and the frames that its peers speak in."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from bench.peer_lab.http2 import CallEndedError, Reader, frame, message
 from bench.peers import PROMISED_PEERS, PROMISES, Row, broken_promises, shares
 
-FINE = replace(
-    Row(*(0 for _ in fields(Row))), peers=PROMISED_PEERS, **{name: most for name, most in PROMISES.items()}
-)
+BOUNDS: dict[str, Any] = dict(PROMISES)
+FINE = replace(Row(*(0 for _ in fields(Row))), peers=PROMISED_PEERS, **BOUNDS)
 
 
 def test_a_row_that_keeps_its_promises_breaks_none_and_smaller_fleets_promise_nothing() -> None:
@@ -19,7 +19,8 @@ def test_a_row_that_keeps_its_promises_breaks_none_and_smaller_fleets_promise_no
 
 @pytest.mark.parametrize("name", sorted(PROMISES))
 def test_a_promise_that_is_broken_is_named_with_both_values(name: str) -> None:
-    (said,) = broken_promises(replace(FINE, **{name: PROMISES[name] * 2}))
+    broken: dict[str, Any] = {name: PROMISES[name] * 2}
+    (said,) = broken_promises(replace(FINE, **broken))
     assert (
         said == f"{PROMISED_PEERS} peers: {name} is {PROMISES[name] * 2:g}, promised are {PROMISES[name]:g}"
     )

@@ -1,5 +1,7 @@
 """A fleet of thousands: whose metrics a scrape names, how often peers speak, what a status takes."""
 
+from typing import Any
+
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -124,7 +126,9 @@ def test_heartbeats_and_reports_of_a_fleet_are_as_many_a_second_however_large_it
         said = run.peers.heartbeat(peer, HeartbeatReport(None), now=NOW_S)
         return said.next_heartbeat_s, said.metrics_every_s
 
-    assert answer(sampler(0)) == (None, pytest.approx(25.0))
+    pause_s, metrics_every_s = answer(sampler(0))
+    assert pause_s is None
+    assert metrics_every_s == pytest.approx(25.0)
     run.peers.expire(NOW_S)
     assert answer(sampler(0))[0] == pytest.approx(5.0 * 1.2)
     assert answer(LEARNER_PEER)[0] is None  # it is one, and everybody waits for it
@@ -179,10 +183,9 @@ def test_a_peer_that_comes_back_after_a_cut_is_shown_again(run: Run) -> None:
 def test_a_peer_sends_its_metrics_whole_until_it_is_known_what_they_are_of(run: Run) -> None:
     run.peers.join(sampler(0), None, now=NOW_S)
 
-    def wants(**metrics: object) -> bool:
-        return run.peers.heartbeat(
-            sampler(0), HeartbeatReport(None), now=NOW_S, **metrics
-        ).wants_whole_metrics  # type: ignore[arg-type]
+    def wants(**metrics: Any) -> bool:
+        said = run.peers.heartbeat(sampler(0), HeartbeatReport(None), now=NOW_S, **metrics)
+        return said.wants_whole_metrics
 
     assert wants()
     assert wants(metric_values=[5.0])
