@@ -156,6 +156,12 @@ class Spool:
         await self.expire()
 
     async def expire(self) -> None:
+        """End the leases whose time is up; a clock that was set back keeps none beyond a full term."""
+        if set_back_s := self._accounts.note_time(self._clock.now()):
+            logger.warning(
+                "this machine's clock was set back",
+                extra={"seconds": round(set_back_s, 3), "note": "leases end within a full term"},
+            )
         expired = await self._settle(lambda now: decisions.expiry(self._accounts, now))
         if expired:
             self._metrics.lease_expiries.inc(expired)

@@ -106,6 +106,8 @@ class Accounts:
         self.length_balance = LengthBalance()
         self.work = terms.work
         """The terms of every lease of the run."""
+        self._latest_s = now
+        """The latest time this was told."""
         self.leased_before_change: frozenset[str] = frozenset()
         """Leases that were out when the task's options changed. In memory only, as after a later restart few
         of their groups still come."""
@@ -253,6 +255,17 @@ class Accounts:
                 for attempt in slot.attempts
                 if not attempt.is_submitted
             )
+
+    def note_time(self, now: float) -> float:
+        """Note the time; return how far the clock was set back since, seconds.
+
+        Deadlines, in memory only, are then moved to where they may be at the latest.
+        """
+        set_back_s, self._latest_s = max(0.0, self._latest_s - now), now
+        if set_back_s:
+            self.slots.bound_times(now)
+            self.evaluations.bound_times(now)
+        return set_back_s
 
     def cut_leases_short(self, sampler_id: str, *, now: float) -> None:
         """Let a sampler's leases end at the next expiry; deadlines are in memory only."""

@@ -262,6 +262,19 @@ class SlotTable:
             self._deadlines[slot.number] = now + self._lease_ttl_s
         return False
 
+    def bound_times(self, now: float) -> None:
+        """Put no time further ahead than it can be: the clock was set back.
+
+        Otherwise what a dead sampler holds would stay leased for as long as the clock was wrong.
+        """
+        for times, latest_s in (
+            (self._deadlines, now + self._lease_ttl_s),
+            (self._granted_at_s, now),
+            (self._retry_at_s, now + FIRST_RETRY_S),
+            (self._waiting, now + WAIT_FOR_OTHERS_S),
+        ):
+            times.update({number: latest_s for number, at_s in times.items() if at_s > latest_s})
+
     def cut_short(self, holder: str, *, now: float) -> None:
         """Let every lease of ``holder`` end at the next ``expire``: the process that took it is gone."""
         self._deadlines |= dict.fromkeys(self.open.held_by(holder), now)

@@ -777,3 +777,14 @@ def test_after_a_restart_samplers_have_a_term_to_ask_again_before_an_evaluation_
     again.now += TTL_S
     again.evaluate(0)
     assert status(again).under_way is None
+
+
+def test_after_a_clock_was_set_back_an_evaluation_waits_no_longer_than_a_term(desk: Desk) -> None:
+    desk.release("s1", lease(desk))
+    desk.now -= 3600.0
+    desk.accounts.note_time(desk.now)
+    desk.evaluate(0)
+    assert status(desk).under_way is not None
+    desk.now += TTL_S + 1
+    desk.evaluate(0)
+    assert status(desk).under_way is None

@@ -138,6 +138,19 @@ async def test_leases_that_fail_or_expire_are_counted(open_: Open) -> None:
     assert open_.value("lease_expiries_total") == 1  # 3.1; 2.1 was renewed
 
 
+async def test_a_clock_that_is_set_back_keeps_no_lease_beyond_a_full_term(open_: Open) -> None:
+    await open_.lease(wanted=2)
+    open_.clock.advance(-3600.0)
+    await open_.spool.expire()
+    open_.clock.advance(TTL_S - 1)
+    assert open_.spool.renew("s1", ("1.1",)) == ()
+    await open_.spool.expire()
+    assert open_.value("lease_expiries_total") == 0
+    open_.clock.advance(1)
+    await open_.spool.expire()
+    assert open_.value("lease_expiries_total") == 1  # 0.1, of whom nobody has heard since
+
+
 async def test_what_is_in_flight_is_shown(open_: Open) -> None:
     await open_.lease(wanted=2)
     await open_.submit("0.1")

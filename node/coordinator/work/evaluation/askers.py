@@ -34,6 +34,12 @@ class Askers:
             name: replace(asker, is_able=asker.held_version <= version) for name, asker in self._active(now)
         }
 
+    def bound_times(self, now: float) -> None:
+        """Let nobody have asked later than now: the clock was set back."""
+        self._askers = {
+            name: replace(asker, at_s=min(asker.at_s, now)) for name, asker in self._askers.items()
+        }
+
     def remove(self, gone: frozenset[str]) -> None:
         self._askers = {name: asker for name, asker in self._askers.items() if name not in gone}
 

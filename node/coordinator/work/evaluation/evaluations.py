@@ -275,6 +275,13 @@ class Evaluations:
         own = self._own([lease_id])
         return not own or self._table.renew(holder, own[0], now=now, max_age_s=max_age_s)
 
+    def bound_times(self, now: float) -> None:
+        """Put no time further ahead than it can be; see ``SlotTable.bound_times``."""
+        self._table.bound_times(now)
+        self._askers.bound_times(now)
+        self._last_change_s = min(self._last_change_s, now)
+        self._waits_until_s = min(self._waits_until_s, now + self._lease_ttl_s)
+
     def cut_short(self, holder: str, *, now: float) -> None:
         self._table.cut_short(holder, now=now)
 
