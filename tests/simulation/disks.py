@@ -39,7 +39,7 @@ class SimulatedDisk:
         """How the process is to die in its next commit."""
         self.on_death: Callable[[str], None] = lambda _: None
         self.before: Balance | None = None
-        """What the file held before the commit that a death cut short; ``after``: had it been whole."""
+        """Content of the file before the commit that a death cut short; ``after``: had it been whole."""
         self.after: Balance | None = None
 
     def latency_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What goes wrong in a run: drawn from its seed, a list that can be cut shorter and told.
+"""The faults of a run: a list drawn from its seed, which can be cut shorter and told in words.
 
 A fault happens at its time whatever other faults there are, and every peer draws from a source of its own. So
 a run with fewer faults is, apart from those, nearly the same run, and shrinking works.

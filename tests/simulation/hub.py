@@ -20,7 +20,7 @@ from node.coordinator.published import Published
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import TrustUpkeep
-from node.coordinator.work.accounts import Accounts, RunTerms, StoredGroup, Transaction
+from node.coordinator.work.accounts import Accounts, RunTerms, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import EMPTY_PAUSE_S
@@ -29,7 +29,6 @@ from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.history import Hello
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.slots import group_id
 from node.coordinator.work.trust import task_is
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
@@ -47,7 +46,6 @@ from node.rollout import (
 )
 from node.rpc.channel import ConnectionLost
 from node.run import Role, StepRecord
-from node.serving.submissions import Submission
 from node.telemetry.fleet_collector import FleetCollector
 from node.waits import side_by_side
 from simulation.disks import SimulatedDisk, SimulatedLedger
@@ -283,20 +281,18 @@ class Hub:
         return await self.spool.release(peer.node_id, lease_ids, failed)
 
     async def submit(
-        self,
-        name: str,
-        sampler_id: str,
-        group: RolloutGroup,
-        encoded: EncodedGroup,
-        *,
-        is_relayed: bool = False,
+        self, encoded: EncodedGroup, group: RolloutGroup, *, is_relayed: bool = False
     ) -> Submitted:
-        """Take a group in. Its header, or all of it where the prompt is held out."""
+        """Take a group in, whose sampler is proved."""
+        name, sampler_id = encoded.group_id, encoded.sampler_id
         if self.revocations.is_revoked(sampler_id):
             submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
         else:
-            read: Any = group if is_evaluation_lease(name) else self._header_of(encoded.columns, group)
-            submitted = await self.spool.submit(Submission(sampler_id, name, encoded), read)
+            is_held_out = is_evaluation_lease(name)
+            read: RolloutGroup | GroupHeader = (
+                group if is_held_out else self._header_of(encoded.columns, group)
+            )
+            submitted = await self.spool.submit(encoded, read)
         if is_relayed and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             self.peers.notify(sampler_id, GroupVerdict(name, submitted.verdict, submitted.detail))
         return submitted
@@ -364,10 +360,6 @@ class Hub:
 
 def peer_of(node_id: str, role: Role) -> Peer:
     return Peer(RUN_ID, role, node_id)
-
-
-def name_of(stored: StoredGroup) -> str:
-    return group_id(stored.slot, stored.attempt)
 
 
 def draw_for(seed: int, name: str) -> random.Random:

@@ -19,16 +19,15 @@ from learner.intake.trained_slots import TrainedSlots
 from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.peers import HeartbeatReport
 from node.coordinator.spool import Quarantines
-from node.coordinator.work.accounts import StoredGroup
 from node.coordinator.work.history import Hello
 from node.coordinator.work.model_check import Learner
 from node.errors import RefusedError
 from node.policy import PolicyVersion
-from node.rollout import DeliveredGroup, GroupVerdict, RolloutGroup, Verdict
+from node.rollout import EncodedGroup, GroupVerdict, RolloutGroup, Verdict
 from node.rpc.channel import Backoff, ConnectionLost
 from node.run import Role, StepRecord
 from simulation.faults import Plan
-from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, name_of, peer_of, root_of
+from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
 from simulation.network import Network, Stream, call
 from simulation.reached import NamedWaits
 from simulation.virtual_loop import Clock, Process
@@ -49,7 +48,7 @@ RULES = dict(
 
 @dataclass(slots=True)
 class LearnerDisk:
-    """What survives a learner."""
+    """The state that survives a learner."""
 
     epoch: int = 0
     journal: list[tuple[StepRecord, int]] = field(default_factory=list)
@@ -81,7 +80,7 @@ class SimulatedLearner:
         self.process = process
         self.is_stalled = False
         self.told: Stream[Any] | None = None
-        """What comes of the stream that is open."""
+        """The coordinator's half of the open stream."""
         self._plan = plan
         self._disk = disk
         self._network = network
@@ -109,8 +108,10 @@ class SimulatedLearner:
             max_staleness_versions=plan.max_staleness_versions,
         )
         self._rules = GroupRules(**RULES, max_staleness_versions=plan.max_staleness_versions)  # type: ignore[arg-type]
+        self._sampler_of: dict[str, str] = {}
+        """By group, as delivered."""
         self._task_digest: bytes | None = None
-        """Of the task's options, as the coordinator said last."""
+        """Digest of the task's options, as the coordinator said last."""
         self._owed = asyncio.Event()
         self._arrived = asyncio.Event()
         self._stepped = asyncio.Event()
@@ -210,7 +211,7 @@ class SimulatedLearner:
                 said.send(owed.credit_groups)
             await self._owed.wait()
 
-    def _receive(self, message: StoredGroup | int | Quarantines) -> None:
+    def _receive(self, message: EncodedGroup | int | Quarantines) -> None:
         if isinstance(message, int):
             self._witness.acknowledged(message)
             self._outstanding.acknowledged(message)
@@ -220,17 +221,17 @@ class SimulatedLearner:
         else:
             self._admit(message)
 
-    def _admit(self, stored: StoredGroup) -> None:
-        name = name_of(stored)
+    def _admit(self, encoded: EncodedGroup) -> None:
+        name = encoded.group_id
         if not self._outstanding.delivered(name):
             return
-        group = self._group_of(stored.group.columns)
-        delivered = DeliveredGroup(group, stored.sampler_id, stored.spooled_at_s)
+        group = self._group_of(encoded.columns)
+        self._sampler_of[name] = encoded.sampler_id
         judged = judge(group, self._rules, version=self.version, trained_group_ids=self._trained)
-        if judged.verdict is Verdict.ACCEPTED and stored.sampler_id in self._outstanding.quarantined:
+        if judged.verdict is Verdict.ACCEPTED and encoded.sampler_id in self._outstanding.quarantined:
             judged = GroupVerdict(name, Verdict.SUSPECT, "its sampler is quarantined")
         if judged.verdict is Verdict.ACCEPTED:
-            self._buffer.add(delivered)
+            self._buffer.add(group)
             self._arrived.set()
         self._judged(judged)
 
@@ -252,14 +253,14 @@ class SimulatedLearner:
                 continue
             await asyncio.sleep(self._plan.step_s * self._draw.uniform(0.5, 1.5))
             if self._draw.random() < self._plan.uninformative:
-                for delivered in batch:
-                    self._judged(GroupVerdict(delivered.group.group_id, Verdict.UNINFORMATIVE))
+                for group in batch:
+                    self._judged(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE))
                 continue
             await self._step(batch)
 
-    async def _step(self, batch: tuple[DeliveredGroup, ...]) -> None:
-        names = tuple(delivered.group.group_id for delivered in batch)
-        ages = tuple(self.version - delivered.group.oldest_version for delivered in batch)
+    async def _step(self, batch: tuple[RolloutGroup, ...]) -> None:
+        names = tuple(group.group_id for group in batch)
+        ages = tuple(self.version - group.oldest_version for group in batch)
         record = StepRecord(self.version + 1, names, ages)
         unacknowledged = self._outstanding.unacknowledged
         acknowledged = unacknowledged[0].version - 1 if unacknowledged else self.version
@@ -267,7 +268,7 @@ class SimulatedLearner:
             with self._waits.waiting("disk"):
                 await asyncio.sleep(1.0)
         self._disk.journal.append((record, acknowledged))
-        self._witness.stepped(record, batch)
+        self._witness.stepped(record, batch, sampler_of=self._sampler_of)
         if self._disk.dies_in_step:
             self._disk.dies_in_step = False
             self._dies()

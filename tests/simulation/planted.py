@@ -30,7 +30,7 @@ SEEDS = 200
 @dataclass(frozen=True, slots=True)
 class Planted:
     name: str
-    """What the code does wrong."""
+    """The mistake, as a sentence."""
     plant: Callable[[], AbstractContextManager[object]]
 
 
@@ -126,10 +126,9 @@ _share = Standings.share
 
 @contextmanager
 def _forwards_then_forgets() -> Iterator[None]:
-    async def forward(self: Forwarder, group: Any) -> None:
-        await self._on_disk(lambda: self._spool.remove(group.number))
-        if group.data is not None:
-            await self._stream.submit(group.data, len(group.data))
+    async def forward(self: Forwarder, number: int, group: Any) -> None:
+        await self._on_disk(lambda: self._spool.remove(number))
+        await self._stream.submit(group)
 
     with mock.patch.object(Forwarder, "_forward", forward):
         yield
@@ -156,7 +155,7 @@ async def _acknowledges_unwritten(self: Spool, drain: Any, record: Any) -> None:
 _record_step = Spool.record_step
 
 
-def _put_without_check(self: RolloutSpool, sampler_id: str, group_id: str, data: bytes) -> bool:
+def _put_without_check(self: RolloutSpool, group: Any) -> bool:
     self._size += 1
     return True
 

@@ -62,15 +62,12 @@ class SimulatedRelay:
     def start(self) -> None:
         self.process.spawn(self.forwarder._forward_for_ever())
 
-    async def take(self, sampler_id: str, name: str, key: bytes) -> bool:
-        return await self.forwarder.take(
-            sampler_id, name, b"|".join((sampler_id.encode(), name.encode(), key))
-        )
+    async def take(self, group: EncodedGroup) -> bool:
+        return await self.forwarder.take(group)
 
-    async def submit(self, data: bytes, size_bytes: int) -> tuple[Verdict, str]:
+    async def submit(self, encoded: EncodedGroup) -> tuple[Verdict, str]:
         """Hand a group on to the coordinator."""
-        sampler_id, name, key = data.split(b"|", 2)
-        group = self._group_of(key)
+        group = self._group_of(encoded.columns)
 
         def of_process() -> Process | None:
             hub = self._hub()
@@ -80,10 +77,9 @@ class SimulatedRelay:
             hub = self._hub()
             if hub is None:
                 raise ConnectionLost("the coordinator is down")
-            encoded = EncodedGroup(b"header", key)
-            return await hub.submit(name.decode(), sampler_id.decode(), group, encoded, is_relayed=True)
+            return await hub.submit(encoded, group, is_relayed=True)
 
         link = self._network.link("relay", "coordinator")
         submitted = await call(self.process.loop, link, of_process, handled)
-        self._witness.told(sampler_id.decode(), name.decode(), submitted.verdict)
+        self._witness.told(encoded.sampler_id, encoded.group_id, submitted.verdict)
         return submitted.verdict, submitted.detail

@@ -191,7 +191,7 @@ class SimulatedSampler:
             return
         self.leasing.note_success()
         group = make_group(lease, oldest, self.policy.held.number, at_s=(began_at_s, self._clock.now()))
-        self._encoded[name] = EncodedGroup(b"header", self._keep(group))
+        self._encoded[name] = EncodedGroup(b"header", self._keep(group), name, self.name)
         self._queue.advance(name, JobState.SUBMITTING)
         self._begin_ready()
         await self._submitter.put(group)
@@ -215,11 +215,11 @@ class SimulatedSampler:
                 self.process.loop,
                 link,
                 lambda: None if (now := self._relay_now()) is None else now.process,
-                lambda: relay.take(self.name, name, encoded.columns),
+                lambda: relay.take(encoded),
             )
             self._witness.told_by_relay(self.name, name)
             return (Verdict.SPOOLED if is_new else Verdict.DUPLICATE), ""
-        submitted = await self._call(lambda hub: hub.submit(name, self.name, group, encoded))
+        submitted = await self._call(lambda hub: hub.submit(encoded, group))
         self._witness.told(self.name, name, submitted.verdict)
         return submitted.verdict, submitted.detail
 

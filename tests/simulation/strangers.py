@@ -76,7 +76,7 @@ class Stranger:
                     )
                 )
                 while True:
-                    await self._beat()
+                    await self._send_heartbeat()
                     await attack()
                     await asyncio.sleep(PAUSE_S)
             except (ConnectionLost, RefusedError):
@@ -91,7 +91,7 @@ class Stranger:
     def _held(self) -> PolicyVersion:
         return PolicyVersion(self._head, root_of(self._head))
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         running = tuple(lease.lease_id for lease in self._leases) if self._kind is K.HOARDS else ()
         report = HeartbeatReport(self._held, has_heard=True, instance=self.process.name)
         answer, _ = await self._call(lambda hub: hub.heartbeat(self._peer, report, running))
@@ -163,8 +163,8 @@ class Stranger:
         )
 
     async def _submit(self, name: str, group: RolloutGroup) -> None:
-        encoded = EncodedGroup(b"header", self._keep(group))
-        submitted = await self._call(lambda hub: hub.submit(name, self.process.name, group, encoded))
+        encoded = EncodedGroup(b"header", self._keep(group), name, self.process.name)
+        submitted = await self._call(lambda hub: hub.submit(encoded, group))
         self._witness.told(self.process.name, name, submitted.verdict)
 
     async def _call(self, handle: Callable[[Hub], Any]) -> Any:

@@ -34,7 +34,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = self
         self._disks: dict[int, Disk] = {}
         self.crash: BaseException | None = None
-        """What a callback raised that nobody awaits."""
+        """The first error of a callback or task that nobody awaits."""
         self.set_task_factory(_owned_task)
         self.set_exception_handler(self._note_crash)
 

@@ -1,4 +1,4 @@
-"""What must stay true of a run, whatever fails: seen from outside, and compared after every commit.
+"""The promises of a run, whatever fails: checked from outside after every commit.
 
 The witness remembers what peers were told and what the learner did. It shares no state with the coordinator,
 whose accounts and ledger it reads.
@@ -14,7 +14,7 @@ whose accounts and ledger it reads.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id, slot_and_attempt
 from node.coordinator.work.standing import ALL_NEWCOMERS_PART, NEWCOMER_LEASES
 from node.policy import PolicyVersion
-from node.rollout import DeliveredGroup, GroupVerdict, LeaseGrant, LeasePurpose, Verdict
+from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, RolloutGroup, Verdict
 from node.run import StepRecord
 from simulation.faults import Plan
 from simulation.virtual_loop import VirtualLoop
@@ -134,14 +134,15 @@ class Witness:
         if judged.verdict is not Verdict.ACCEPTED:
             self._excused[judged.group_id] = f"judged {judged.verdict}"
 
-    def stepped(self, record: StepRecord, batch: tuple[DeliveredGroup, ...]) -> None:
+    def stepped(
+        self, record: StepRecord, batch: tuple[RolloutGroup, ...], *, sampler_of: Mapping[str, str]
+    ) -> None:
         """Note a step that is in the learner's journal."""
         self.tell("learner", f"takes step {record.version} with groups {', '.join(record.group_ids)}")
         if record.version != len(self.history) + 1:
             self.violated(f"step {record.version} follows on {len(self.history)}")
         self.history.append(record)
-        for delivered in batch:
-            group = delivered.group
+        for group in batch:
             slot, _ = slot_and_attempt(group.group_id)
             age = record.version - 1 - group.oldest_version
             if slot in self._trained:
@@ -153,8 +154,9 @@ class Witness:
                     f"group {group.group_id} was {age} versions stale, {self.plan.max_staleness_versions} "
                     "are allowed"
                 )
-            if self._granted.get(group.group_id) != delivered.sampler_id:
-                self.violated(f"group {group.group_id} of {delivered.sampler_id} was leased to somebody else")
+            sampler_id = sampler_of[group.group_id]
+            if self._granted.get(group.group_id) != sampler_id:
+                self.violated(f"group {group.group_id} of {sampler_id} was leased to somebody else")
             self._trained[slot] = group.group_id
 
     def excuse(self, name: str, why: str) -> None:

@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def digest(self) -> str:
-        """Of the story: two runs that have the same went the same way."""
+        """Return a digest of the story; two runs with the same digest went the same way."""
         text = "\n".join(f"{line.at_s!r} {line.who} {line.what}" for line in self.story)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
