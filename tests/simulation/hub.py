@@ -60,6 +60,7 @@ WORK = Work(RUN_ID, "addition", 2, SAMPLING, prompt_tokens=64)
 LAYOUT, TOKENIZER = b"l" * 16, b"t" * 16
 HELD_OUT_PROMPTS = 3
 SILENT_AFTER_S = 8.0
+HEARTBEAT_S = 2.0
 PROMPT_RETRY_S = 40.0
 KEYFRAME_EVERY_VERSIONS = 8
 KEPT_KEYFRAMES = 2
@@ -205,6 +206,7 @@ class Hub:
         self.peers = Peers(
             self.accounts,
             silent_after_s=SILENT_AFTER_S,
+            heartbeat_interval_s=HEARTBEAT_S,
             head=self.published.head,
             revoked=lambda: revocations.node_ids,
             fleet=FleetCollector(),
