@@ -296,7 +296,7 @@ class Wait:
     waits_for: str
     for_s: float
     remedy: str
-    """What to do about it; empty: the next link says it, or nothing is known."""
+    """An action that ends it; empty: the next link has it, or none is known."""
 
 
 @dataclass(frozen=True, slots=True)
