@@ -38,7 +38,7 @@ class Stop(enum.Enum):
 
 
 class Acknowledged:
-    """Words told to others before the machine stopped."""
+    """Newest number that others were told before the machine stopped."""
 
     def __init__(self) -> None:
         self.newest = 0
