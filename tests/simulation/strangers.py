@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from node.coordinator.peers import HeartbeatReport
+from node.coordinator.work.slots import group_id
 from node.errors import RefusedError
 from node.failure import FailedLease, Failure
 from node.limits import LEASES_PER_REQUEST
@@ -24,7 +25,6 @@ from simulation.witness import Witness
 PAUSE_S = 1.0
 FLOOD_REQUESTS = 100
 FLOOD_PAUSE_S = 4.0
-GUESSED_SLOTS = 40
 
 
 class Stranger:
@@ -120,10 +120,15 @@ class Stranger:
 
     async def _steal(self) -> None:
         hub = self._hub()
-        newest = 0 if hub is None else hub.accounts.slots.next_slot
-        slot = max(0, newest - self._draw.randrange(GUESSED_SLOTS))
-        name = f"{slot}.{self._draw.randint(1, 3)}"
-        lease = await self._a_lease(name)
+        slots = () if hub is None else tuple(hub.accounts.slots.open_slots.values())
+        if not slots:
+            return
+        slot = self._draw.choice(
+            slots
+        )  # a thief that guesses well: ids and the order of prompts are no secret
+        name = group_id(slot.number, max(1, slot.granted))
+        lease = PromptLease(name, WORK.task, slot.prompt_index, WORK.group_size, WORK.sampling, 1.0)
+        lease = replace(lease, task_digest=hub.accounts.work.task_digest if hub else b"")
         await self._submit(name, make_group(lease, self._head, self._head, at_s=(1.0, 2.0)))
         await self._call(lambda hub: hub.release(self._peer, (name,), ()))
 
@@ -156,11 +161,6 @@ class Stranger:
         requests = [self._lease() for _ in range(FLOOD_REQUESTS)]
         await asyncio.gather(*requests, return_exceptions=True)
         await asyncio.sleep(FLOOD_PAUSE_S)
-
-    async def _a_lease(self, name: str) -> PromptLease:
-        return PromptLease(
-            name, WORK.task, self._draw.randrange(self._plan.prompts), WORK.group_size, WORK.sampling, 1.0
-        )
 
     async def _submit(self, name: str, group: RolloutGroup) -> None:
         encoded = EncodedGroup(b"header", self._keep(group), name, self.process.name)
