@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo real test deep test-vllm kills mutants restores neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
+.PHONY: help install demo real test deep test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
 
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
@@ -80,6 +80,10 @@ mutants: needs-test $(BIN)/.test ## Plant faults in what decides (mutmut) and li
 
 restores: $(BIN)/.demo ## Put older ledgers under a real run and restart it in random orders (MOMENTS=n, SEED=n)
 	$(BIN)/python -m bench.restores --moments $(or $(MOMENTS),50) --seed $(or $(SEED),0)
+
+simulate: $(BIN)/.test ## Simulate runs from seeds, with everything failing (SEEDS=n, SEED=n tells one, PLANTED=1 plants faults and finds them)
+	PYTHONPATH=tests $(BIN)/python -m simulation \
+	  $(if $(SEED),--seed $(SEED),$(if $(filter 1,$(PLANTED)),--planted,--seeds $(or $(SEEDS),1000)))
 
 neon: needs-neon $(BIN)/.demo ## Run the C kernel on emulated processors: 64-bit ARM, old x86-64 (takes qemu-user and cross compilers)
 	$(BIN)/python tests/fuzz/emulated_kernel.py

@@ -1,0 +1,367 @@
+"""The coordinator of a simulated run: production's spool, peers, transactions, upkeep and ledger.
+
+What the servicers do between the wire and these is said again here, without the wire: who is refused, which
+call a message becomes. The store of policy versions is a list of artifacts without bytes.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
+from node.coordinator.drain_stream import DrainStream
+from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
+from node.coordinator.published import Published
+from node.coordinator.spool import Spool
+from node.coordinator.transactions import Transactions
+from node.coordinator.trust_upkeep import TrustUpkeep
+from node.coordinator.work.accounts import Accounts, RunTerms, Transaction
+from node.coordinator.work.batch import Batch
+from node.coordinator.work.capacity import Bounds
+from node.coordinator.work.decisions import EMPTY_PAUSE_S
+from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
+from node.coordinator.work.group_check import Work
+from node.coordinator.work.history import Hello
+from node.coordinator.work.model_check import Learner
+from node.coordinator.work.trust import task_is
+from node.coordinator.work.verdicts import Submitted
+from node.errors import Reason, RefusedError
+from node.failure import FailedLease
+from node.identity.peer import Peer
+from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.rollout import (
+    EncodedGroup,
+    GroupHeader,
+    GroupVerdict,
+    LeaseGrant,
+    RolloutGroup,
+    SamplingParameters,
+    Verdict,
+)
+from node.rpc.channel import ConnectionLost
+from node.run import Role, StepRecord
+from node.telemetry.fleet_collector import FleetCollector
+from node.waits import side_by_side
+from simulation.disks import SimulatedDisk, SimulatedLedger
+from simulation.faults import Plan
+from simulation.network import Stream
+from simulation.reached import Instruments
+from simulation.virtual_loop import Clock, Process, VirtualLoop
+
+RUN_ID = "run"
+SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
+WORK = Work(RUN_ID, "addition", 2, SAMPLING, prompt_tokens=64)
+LAYOUT, TOKENIZER = b"l" * 16, b"t" * 16
+HELD_OUT_PROMPTS = 3
+SILENT_AFTER_S = 8.0
+PROMPT_RETRY_S = 40.0
+KEYFRAME_EVERY_VERSIONS = 8
+KEPT_KEYFRAMES = 2
+
+
+def root_of(version: int) -> bytes:
+    return version.to_bytes(16)
+
+
+def terms_of(plan: Plan, task_digest: bytes) -> RunTerms:
+    """Return what the run asks of its samplers, by the task's options as they are now."""
+    evaluation = NO_EVALUATION
+    if plan.evaluates_every_versions:
+        evaluation = EvaluationSettings(
+            every_versions=plan.evaluates_every_versions,
+            prompts=HELD_OUT_PROMPTS,
+            completions=2,
+            temperature=1.0,
+            sampling=SAMPLING,
+            held_out_prompts=HELD_OUT_PROMPTS,
+            task=WORK.task,
+            task_options=task_digest.hex(),
+        )
+    return RunTerms(
+        replace(WORK, task_digest=task_digest),
+        Bounds(
+            concurrency_groups=plan.concurrency_groups,
+            buffer_groups=plan.buffer_groups,
+            batch_groups=plan.batch_groups,
+            max_staleness_versions=plan.max_staleness_versions,
+            buffer_bytes=1 << 20,
+        ),
+        plan.prompts if plan.are_prompts_configured else None,
+        prompt_seed=1,
+        lease_ttl_s=plan.lease_ttl_s,
+        lease_max_s=plan.lease_max_s,
+        prompt_retry_s=PROMPT_RETRY_S,
+        evaluation=evaluation,
+    )
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Policy versions that were uploaded; on the coordinator's disk, whole artifacts only."""
+
+    artifacts: dict[ArtifactKey, Artifact] = field(default_factory=dict)
+    head_number: int = 0
+
+    def put(self, version: int, base: int, *, epoch: int) -> None:
+        keys = [ArtifactKey(version, base)]
+        if version // KEYFRAME_EVERY_VERSIONS != base // KEYFRAME_EVERY_VERSIONS:
+            keys.append(ArtifactKey(version, NO_BASE))
+        for key in keys:
+            self.artifacts[key] = Artifact(key, 1_000_000 if key.is_keyframe else 20_000 * (version - base))
+        self.head_number = max(self.head_number, version)
+        keyframes = sorted(key.version for key in self.artifacts if key.is_keyframe)
+        if len(keyframes) > KEPT_KEYFRAMES:
+            oldest = keyframes[-KEPT_KEYFRAMES]
+            for key in [key for key in self.artifacts if key.version < oldest]:
+                del self.artifacts[key]
+
+    def announcement(self) -> Announcement | None:
+        if not self.artifacts:
+            return None
+        head = PolicyVersion(self.head_number, root_of(self.head_number))
+        return Announcement(head, 1, 0.0, tuple(self.artifacts.values()))
+
+    def manifest(self, key: ArtifactKey) -> "_Manifest":
+        return _Manifest(PolicyVersion(key.version, root_of(key.version)))
+
+    def await_readers_of(self, version: int | None) -> None:
+        """Keep nothing longer: readers here are done as they begin."""
+
+    def listening(self, listener: Callable[[], None]) -> Any:
+        return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    policy_version: PolicyVersion
+
+
+@dataclass(slots=True)
+class Revocations:
+    """Nodes that are shut out, as the operator's file has them."""
+
+    node_ids: tuple[str, ...] = ()
+
+    def current(self) -> "Revocations":
+        return self
+
+    def is_revoked(self, node_id: str) -> bool:
+        return node_id in self.node_ids
+
+
+class WatchedTransactions(Transactions):
+    """Says when memory and ledger must agree: after each commit, whether it failed or not."""
+
+    settled: Callable[[Exception | None], None]
+
+    async def _commit(self, batch: Batch) -> Exception | None:
+        failure = await super()._commit(batch)
+        if batch.transactions:
+            self.settled(failure)
+        return failure
+
+
+class Hub:
+    """One life of the coordinator."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        process: Process,
+        disk: SimulatedDisk,
+        *,
+        clock: Clock,
+        shelf: Shelf,
+        revocations: Revocations,
+        task_digest: bytes,
+        reached: Counter[str],
+        settled: Callable[["Hub", Exception | None], None],
+        granted: Callable[["Hub", str, LeaseGrant], None],
+    ) -> None:
+        self.process = process
+        self.revocations = revocations
+        self.shelf = shelf
+        self._clock = clock
+        self._granted = granted
+        loop: VirtualLoop = process.loop
+        instruments: Any = Instruments(reached)
+        self.ledger = SimulatedLedger.open(disk.directory / FILE_NAME, run_id=RUN_ID)
+        self.ledger.disk = disk
+        balance = self.ledger.balance()
+        self.balance_at_start = balance
+        self.accounts = Accounts(balance, terms_of(plan, task_digest), now=clock.now())
+        decision = task_is(self.accounts, before=balance.task_digest)
+        if decision.transaction != Transaction():
+            self.ledger.record(decision.transaction)
+            self.accounts.apply(decision.transaction, now=clock.now())
+        store: Any = shelf
+        self.published = Published(store, self.accounts)
+        self.peers = Peers(
+            self.accounts,
+            silent_after_s=SILENT_AFTER_S,
+            head=self.published.head,
+            revoked=lambda: revocations.node_ids,
+            fleet=FleetCollector(),
+            metrics=instruments,
+        )
+        self.transactions = WatchedTransactions(self.ledger, self.accounts, metrics=instruments, clock=clock)
+        self.transactions.settled = lambda failure: settled(self, failure)
+        loop.use_disk(self.transactions._thread, disk)
+        self.spool = Spool(
+            self.transactions,
+            is_published=self.published.has,
+            notify=self.peers.notify,
+            metrics=instruments,
+            clock=clock,
+        )
+        lists: Any = revocations
+        self.pardons = disk.directory.parent / "pardoned"
+        self.service = CoordinatorService(
+            spool=self.spool,
+            peers=self.peers,
+            store=store,
+            published=self.published,
+            trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
+            servers=(),
+            metrics=instruments,
+            clock=clock,
+        )
+        self._headers: dict[bytes, GroupHeader] = {}
+        self.has_stopped = False
+        """Whether it closed its ledger in good order."""
+
+    async def keep_up(self) -> None:
+        """Do once a second what the service does."""
+        while True:
+            await self.service._take_stock()
+            await asyncio.sleep(UPKEEP_S)
+
+    # What the servicers do, in their order.
+
+    async def join_sampler(self, peer: Peer, held: PolicyVersion, *, instance: str, prompts: int) -> None:
+        self._check_not_revoked(peer.node_id)
+        await self.spool.admit_sampler(peer.node_id, prompts=prompts)
+        before = self.peers.instance(peer)
+        member = self.peers.join(
+            peer, held, now=self._clock.now(), instance=instance, completes=bool(prompts)
+        )
+        if before not in ("", member.instance):
+            await self.spool.end_leases(peer.node_id)
+
+    async def join_learner(self, peer: Peer, learner: Learner) -> bytes:
+        """Admit a learner; return the digest of the task's options."""
+        await self.spool.admit_learner(learner)
+        self.peers.join(peer, PolicyVersion(learner.version), now=self._clock.now())
+        return self.accounts.work.task_digest
+
+    async def heartbeat(
+        self, peer: Peer, report: HeartbeatReport, running: tuple[str, ...]
+    ) -> tuple[HeartbeatAnswer, tuple[str, ...]]:
+        self._check_not_revoked(peer.node_id)
+        answer = self.peers.heartbeat(peer, report, now=self._clock.now())
+        return answer, self.spool.renew(peer.node_id, running)
+
+    async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
+        self._check_not_revoked(peer.node_id)
+        self.peers.check_present(peer)
+        if self.peers.objection_to_grader(peer):
+            return LeaseGrant((), EMPTY_PAUSE_S, "grader")
+        grant = await self.spool.lease(peer.node_id, wanted, held, stays=stays)
+        self._granted(self, peer.node_id, grant)
+        return grant
+
+    async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
+        self._check_not_revoked(peer.node_id)
+        return await self.spool.release(peer.node_id, lease_ids, failed)
+
+    async def submit(
+        self, encoded: EncodedGroup, group: RolloutGroup, *, is_relayed: bool = False
+    ) -> Submitted:
+        """Take a group in, whose sampler is proved."""
+        name, sampler_id = encoded.group_id, encoded.sampler_id
+        if self.revocations.is_revoked(sampler_id):
+            submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
+        else:
+            is_held_out = is_evaluation_lease(name)
+            read: RolloutGroup | GroupHeader = (
+                group if is_held_out else self._header_of(encoded.columns, group)
+            )
+            submitted = await self.spool.submit(encoded, read)
+        if is_relayed and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
+            self.peers.notify(sampler_id, GroupVerdict(name, submitted.verdict, submitted.detail))
+        return submitted
+
+    def _header_of(self, key: bytes, group: RolloutGroup) -> GroupHeader:
+        header = self._headers.get(key)
+        if header is None:
+            header = self._headers[key] = group.header
+        return header
+
+    async def upload(self, version: int, base: int, epoch: int) -> None:
+        """Take an artifact of the learner's; it is on disk on return."""
+        self.shelf.put(version, base, epoch=epoch)
+
+    async def serve_drain(
+        self, hello: Hello, said: Stream[Any], told: Stream[Any], *, opened: Callable[[Hello], None]
+    ) -> None:
+        """Serve a learner's stream until it ends."""
+        try:
+            drain = await self.spool.open_drain(hello)
+            opened(hello)
+            listener = self.process.spawn(self._listen(said, drain))
+            listener.add_done_callback(lambda _: drain.end())
+            try:
+                async for one in self.spool.deliver(drain):
+                    told.send(one)
+            finally:
+                drain.end()
+                listener.cancel()
+                await asyncio.wait({listener})
+            if not listener.cancelled() and (error := listener.exception()) is not None:
+                raise error
+            told.end()
+        except (RefusedError, ConnectionLost) as error:
+            told.end(error)
+        except asyncio.CancelledError:
+            told.end(ConnectionLost("the coordinator is gone"))
+            raise
+
+    async def _listen(self, said: Stream[Any], drain: DrainStream) -> None:
+        places = asyncio.Semaphore(64)
+        async with side_by_side() as tasks:
+            while not drain.is_ended and (message := await said.next()) is not None:
+                if drain.is_ended:
+                    return
+                await places.acquire()
+                task = tasks.create_task(self._hear(message, drain))
+                task.add_done_callback(lambda _: places.release())
+
+    async def _hear(self, message: Any, drain: DrainStream) -> None:
+        match message:
+            case int(credit):
+                drain.add_credits(credit)
+            case GroupVerdict():
+                await self.spool.judge(drain, message)
+            case StepRecord():
+                await self.spool.record_step(drain, message)
+            case (str(sampler_id), str(reason)):
+                await self.spool.quarantine(sampler_id, reason)
+
+    def _check_not_revoked(self, node_id: str) -> None:
+        if self.revocations.is_revoked(node_id):
+            raise RefusedError(Reason.UNAUTHENTICATED, f"{node_id} was revoked", is_remote=True)
+
+
+def peer_of(node_id: str, role: Role) -> Peer:
+    return Peer(RUN_ID, role, node_id)
+
+
+def draw_for(seed: int, name: str) -> random.Random:
+    """Return a source of chance of its own for whatever has this name."""
+    return random.Random(f"{seed}/{name}")

@@ -1,0 +1,312 @@
+"""The learner of a simulated run: production's account of groups, verdicts and buffer, without tensors.
+
+    journal (its disk) --survives--> next life: epoch + 1, the records that were not acknowledged, all slots
+
+A step is in the journal before anybody hears of it; a death may come between the two.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from learner.intake.batch_buffer import BatchBuffer
+from learner.intake.group_verdict import GroupRules, judge
+from learner.intake.trained_slots import TrainedSlots
+from node.clients.outstanding_rollouts import OutstandingRollouts
+from node.coordinator.peers import HeartbeatReport
+from node.coordinator.spool import Quarantines
+from node.coordinator.work.history import Hello
+from node.coordinator.work.model_check import Learner
+from node.errors import RefusedError
+from node.policy import PolicyVersion
+from node.rollout import EncodedGroup, GroupVerdict, RolloutGroup, Verdict
+from node.rpc.channel import Backoff, ConnectionLost
+from node.run import Role, StepRecord
+from simulation.faults import Plan
+from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
+from simulation.network import Network, Stream, call
+from simulation.reached import NamedWaits
+from simulation.virtual_loop import Clock, Process
+from simulation.witness import Witness
+
+VOCABULARY = 100
+CONTEXT_TOKENS = 63
+HEARTBEAT_S = 2.0
+RULES = dict(
+    run_id=RUN_ID,
+    layout_digest=LAYOUT,
+    tokenizer_digest=TOKENIZER,
+    vocabulary_size=VOCABULARY,
+    context_tokens=CONTEXT_TOKENS,
+    group_size=2,
+)
+
+
+@dataclass(slots=True)
+class LearnerDisk:
+    """The state that survives a learner."""
+
+    epoch: int = 0
+    journal: list[tuple[StepRecord, int]] = field(default_factory=list)
+    """Steps, each with the newest version that had been acknowledged by then."""
+    published: int = 0
+    is_full: bool = False
+    dies_in_step: bool = False
+
+
+class SimulatedLearner:
+    """One life of the learner."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        process: Process,
+        disk: LearnerDisk,
+        *,
+        network: Network,
+        hub: Callable[[], Hub | None],
+        group_of: Callable[[bytes], RolloutGroup],
+        draw: random.Random,
+        clock: Clock,
+        witness: Witness,
+        reached: Counter[str],
+        dies: Callable[[], None],
+    ) -> None:
+        disk.epoch += 1
+        self.process = process
+        self.is_stalled = False
+        self.told: Stream[Any] | None = None
+        """The coordinator's half of the open stream."""
+        self._plan = plan
+        self._disk = disk
+        self._network = network
+        self._hub = hub
+        self._group_of = group_of
+        self._draw = draw
+        self._clock = clock
+        self._witness = witness
+        self._dies = dies
+        self._waits = NamedWaits(reached)
+        self._peer = peer_of("learner", Role.LEARNER)
+        self.version = len(disk.journal)
+        acknowledged = disk.journal[-1][1] if disk.journal else 0
+        self._trained = TrainedSlots().with_groups(
+            name for record, _ in disk.journal for name in record.group_ids
+        )
+        self._outstanding = OutstandingRollouts(
+            version=self.version,
+            capacity_groups=plan.buffer_groups,
+            unacknowledged=[record for record, _ in disk.journal if record.version > acknowledged],
+        )
+        self._buffer = BatchBuffer(
+            capacity_groups=plan.buffer_groups,
+            batch_groups=plan.batch_groups,
+            max_staleness_versions=plan.max_staleness_versions,
+        )
+        self._rules = GroupRules(**RULES, max_staleness_versions=plan.max_staleness_versions)  # type: ignore[arg-type]
+        self._sampler_of: dict[str, str] = {}
+        """By group, as delivered."""
+        self._task_digest: bytes | None = None
+        """Digest of the task's options, as the coordinator said last."""
+        self._owed = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._stepped = asyncio.Event()
+
+    def start(self) -> None:
+        for work in (self._drain_for_ever(), self._train(), self._publish(), self._send_heartbeats()):
+            self.process.spawn(work)
+
+    def quarantine(self, sampler_id: str, why: str) -> None:
+        self._outstanding.quarantine(sampler_id, why)
+        self._owed.set()
+
+    @property
+    def waits_for(self) -> str:
+        return self._waits.waits_for
+
+    async def _call(self, handle: Callable[[Hub], Any]) -> Any:
+        def of_process() -> Process | None:
+            hub = self._hub()
+            return None if hub is None else hub.process
+
+        async def handled() -> Any:
+            hub = self._hub()
+            if hub is None:
+                raise ConnectionLost("the coordinator is down")
+            return await handle(hub)
+
+        link = self._network.link("learner", "coordinator")
+        return await call(self.process.loop, link, of_process, handled)
+
+    async def _drain_for_ever(self) -> None:
+        backoff = Backoff(self._draw.random)
+        while True:
+            try:
+                self._task_digest = await self._call(
+                    lambda hub: hub.join_learner(self._peer, self._as_told())
+                )
+                await self._one_stream()
+                backoff.reset()
+            except RefusedError as refused:
+                if not refused.reason.is_retryable:
+                    self._witness.violated(f"the learner is refused for good: {refused}")
+                    return
+            except ConnectionLost:
+                pass
+            with self._waits.waiting("coordinator"):
+                await backoff.wait()
+
+    def _as_told(self) -> Learner:
+        return Learner(
+            "learner",
+            self._disk.epoch,
+            LAYOUT,
+            TOKENIZER,
+            VOCABULARY,
+            self._outstanding.version,
+            base_root=root_of(0),
+            context_tokens=CONTEXT_TOKENS,
+        )
+
+    async def _one_stream(self) -> None:
+        link = self._network.link("learner", "coordinator")
+        said: Stream[Any] = Stream(self.process.loop, link)
+        told: Stream[Any] = Stream(self.process.loop, link)
+        hub = self._hub()
+        if hub is None or link.is_cut:
+            raise ConnectionLost("the coordinator cannot be reached")
+        self._outstanding.connected()
+        hello = Hello(
+            "learner",
+            self._disk.epoch,
+            self._outstanding.version,
+            records=self._outstanding.unacknowledged,
+            held_group_ids=self._outstanding.held_group_ids,
+        )
+        serving = hub.process.spawn(
+            hub.serve_drain(hello, said, told, opened=self._witness.drain_opened(hub))
+        )
+        self.told = told
+        writer = self.process.spawn(self._write(said))
+        try:
+            while (message := await told.next()) is not None:
+                self._receive(message)
+        finally:
+            said.end(ConnectionLost("the learner's stream ended"))
+            writer.cancel()
+            if hub.process.is_alive:  # it notices a moment later
+                self.process.loop.call_later(link.delay_s(), serving.cancel)
+
+    async def _write(self, said: Stream[Any]) -> None:
+        while True:
+            self._owed.clear()
+            owed = self._outstanding.take_owed()
+            for message in (*owed.verdicts, *owed.steps, *owed.quarantines):
+                said.send(message)
+            if owed.credit_groups:
+                said.send(owed.credit_groups)
+            await self._owed.wait()
+
+    def _receive(self, message: EncodedGroup | int | Quarantines) -> None:
+        if isinstance(message, int):
+            self._witness.acknowledged(message)
+            self._outstanding.acknowledged(message)
+        elif isinstance(message, Quarantines):
+            listed = {one.sampler_id: one.quarantine for one in message.samplers}
+            self._outstanding.quarantines_listed(listed, releases_others=message.releases_others)
+        else:
+            self._admit(message)
+
+    def _admit(self, encoded: EncodedGroup) -> None:
+        name = encoded.group_id
+        if not self._outstanding.delivered(name):
+            return
+        group = self._group_of(encoded.columns)
+        self._sampler_of[name] = encoded.sampler_id
+        judged = judge(group, self._rules, version=self.version, trained_group_ids=self._trained)
+        if judged.verdict is Verdict.ACCEPTED and encoded.sampler_id in self._outstanding.quarantined:
+            judged = GroupVerdict(name, Verdict.SUSPECT, "its sampler is quarantined")
+        if judged.verdict is Verdict.ACCEPTED:
+            self._buffer.add(group)
+            self._arrived.set()
+        self._judged(judged)
+
+    def _judged(self, judged: GroupVerdict) -> None:
+        self._witness.judged(judged)
+        self._outstanding.judged(judged)
+        self._owed.set()
+
+    async def _train(self) -> None:
+        while True:
+            for _, judged in self._buffer.evict(version=self.version, task_digest=self._task_digest):
+                self._judged(judged)
+            batch = () if self.is_stalled else self._buffer.take_batch()
+            if not batch:
+                self._arrived.clear()
+                with self._waits.waiting("groups"), contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await self._arrived.wait()
+                continue
+            await asyncio.sleep(self._plan.step_s * self._draw.uniform(0.5, 1.5))
+            if self._draw.random() < self._plan.uninformative:
+                for group in batch:
+                    self._judged(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE))
+                continue
+            await self._step(batch)
+
+    async def _step(self, batch: tuple[RolloutGroup, ...]) -> None:
+        names = tuple(group.group_id for group in batch)
+        ages = tuple(self.version - group.oldest_version for group in batch)
+        record = StepRecord(self.version + 1, names, ages)
+        unacknowledged = self._outstanding.unacknowledged
+        acknowledged = unacknowledged[0].version - 1 if unacknowledged else self.version
+        while self._disk.is_full:
+            with self._waits.waiting("disk"):
+                await asyncio.sleep(1.0)
+        self._disk.journal.append((record, acknowledged))
+        self._witness.stepped(record, batch, sampler_of=self._sampler_of)
+        if self._disk.dies_in_step:
+            self._disk.dies_in_step = False
+            self._dies()
+            return
+        await asyncio.sleep(0.01)
+        self.version = record.version
+        self._trained = self._trained.with_groups(names)
+        self._outstanding.stepped(record)
+        self._owed.set()
+        self._stepped.set()
+
+    async def _publish(self) -> None:
+        """Upload the newest version, as a delta on the one published last; those in between are skipped."""
+        backoff = Backoff(self._draw.random)
+        while True:
+            if self.version <= self._disk.published:
+                self._stepped.clear()
+                await self._stepped.wait()
+                continue
+            version, base = self.version, self._disk.published
+            await asyncio.sleep(0.2 * self._draw.random())
+            try:
+                await self._call(lambda hub: hub.upload(version, base, self._disk.epoch))  # noqa: B023 - awaited
+            except (ConnectionLost, RefusedError):
+                await backoff.wait()
+                continue
+            backoff.reset()
+            self._disk.published = version
+
+    async def _send_heartbeats(self) -> None:
+        backoff = Backoff(self._draw.random)
+        while True:
+            report = HeartbeatReport(
+                PolicyVersion(self.version, root_of(self.version)), waits_for=self.waits_for
+            )
+            try:
+                await self._call(lambda hub: hub.heartbeat(self._peer, report, ()))  # noqa: B023 - awaited
+                backoff.reset()
+            except (ConnectionLost, RefusedError):
+                await backoff.wait()
+            await asyncio.sleep(HEARTBEAT_S)

@@ -1,0 +1,182 @@
+"""Faults planted in production code, each of which the simulator has to find within SEEDS seeds.
+
+Each is a mistake that a person might make: a condition turned, a step left out, an order changed.
+
+    python -m simulation --planted      finds each, and tells its shortest story
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from learner.intake.batch_buffer import BatchBuffer
+from node.clients.outstanding_rollouts import OutstandingRollouts
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.spool import Spool
+from node.coordinator.transactions import Transactions
+from node.coordinator.work import decisions
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.slot_table import Claim, SlotTable
+from node.coordinator.work.standing import Standings
+from node.relay.forwarder import Forwarder
+from node.relay.rollout_spool import RolloutSpool
+
+SEEDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    name: str
+    """The mistake, as a sentence."""
+    plant: Callable[[], AbstractContextManager[object]]
+
+
+def _patched(owner: object, name: str, wrong: Any) -> Callable[[], AbstractContextManager[object]]:
+    return lambda: mock.patch.object(owner, name, wrong)
+
+
+_claim = SlotTable.claim
+
+
+def _claim_of_anybody(self: SlotTable, slot: int, attempt: int, holder: str) -> Claim:
+    entry = self.open_slots.get(slot)
+    named = None if entry is None else entry.attempt(attempt)
+    return _claim(self, slot, attempt, holder if named is None else named.holder)
+
+
+def _answers_before_disk(self: Transactions, batch: Any) -> Any:
+    async def commit() -> Exception | None:
+        failure = await _commit(self, batch)
+        return None if failure is not None else failure
+
+    return commit()
+
+
+_commit = Transactions._commit
+
+
+@contextmanager
+def _keeps_what_failed() -> Iterator[None]:
+    async def stays(self: Transactions) -> None:
+        self._is_ahead = False
+
+    with mock.patch.object(Transactions, "_go_back", stays):
+        yield
+
+
+def _never_delivers_anew(self: SlotTable, held: Any) -> None:
+    """Leave out what a new stream is owed again."""
+
+
+def _acknowledges_first(self: OutstandingRollouts, step: Any) -> None:
+    _stepped(self, step)
+    self._unacknowledged.clear()
+
+
+_stepped = OutstandingRollouts.stepped
+
+
+def _evicts_late(self: BatchBuffer, *, version: int, task_digest: bytes | None) -> Any:
+    return _evict(self, version=version - 1, task_digest=task_digest)
+
+
+_evict = BatchBuffer.evict
+
+
+def _counts_bound_twice(accounts: Accounts, *, behind_versions: int = 0) -> Any:
+    found = _room(accounts, behind_versions=behind_versions)
+    return replace(found, groups=found.groups + 2)
+
+
+_room = decisions.room
+
+
+def _expires_nothing(self: SlotTable, now: float) -> tuple[Any, ...]:
+    return ()
+
+
+def _forgets_standings(self: Ledger, transaction: Any) -> None:
+    _write(self, replace(transaction, standings=()))
+
+
+_write = Ledger._write
+
+
+def _gives_newcomers_all(self: Standings, sampler_id: str, *, held: int, free: int, **others: Any) -> Any:
+    found = _share(self, sampler_id, held=held, free=free, **others)
+    return replace(found, leases=held + free, pause_s=0.0)
+
+
+_share = Standings.share
+
+
+@contextmanager
+def _forwards_then_forgets() -> Iterator[None]:
+    async def forward(self: Forwarder, number: int, group: Any) -> None:
+        await self._on_disk(lambda: self._spool.remove(number))
+        await self._stream.submit(group)
+
+    with mock.patch.object(Forwarder, "_forward", forward):
+        yield
+
+
+def _forgets_newest_slot(self: Ledger) -> Any:
+    balance = _balance(self)
+    newest = max(0, balance.slots.next_slot - 1)
+    is_open = any(slot.number == newest for slot in balance.slots.open_ones)
+    slots = balance.slots if is_open else replace(balance.slots, next_slot=newest)
+    return replace(balance, slots=slots)
+
+
+_balance = Ledger.balance
+
+
+async def _acknowledges_unwritten(self: Spool, drain: Any, record: Any) -> None:
+    drain.acknowledgement = record.version
+    drain.wake()
+    with contextlib.suppress(Exception):
+        await _record_step(self, drain, record)
+
+
+_record_step = Spool.record_step
+
+
+def _put_without_check(self: RolloutSpool, group: Any) -> bool:
+    self._size += 1
+    return True
+
+
+PLANTED = (
+    Planted("anybody may submit for anybody's lease", _patched(SlotTable, "claim", _claim_of_anybody)),
+    Planted(
+        "a commit that fails is answered as if it had not",
+        _patched(Transactions, "_commit", _answers_before_disk),
+    ),
+    Planted("memory keeps what the disk refused", _keeps_what_failed),
+    Planted(
+        "what the learner holds is never delivered again",
+        _patched(SlotTable, "deliver_anew", _never_delivers_anew),
+    ),
+    Planted(
+        "the learner takes every step for acknowledged",
+        _patched(OutstandingRollouts, "stepped", _acknowledges_first),
+    ),
+    Planted("groups one version too stale are trained on", _patched(BatchBuffer, "evict", _evicts_late)),
+    Planted("two leases more than there is room for", _patched(decisions, "room", _counts_bound_twice)),
+    Planted("leases never expire", _patched(SlotTable, "expire", _expires_nothing)),
+    Planted("a standing is not written down", _patched(Ledger, "_write", _forgets_standings)),
+    Planted("whoever asks may hold all leases there are", _patched(Standings, "share", _gives_newcomers_all)),
+    Planted("the relay forgets a group before it is answered for", _forwards_then_forgets),
+    Planted(
+        "a restart takes the newest slot number again", _patched(Ledger, "balance", _forgets_newest_slot)
+    ),
+    Planted(
+        "a step is acknowledged before it is written", _patched(Spool, "record_step", _acknowledges_unwritten)
+    ),
+    Planted(
+        "the relay acknowledges what is not on its disk", _patched(RolloutSpool, "put", _put_without_check)
+    ),
+)

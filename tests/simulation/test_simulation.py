@@ -1,0 +1,121 @@
+"""A few dozen simulated runs keep every promise; a broken one replays exactly and is told shortly.
+
+Thousands more: `make simulate SEEDS=10000`; all planted faults: `make simulate PLANTED=1`.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.rpc.channel import ConnectionLost
+from simulation.faults import Fault, FaultKind, draw_plan
+from simulation.network import Network, Stream
+from simulation.planted import PLANTED
+from simulation.shrinking import rule_of, shrunk, told
+from simulation.virtual_loop import StandsStillError, VirtualLoop
+from simulation.world import simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 20
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_fails_a_run_keeps_every_promise(seed: int) -> None:
+    outcome = simulate(draw_plan(seed))
+    assert not outcome.violations, told(outcome)
+    assert outcome.steps > 0
+
+
+def test_a_run_goes_on_after_the_coordinators_clock_was_set_back_and_a_sampler_died() -> None:
+    """Found by the simulator: the dead one's leases stayed for as long as the clock had been wrong."""
+    faults = (
+        Fault(FaultKind.COORDINATOR_CLOCK, at_s=9.9, for_s=1.0, amount=0.1),
+        Fault(FaultKind.SAMPLER_GONE, at_s=10.0, for_s=1.0, target="sampler-2"),
+    )
+    plan = replace(draw_plan(2), samplers=3, has_relay=False, evaluates_every_versions=4, faults=faults)
+    outcome = simulate(plan)
+    assert not outcome.violations, told(outcome)
+
+
+def test_plans_draw_every_kind_of_fault() -> None:
+    drawn = {fault.kind for seed in range(200) for fault in draw_plan(seed).faults}
+    assert drawn == set(FaultKind)
+
+
+def test_a_seed_replays_exactly_in_another_process() -> None:
+    seed = max(range(SEEDS), key=lambda seed: len(draw_plan(seed).faults))
+    here = simulate(draw_plan(seed))
+    assert simulate(draw_plan(seed)).story == here.story
+    program = (
+        "from simulation.faults import draw_plan\nfrom simulation.world import simulate\n"
+        f"print(simulate(draw_plan({seed})).digest)"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "12345",
+        "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'proto'}",
+    }
+    there = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert there.stdout.strip() == here.digest
+
+
+def test_a_planted_fault_is_found_shrunk_and_told_in_words() -> None:
+    planted = next(one for one in PLANTED if one.name == "a commit that fails is answered as if it had not")
+    full = {FaultKind.DISK_FULL, FaultKind.DISK_FAILS_NOW_AND_THEN}
+    plans = (draw_plan(seed) for seed in range(200))
+    with planted.plant():
+        outcomes = (simulate(plan) for plan in plans if full & {fault.kind for fault in plan.faults})
+        found = next(outcome for outcome in outcomes if outcome.violations)
+        short = shrunk(found, runs=12)
+        assert rule_of(short.violations[0]) == rule_of(found.violations[0])
+        assert simulate(short.plan).story == short.story
+    assert len(short.plan.faults) < len(found.plan.faults)
+    assert full & {fault.kind for fault in short.plan.faults}
+    story = told(short)
+    assert str(short.plan.faults[0]) in story
+    assert short.violations[0] in story
+    assert not simulate(short.plan).violations, "the fault is production's, not the simulator's"
+
+
+def test_a_loop_on_which_everybody_waits_for_ever_says_so() -> None:
+    loop = VirtualLoop()
+    with pytest.raises(StandsStillError):
+        loop.run_until_complete(asyncio.Event().wait())
+    assert loop.time() == 0
+    loop.run_until_complete(asyncio.sleep(3600))
+    assert loop.time() == pytest.approx(3600)
+    loop.close()
+
+
+def test_a_stream_keeps_its_order_and_loses_all_that_follows_a_loss() -> None:
+    loop = VirtualLoop()
+    network = Network(loop, seed=1)
+    network.condition("learner").delay_factor = 30.0
+
+    async def read() -> list[int]:
+        stream: Stream[int] = Stream(loop, network.link("learner", "coordinator"))
+        heard: list[int] = []
+        for number in range(200):
+            stream.send(number)
+        await asyncio.sleep(60)
+        network.condition("learner").cuts += 1
+        stream.send(200)
+        network.condition("learner").cuts -= 1
+        stream.send(201)
+        while len(heard) < 200:
+            message = await stream.next()
+            assert message is not None
+            heard.append(message)
+        with pytest.raises(ConnectionLost):
+            await stream.next()
+        return heard
+
+    assert loop.run_until_complete(read()) == list(range(200))
+    loop.close()

@@ -1,0 +1,343 @@
+"""The promises of a run, whatever fails: checked from outside after every commit.
+
+The witness remembers what peers were told and what the learner did. It shares no state with the coordinator,
+whose accounts and ledger it reads.
+
+    lost         a group that its sampler was told is safe is in the ledger, trained on, or refused by name
+    twice        no slot is in two steps, no lease is granted twice, no group is taken in twice
+    stale        no step takes a group beyond the staleness bound
+    back         versions, steps and epochs never go back, whatever is restarted
+    accounts     what is in memory is what the ledger adds up to
+    bounds       leases and spooled groups stay within their bounds
+    waits        whoever gets less than asked for is told why; once faults end, the run goes on and nobody is
+                 left without work
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from node.coordinator.ledger.ledger_check import examine
+from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
+from node.coordinator.work.history import Hello
+from node.coordinator.work.slots import SlotState, group_id, parse_group_id, slot_and_attempt
+from node.coordinator.work.standing import ALL_NEWCOMERS_PART, NEWCOMER_LEASES
+from node.policy import PolicyVersion
+from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, RolloutGroup, Verdict
+from node.run import StepRecord
+from simulation.faults import Plan
+from simulation.virtual_loop import VirtualLoop
+
+if TYPE_CHECKING:
+    from simulation.hub import Hub
+
+LATE_S = 5.0
+"""How much later than due an expiry may be noticed, at most."""
+
+FULL_CHECK_EVERY = 8
+"""Commits between two comparisons of everything; in between, of the counts."""
+
+
+@dataclass(slots=True)
+class Witness:
+    plan: Plan
+    loop: VirtualLoop
+    tell: Callable[[str, str], None]
+    """Adds a line to the story: who, what."""
+    violations: list[str] = field(default_factory=list)
+    reached: Counter[str] = field(default_factory=Counter)
+    history: list[StepRecord] = field(default_factory=list)
+    delivered_by: Counter[str] = field(default_factory=Counter)
+    """Groups of each sampler that the coordinator took in."""
+    _granted: dict[str, str] = field(default_factory=dict)
+    _granted_at_s: dict[str, float] = field(default_factory=dict)
+    _safe: dict[str, str] = field(default_factory=dict)
+    _relayed: dict[str, str] = field(default_factory=dict)
+    _answered: set[str] = field(default_factory=set)
+    _excused: dict[str, str] = field(default_factory=dict)
+    """Groups that need not be trained on, and why."""
+    _trained: dict[int, str] = field(default_factory=dict)
+    _acknowledged: int = 0
+    _newest: tuple[int, int, int] = (0, 0, 0)
+    """Epoch, version and last step that the coordinator knew of."""
+    _heads: dict[str, int] = field(default_factory=dict)
+    _held: dict[str, int] = field(default_factory=dict)
+    _commits: int = 0
+
+    def violated(self, what: str) -> None:
+        self.violations.append(what)
+        self.tell("witness", f"VIOLATED: {what}")
+
+    # What peers were told.
+
+    def granted(self, hub: "Hub", sampler_id: str, grant: LeaseGrant) -> None:
+        """Note leases that a sampler is about to be told of."""
+        if any(lease.purpose is LeasePurpose.TRAINING for lease in grant.leases):
+            self._check_crowd(hub.accounts, sampler_id)
+        for lease in grant.leases:
+            self._granted_at_s[lease.lease_id] = self.loop.time()
+            if lease.lease_id in self._granted:
+                self.violated(
+                    f"lease {lease.lease_id} was granted to {self._granted[lease.lease_id]} and again to "
+                    f"{sampler_id}"
+                )
+            self._granted[lease.lease_id] = sampler_id
+
+    def heard_grant(self, sampler_id: str, wanted: int, grant: LeaseGrant) -> None:
+        self.reached[f"leases: {grant.waits_for or 'all'}"] += 1
+        if len(grant.leases) < wanted and not grant.waits_for:
+            self.violated(f"{sampler_id} got {len(grant.leases)} of {wanted} leases and was not told why")
+
+    def told(self, sampler_id: str, name: str, verdict: Verdict) -> None:
+        """Note the coordinator's answer to a group."""
+        self.reached[f"group: {verdict}"] += 1
+        self._answered.add(name)
+        if verdict is not Verdict.SPOOLED:
+            return
+        self.tell(sampler_id, f"is told that group {name} is safe")
+        self.delivered_by[sampler_id] += 1
+        if self._granted.get(name) != sampler_id:
+            self.violated(f"group {name} was taken of {sampler_id}, leased to {self._granted.get(name)}")
+        if name in self._safe:
+            self.violated(f"group {name} was taken in twice")
+        if not is_evaluation_lease(name):
+            self._safe[name] = sampler_id
+
+    def told_by_relay(self, sampler_id: str, name: str) -> None:
+        self._relayed[name] = sampler_id
+
+    def acknowledged(self, version: int) -> None:
+        self._acknowledged = max(self._acknowledged, version)
+
+    def heard_head(self, name: str, head: PolicyVersion | None) -> None:
+        number = 0 if head is None else head.number
+        if number < self._heads.get(name, 0):
+            self.violated(f"{name} is told of head {number} after {self._heads[name]}")
+        self._heads[name] = number
+
+    def held(self, name: str, instance: str, number: int) -> None:
+        if number < self._held.get(instance, 0):
+            self.violated(f"{name} goes back from version {self._held[instance]} to {number}")
+        if number > len(self.history):
+            self.violated(f"{name} holds version {number}, and there are {len(self.history)}")
+        self._held[instance] = number
+
+    # What the learner did.
+
+    def judged(self, judged: GroupVerdict) -> None:
+        self.reached[f"judged: {judged.verdict}"] += 1
+        if judged.verdict is Verdict.DUPLICATE:
+            self.violated(f"group {judged.group_id} was delivered after it was trained on")
+        if judged.verdict is not Verdict.ACCEPTED:
+            self._excused[judged.group_id] = f"judged {judged.verdict}"
+
+    def stepped(
+        self, record: StepRecord, batch: tuple[RolloutGroup, ...], *, sampler_of: Mapping[str, str]
+    ) -> None:
+        """Note a step that is in the learner's journal."""
+        self.tell("learner", f"takes step {record.version} with groups {', '.join(record.group_ids)}")
+        if record.version != len(self.history) + 1:
+            self.violated(f"step {record.version} follows on {len(self.history)}")
+        self.history.append(record)
+        for group in batch:
+            slot, _ = slot_and_attempt(group.group_id)
+            age = record.version - 1 - group.oldest_version
+            if slot in self._trained:
+                self.violated(
+                    f"slot {slot} was trained on twice, by {self._trained[slot]} and {group.group_id}"
+                )
+            if age > self.plan.max_staleness_versions:
+                self.violated(
+                    f"group {group.group_id} was {age} versions stale, {self.plan.max_staleness_versions} "
+                    "are allowed"
+                )
+            sampler_id = sampler_of[group.group_id]
+            if self._granted.get(group.group_id) != sampler_id:
+                self.violated(f"group {group.group_id} of {sampler_id} was leased to somebody else")
+            self._trained[slot] = group.group_id
+
+    def excuse(self, name: str, why: str) -> None:
+        self._excused[name] = why
+
+    def drain_opened(self, hub: "Hub") -> Callable[[Hello], None]:
+        def check(hello: Hello) -> None:
+            self.reached[f"stream opened with {'records' if hello.records else 'no records'}"] += 1
+            if hub.accounts.last_step < hello.version:
+                self.violated(
+                    f"a stream opened at version {hello.version}, and the ledger has {hub.accounts.last_step}"
+                )
+
+        return check
+
+    # What the coordinator holds.
+
+    def started(self, hub: "Hub") -> None:
+        """Compare what a new life of the coordinator found with what anybody was told."""
+        self._check_all(hub, "after a start")
+        self._renew_terms(hub)
+
+    def settled(self, hub: "Hub") -> None:
+        """Compare memory and ledger after a commit, or after one that failed."""
+        self._commits += 1
+        if self._commits % FULL_CHECK_EVERY == 0:
+            self._check_all(hub, "after a commit")
+        else:
+            self._check_counts(hub)
+
+    def went_back(self, hub: "Hub") -> None:
+        self._check_all(hub, "after a commit that failed")
+        self._renew_terms(hub)
+
+    def at_end(self, hub: "Hub") -> None:
+        """Check that nothing is left over once the run has recovered."""
+        self._check_all(hub, "at the end")
+        self._check_ages(hub)
+        findings = examine(hub.ledger._path.with_name(FILE_NAME))
+        for problem in findings.problems:
+            self.violated(f"the ledger contradicts itself: {problem}")
+        for name, sampler_id in self._safe.items():
+            if (what := self._fate(hub, name)) is not None:
+                self.violated(f"group {name} of {sampler_id} is lost: it was taken in, and {what}")
+
+    def unanswered(self) -> list[str]:
+        """Return the groups that a relay has taken and the coordinator never answered for."""
+        return [name for name in self._relayed if name not in self._answered]
+
+    def _fate(self, hub: "Hub", name: str) -> str | None:
+        """Return what is wrong with where a group ended; None: nothing."""
+        number, attempt = slot_and_attempt(name)
+        row = hub.ledger._connection.execute(
+            "SELECT state, winner FROM slots WHERE number = ?", [number]
+        ).fetchone()
+        if row is None:
+            return "its slot is not in the ledger"
+        state, winner = row
+        if winner == attempt and state == SlotState.TRAINED:
+            return None if self._trained.get(number) == name else "the learner has not trained on it"
+        if winner == attempt and state in (SlotState.SPOOLED, SlotState.ACCEPTED, SlotState.UNINFORMATIVE):
+            return None
+        return None if name in self._excused else f"its slot is {state}, won by attempt {winner}"
+
+    def _check_crowd(self, accounts: Accounts, sampler_id: str) -> None:
+        """Check that samplers which never delivered leave the others their room."""
+
+        def has_delivered(name: str) -> bool:
+            return accounts.verdicts_of(name).get(Verdict.SPOOLED, 0) > 0
+
+        if has_delivered(sampler_id) or not any(map(has_delivered, self.plan.sampler_names)):
+            return
+        held = sum(len(own) for name, own in accounts.slots.open.by_holder.items() if not has_delivered(name))
+        most = max(NEWCOMER_LEASES, accounts.terms.bounds.concurrency_groups // ALL_NEWCOMERS_PART)
+        if held > most:
+            self.violated(
+                f"samplers that never delivered hold {held} leases after {sampler_id}, at most {most}"
+            )
+
+    def _renew_terms(self, hub: "Hub") -> None:
+        """Note that leases got a full term: their times are in memory only."""
+        for slot in hub.accounts.slots.open_slots.values():
+            self._granted_at_s[group_id(slot.number, slot.granted)] = self.loop.time()
+
+    def _check_ages(self, hub: "Hub") -> None:
+        """Check that no lease outlives its maximal age, whatever clocks did."""
+        most_s = self.plan.lease_max_s + self.plan.lease_ttl_s + LATE_S
+        for slot in hub.accounts.slots.open_slots.values():
+            if slot.lease is None:
+                continue
+            name = group_id(slot.number, slot.granted)
+            age_s = self.loop.time() - self._granted_at_s.get(name, self.loop.time())
+            if age_s > most_s:
+                self.violated(
+                    f"lease {name} of {slot.lease.holder} is {age_s:.0f} s old, at most {most_s:.0f} s"
+                )
+
+    def unfinished(self, hub: "Hub") -> set[str]:
+        """Return what is under way at the coordinator: groups, leases, an evaluation."""
+        slots, evaluation = hub.accounts.slots, hub.accounts.evaluations.under_way
+        groups = {f"group {group_id(slot.number, slot.winner)}" for slot in slots.untrained()}
+        leases = {
+            f"lease {group_id(slot.number, slot.granted)} of {slot.lease.holder}"
+            for slot in slots.open_slots.values()
+            if slot.lease is not None
+        }
+        return groups | leases | (set() if evaluation is None else {f"evaluation of {evaluation.version}"})
+
+    def _check_counts(self, hub: "Hub") -> None:
+        accounts, execute = hub.accounts, hub.ledger._connection.execute
+        ledger = dict(execute("SELECT state, count(*) FROM slots GROUP BY state").fetchall())
+        memory = {state.value: n for state, n in accounts.slots.counts().items() if n}
+        if ledger != memory:
+            self.violated(f"slots in memory are {memory}, in the ledger {ledger}")
+        groups, size = execute(
+            "SELECT count(*), coalesce(sum(length(header) + length(columns)), 0) FROM groups"
+        ).fetchone()
+        load = accounts.load()
+        if (groups, size) != (len(accounts.spooled_at_s), load.untrained_bytes):
+            self.violated(f"{len(accounts.spooled_at_s)} groups in memory, {groups} in the ledger")
+        verdicts = dict(execute("SELECT verdict, sum(n) FROM verdicts GROUP BY verdict").fetchall())
+        known = {verdict.value: n for verdict, n in accounts.verdicts().items() if n}
+        if verdicts != known:
+            self.violated(f"verdicts in memory are {known}, in the ledger {verdicts}")
+        self._check_progress(accounts)
+
+    def _check_progress(self, accounts: Accounts) -> None:
+        load, bounds, learner = accounts.load(), accounts.terms.bounds, accounts.learner
+        if load.running_groups > bounds.concurrency_groups:
+            self.violated(f"{load.running_groups} leases, {bounds.concurrency_groups} are allowed")
+        if load.untrained_groups > bounds.buffer_groups:
+            self.violated(f"{load.untrained_groups} groups wait, {bounds.buffer_groups} are allowed")
+        newest = (0, 0, 0) if learner is None else (learner.epoch, learner.version, accounts.last_step)
+        if any(now < before for now, before in zip(newest, self._newest, strict=True)):
+            self.violated(f"epoch, version and step went back from {self._newest} to {newest}")
+        self._newest = newest
+        if accounts.last_step > len(self.history):
+            self.violated(f"step {accounts.last_step} is recorded, {len(self.history)} were taken")
+
+    def _check_all(self, hub: "Hub", when: str) -> None:
+        accounts = hub.accounts
+        again = Accounts(hub.ledger.balance(), accounts.terms, now=hub.process.loop.time())
+        for what, ours, theirs in (
+            ("open slots", dict(accounts.slots.open_slots), dict(again.slots.open_slots)),
+            ("counts", accounts.slots.counts(), again.slots.counts()),
+            ("load", accounts.load(), again.load()),
+            ("verdicts", accounts.verdicts(), again.verdicts()),
+            ("newest step", accounts.newest_record, again.newest_record),
+            ("learner", accounts.learner, again.learner),
+            ("spool", accounts.spooled_at_s, again.spooled_at_s),
+            ("next slot", accounts.slots.next_slot, again.slots.next_slot),
+            ("standings", _by_name(accounts), _by_name(again)),
+            ("words on size", accounts.size_words, again.size_words),
+            ("task", accounts.task, again.task),
+            ("bad prompts", accounts.bad_prompts.newest(99), again.bad_prompts.newest(99)),
+            ("evaluations", accounts.evaluations.status, again.evaluations.status),
+            ("held-out slots", accounts.evaluations._slots, again.evaluations._slots),
+        ):
+            if ours != theirs:
+                self.violated(f"{what} differ {when}: memory {_short(ours)}, ledger {_short(theirs)}")
+        for name in self._safe:
+            if not accounts.slots.has_submitted(name):
+                self.violated(
+                    f"{when}, group {name} was never submitted, and its sampler was told it is safe"
+                )
+        if accounts.last_step < self._acknowledged:
+            self.violated(f"{when}, steps end at {accounts.last_step}, acknowledged was {self._acknowledged}")
+        for name, holder in self._granted.items():
+            parsed = parse_group_id(name)
+            if parsed is None:
+                continue
+            slot = accounts.slots.open_slots.get(parsed[0])
+            if not accounts.slots.is_known(parsed[0]) or (slot is not None and slot.granted < parsed[1]):
+                self.violated(f"{when}, lease {name} of {holder} was never granted")
+        self._check_progress(accounts)
+
+
+def _by_name(accounts: Accounts) -> dict[str, object]:
+    return {standing.sampler_id: standing for standing in accounts.standings}
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) < 300 else f"{text[:300]}..."
