@@ -17,7 +17,7 @@ from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
-from node.coordinator.work import decisions, verdicts
+from node.coordinator.work import decisions
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.slot_table import Claim, SlotTable
 from node.coordinator.work.standing import Standings
@@ -36,13 +36,6 @@ class Planted:
 
 def _patched(owner: object, name: str, wrong: Any) -> Callable[[], AbstractContextManager[object]]:
     return lambda: mock.patch.object(owner, name, wrong)
-
-
-def _claim_without_winner(self: SlotTable, slot: int, attempt: int, holder: str) -> Claim:
-    entry = self.open_slots.get(slot)
-    if entry is not None and (named := entry.attempt(attempt)) is not None and named.holder == holder:
-        return Claim.WANTED if not named.is_submitted else Claim.DUPLICATE
-    return _claim(self, slot, attempt, holder)
 
 
 _claim = SlotTable.claim
@@ -101,10 +94,6 @@ def _counts_bound_twice(accounts: Accounts, *, behind_versions: int = 0) -> Any:
 _room = decisions.room
 
 
-def _leaves_no_room_check(bounds: Any, load: Any, *, group_bytes: int) -> bool:
-    return False
-
-
 def _expires_nothing(self: SlotTable, now: float) -> tuple[Any, ...]:
     return ()
 
@@ -161,9 +150,6 @@ def _put_without_check(self: RolloutSpool, group: Any) -> bool:
 
 
 PLANTED = (
-    Planted(
-        "a group is taken in although its slot has one", _patched(SlotTable, "claim", _claim_without_winner)
-    ),
     Planted("anybody may submit for anybody's lease", _patched(SlotTable, "claim", _claim_of_anybody)),
     Planted(
         "a commit that fails is answered as if it had not",
@@ -190,7 +176,6 @@ PLANTED = (
     Planted(
         "a step is acknowledged before it is written", _patched(Spool, "record_step", _acknowledges_unwritten)
     ),
-    Planted("the spool takes groups without end", _patched(verdicts, "is_full", _leaves_no_room_check)),
     Planted(
         "the relay acknowledges what is not on its disk", _patched(RolloutSpool, "put", _put_without_check)
     ),
