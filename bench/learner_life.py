@@ -40,18 +40,19 @@ STEPS: Final = 3 * EVERY_VERSIONS + REPLAYED
 def life(config: LearnerConfig, batch: Sequence[RolloutGroup], directory: Path) -> dict[str, Any]:
     """Return the figures of a life in an empty directory.
 
-    The stall is what a step costs beyond a step without a checkpoint anywhere near: copies, waits, and the
-    disk's and the processors' time that a step beside a write loses.
+    The stall is what steps beside a checkpoint cost beyond those of the same cycle without one: copies,
+    waits, and the disk's and the processors' time that a step beside a write loses. Steps of another time
+    are no measure: the speed of a shared machine drifts by far more than a stall.
     """
     lived = _alone(config, batch, directory, STEPS)
     started_s = time.monotonic()
     again = _alone(config, batch, directory, 0)
     calm = statistics.median(lived["calm_s"])
-    cycle = lived["cycle_s"] / EVERY_VERSIONS
+    stalled_s = sum(took_s - calm for took_s in lived["beside_s"])
     written = lived["checkpoint_bytes"] / EVERY_VERSIONS + lived["journal_bytes"]
     return {
         "step_s": round(calm, 4),
-        "stall_share": round(cycle / calm - 1, 4),
+        "stall_share": round(stalled_s / (lived["cycle_steps"] * calm), 4),
         "copy_s": round(lived["copy_s"], 4),
         "write_s": round(lived["write_s"], 3),
         "checkpoint_bytes": lived["checkpoint_bytes"],
@@ -107,7 +108,7 @@ def live(
 
 def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int) -> dict[str, Any]:
     """Take steps and make checkpoints as the training loop does."""
-    took, begun, copy_s, sizes, journal = [], list[int](), [], list[int](), []
+    took, begun, copy_s, sizes, journal = list[tuple[float, bool]](), list[int](), [], list[int](), []
     writing: Future[int] | None = None
     write_s = list[float]()
 
@@ -120,6 +121,7 @@ def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int)
     with ThreadPoolExecutor(1) as thread:
         for number in range(steps):
             started_s, before = time.monotonic(), state.journal_bytes
+            is_beside = writing is not None
             delivered = [
                 replace(group, group_id=f"{number * len(batch) + place}.1", sampler_id="bench")
                 for place, group in enumerate(batch)
@@ -144,15 +146,19 @@ def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int)
                 copied = state.copy()
                 copy_s.append(time.monotonic() - copied_s)
                 begun.append(number)
+                is_beside = True
                 writing = thread.submit(write, copied)
-            took.append(time.monotonic() - started_s)
+            took.append((time.monotonic() - started_s, is_beside))
         if writing is not None:
             sizes.append(writing.result())
             state.written()
     first, second = begun[0], begun[1]
+    cycle = took[first:second]
+    calm = [one for one in cycle if not one[1]] or took[:first]  # a tiny model's are all beside a write
     return {
-        "calm_s": took[EVERY_VERSIONS // 2 : first],  # before the first checkpoint, and after torch is warm
-        "cycle_s": sum(took[first:second]),
+        "cycle_steps": len(cycle),
+        "calm_s": [took_s for took_s, _ in calm],
+        "beside_s": [took_s for took_s, is_beside in cycle if is_beside],
         "copy_s": statistics.median(copy_s),
         "write_s": max(write_s),
         "checkpoint_bytes": max(sizes),
