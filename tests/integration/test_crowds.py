@@ -10,6 +10,7 @@ import pytest
 
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.transactions import BATCH_REQUESTS
 from node.coordinator.work.accounts import Transaction
 from node.run import Role
 from support.hub import TIMEOUT_S, HandPeer, RunningHub, running_hub
@@ -18,7 +19,8 @@ from support.identity import MadeRun
 CALLERS = 1000
 SAMPLERS = 20
 """Who they are: each may have 64 requests waiting."""
-WRITE_S = 0.01
+WRITE_S = 0.3
+"""Of a commit, whatever shares it."""
 GONE = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
@@ -26,16 +28,16 @@ GONE = (
 )
 
 PATIENCE_S = 1.0
-"""A caller's deadline: a tenth of what it takes to answer them all."""
+"""A caller's deadline: less than half of what it takes to answer them all."""
 
 
 @pytest.fixture
 def slow_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     record = Ledger.record
 
-    def slowly(ledger: Ledger, transaction: Transaction) -> None:
+    def slowly(ledger: Ledger, *transactions: Transaction) -> None:
         time.sleep(WRITE_S)
-        record(ledger, transaction)
+        record(ledger, *transactions)
 
     monkeypatch.setattr(Ledger, "record", slowly)
 
@@ -91,7 +93,8 @@ async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_
         heard = sum(len(grant.leases) for caller in callers if (grant := caller.result()) is not None)
         held = sum(map(len, hub.hub.spool.accounts.slots.open.by_holder.values()))
         assert 0 < heard < CALLERS
-        assert held - heard <= 20, "work of callers who had gone"
+        # Those who went while the commit was under way that their leases share.
+        assert held - heard <= BATCH_REQUESTS, "work of callers who had gone"
         assert hub.metric("heterorl_coordinator_dropped_decisions_total", cause="gone") > 0
         assert longest_s < 2.0
 
@@ -100,14 +103,14 @@ async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_
 async def test_the_coordinator_ends_in_time_while_a_thousand_callers_wait(
     made: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(globals(), "WRITE_S", 0.05)
+    monkeypatch.setitem(globals(), "WRITE_S", 4.0)
     async with crowded_hub(made) as (hub, _, crowd):
         callers = [asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=60)) for n in range(CALLERS)]
         await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
         started_s = time.monotonic()
         hub.stopping.set()
         await hub.running
-        # drain_timeout_s / 2 for rpcs in flight, a second for connections; a thousand writes take 50.
+        # drain_timeout_s / 2 for rpcs in flight, a second for connections; eight commits take 32.
         assert time.monotonic() - started_s < 20.0
         answers = await asyncio.gather(*callers)
         assert any(answer is None for answer in answers)
