@@ -121,7 +121,16 @@ def test_a_log_that_tells_another_story_is_told_where(
     assert said in story["contradictions"][0]
 
 
-@pytest.mark.parametrize("content", ["[]\n", "{}\n", "half\n", '{"version": 1, "groups": [1]}\n'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]\n",
+        "{}\n",
+        "half\n",
+        '{"version": 1, "groups": [1]}\n',
+        '{"version": 1, "groups": [{"group_id": "0.1", "sampler_id": "s1"}]}\n',
+    ],
+)
 def test_what_is_not_a_log_of_steps_is_refused_by_line(
     run: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:

@@ -50,7 +50,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "coordinator's clock": "The coordinator's clock is wrong; nothing else needs to be done.",
     "this machine's clock": "That machine's clock is wrong; nothing else needs to be done.",
 }
-"""What a peer names as its wait -> what to do; empty: the next link of the chain says it."""
+"""Name of a wait, as peers give it -> what to do; empty: the next link of the chain says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class WaitingSamplers:
     """Some of them, those that wait longest first."""
     peers: int
     for_s: float
-    """Of the one that has waited longest."""
+    """The longest wait among them, seconds."""
 
 
 def remedy(waits_for: str) -> str:

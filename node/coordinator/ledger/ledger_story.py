@@ -19,6 +19,8 @@ from node.errors import StartupError
 _SHOWN: Final = 5
 """Contradictions reported; the rest are alike."""
 
+_OF_A_GROUP: Final = ("group_id", "sampler_id", "staleness_versions")
+
 _TOLD: Final = "SELECT group_ids, staleness_versions FROM steps WHERE version = ?"
 _WINNER: Final = (
     "SELECT json_extract(value, '$[1]') FROM slots, json_each(attempts) "
@@ -28,7 +30,7 @@ _WINNER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What came of the comparison."""
+    """The result of a comparison."""
 
     log: str
     steps: int
@@ -114,7 +116,7 @@ def _lines(log: Path) -> Iterator[dict[str, Any]]:
 def _parsed(line: bytes, what: str) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = json.loads(line)
-        _ = fields["version"], [(group["group_id"], group["sampler_id"]) for group in fields["groups"]]
+        _ = fields["version"], [[group[name] for name in _OF_A_GROUP] for group in fields["groups"]]
     except (ValueError, LookupError, TypeError) as error:
         raise StartupError(
             f"{what} is not a step of a learner: {error!r}",

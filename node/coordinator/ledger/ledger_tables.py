@@ -49,7 +49,7 @@ _TYPES: Final = {"INTEGER": "int64", "TEXT": "string", "REAL": "double", "BLOB":
 
 @dataclass(frozen=True, slots=True)
 class SlotLife:
-    """What a ledger knows of one slot."""
+    """The life of one slot, as a ledger tells it."""
 
     slot: int
     prompt_index: int
