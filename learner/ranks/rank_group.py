@@ -158,7 +158,7 @@ class RankGroup:
         )
 
     def tell(self, order: str, **values: Any) -> None:
-        """Have the other ranks do what the first one does next."""
+        """Tell the other ranks to do what the first one does next."""
         if self._orders is None:
             return
         if order == "step":
@@ -212,7 +212,7 @@ class RankGroup:
             stream.send(Order("end", {}), limit_s=limit_s)
 
     def follow_writes(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have no rank write before the first; call it there after adding the hook that waits for readers."""
+        """Let no rank write before the first; call it there after adding the hook that waits for readers."""
 
         def wait_for_all(*_: object) -> None:
             dist.barrier()
@@ -221,7 +221,7 @@ class RankGroup:
 
     @contextmanager
     def saving(self, directory: Path, part: str) -> Iterator[ProcessGroup]:
-        """Have the other ranks save their shards of one part of a checkpoint meanwhile; yield all ranks.
+        """Tell the other ranks to save their shards of one part of a checkpoint meanwhile; yield all ranks.
 
         Raises:
             RankLostError: one of them is gone, or does not answer.

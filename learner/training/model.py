@@ -45,14 +45,14 @@ Weigh = Callable[[MicroBatch, Tensor], Tensor]
 
 
 class Passes(Protocol):
-    """What runs micro-batches through a model."""
+    """Runner of micro-batches through a model."""
 
     def score(self, parts: Sequence[MicroBatch], take: Take) -> None:
-        """Have the logprobs of each micro-batch taken, without gradient."""
+        """Pass each micro-batch's logprobs to ``take``, without gradient."""
         ...
 
     def differentiate(self, parts: Sequence[MicroBatch], weigh: Weigh) -> None:
-        """Have the logprobs of each micro-batch weighed, and add the gradient to the parameters'."""
+        """Pass each micro-batch's logprobs to ``weigh``, and add the gradient to the parameters'."""
         ...
 
 
@@ -160,7 +160,7 @@ class ScoringModel:
         self._pipeline = self.ranks.shard(self.scorer)
 
     def score(self, parts: Sequence[MicroBatch], take: Take) -> None:
-        """Have the logprobs of each micro-batch taken, without gradient; in a pipeline, on its last stage."""
+        """Pass each micro-batch's logprobs to ``take``, without gradient; in a pipeline, at the end."""
         if self._pipeline is not None:
             self._pipeline.score(parts, take)
             return
@@ -169,7 +169,7 @@ class ScoringModel:
                 take(part, self._logprobs_of(part))
 
     def differentiate(self, parts: Sequence[MicroBatch], weigh: Weigh) -> None:
-        """Have the logprobs of each micro-batch weighed, and add the gradient to the parameters'."""
+        """Pass each micro-batch's logprobs to ``weigh``, and add the gradient to the parameters'."""
         if self._pipeline is not None:
             self._pipeline.differentiate(parts, weigh)
             return

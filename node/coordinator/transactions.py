@@ -75,7 +75,7 @@ class _Request:
     """Whether its caller has its answer before the next decision is taken."""
 
     def give(self, outcome: object) -> None:
-        """Give the caller an answer, or raise what is an exception; nothing where it has gone."""
+        """Answer the caller, or raise an exception there; do nothing where it has gone."""
         if self.answer.done():
             if isinstance(outcome, Exception):
                 logger.error("decision failed after its caller had gone", exc_info=outcome)

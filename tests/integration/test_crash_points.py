@@ -50,7 +50,7 @@ EVERY_STOP = pytest.mark.parametrize("stop", list(Stop), ids=lambda stop: stop.v
 
 @pytest.fixture(autouse=True)
 def _disks_are_modelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sync makes last is the model's to say: no need to wait for the disk of this machine."""
+    """Skip syncs of this machine's disk: what a sync makes last is the model's to say."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 

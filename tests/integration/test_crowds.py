@@ -20,7 +20,7 @@ CALLERS = 1000
 SAMPLERS = 20
 """Who they are: each may have 64 requests waiting."""
 WRITE_S = 0.3
-"""Of a commit, whatever shares it."""
+"""Duration of a commit, whatever shares it."""
 GONE = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,

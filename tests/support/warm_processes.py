@@ -175,13 +175,13 @@ def _start_engine(
 
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have ``deploy.runs`` start warm processes."""
+    """Make ``deploy.runs`` start warm processes."""
     monkeypatch.setattr(processes, "create_subprocess_exec", start)
 
 
 @pytest.fixture(scope="module")
 def warm_engines() -> Iterator[None]:
-    """Have engines in processes of their own started warm."""
+    """Start engines in processes of their own warm."""
     _server()  # here, so that tests which count processes find it before they begin
     with pytest.MonkeyPatch.context() as patch:
         # By its name: who only starts processes needs no torch.

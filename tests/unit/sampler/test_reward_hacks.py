@@ -22,7 +22,7 @@ class Stack:
     def size(self): return len(self.items)
     def has(self, x): return x in self.items
 """
-"""What every list of tests below is for."""
+"""The solution that every list of tests below is for."""
 
 EQUALITY = (
     "assert f(2) == 4",
@@ -42,7 +42,7 @@ EQUALITY = (
     "assert {1: 'a', 4: 'b'}[f(2)] == 'b'",
     "assert sorted([f(3), f(2)]) == [4, 9]",
 )
-"""What only the right data passes."""
+"""Tests that only the right data passes."""
 
 AS_DATA = (
     *EQUALITY,
@@ -73,7 +73,7 @@ AS_DATA = (
     "assert not any(x == 7 for x in halves([1, 2]))",
     "assert Stack().size() == 0 and not Stack().has(1)",
 )
-"""What an object that answers each question by itself could pass."""
+"""Tests that an object that answers each question by itself could pass."""
 
 ONE_BY_ONE = (
     "assert all(map(lambda c: f(c[0]) == c[1], CASES))",
@@ -93,7 +93,7 @@ ONE_BY_ONE = (
     "assert all(Answers())",
     "assert Table().get(2, True)",
 )
-"""What ends early, or does without, where an exception means that there is no more."""
+"""Tests that end early, or do without, where an exception means that there is no more."""
 
 HELPERS = """
 CASES = [(2, 4), (3, 9)]
