@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from support.made_up_groups import VERSION, made_up_groups
 from support.rank_processes import (
     Case,
     Compared,
+    Ranks,
     run_on_ranks,
     save_and_publish,
     take_step,
@@ -85,16 +86,17 @@ pytestmark = pytest.mark.timeout(400)  # four processes, on two cores that other
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
-    """Return what compares a case, once; in ranks of its own: each process group wakes all the time."""
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compare]:
+    """Return what compares a case, once."""
+    with Ranks(RANKS) as ranks:
 
-    @cache
-    def of_case(name: str) -> Compared:
-        path = tmp_path_factory.mktemp("ranks") / "figures.json"
-        run_on_ranks(write_compared, (CASES | NARROW)[name], path, ranks=RANKS)
-        return Compared(**json.loads(path.read_text()))
+        @cache
+        def of_case(name: str) -> Compared:
+            path = tmp_path_factory.mktemp("ranks") / "figures.json"
+            ranks.run(write_compared, (CASES | NARROW)[name], path)
+            return Compared(**json.loads(path.read_text()))
 
-    return of_case
+        yield of_case
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -10,21 +11,21 @@ import runpy
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Any, Final
+from typing import Any, Final, Self
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import (
@@ -233,25 +234,69 @@ def _difference(part: Tensor, whole: Tensor, group: RankGroup) -> float:
     return float(gap.abs().max()) if count else 0.0
 
 
+class Ranks:
+    """As many processes that know each other; they do one piece of work after another."""
+
+    def __init__(self, count: int) -> None:
+        context = forked_context(__name__)
+        pipes = [context.Pipe() for _ in range(count)]
+        self._ours = [ours for ours, _ in pipes]
+        self._processes = [
+            context.Process(target=_work, args=(rank, count, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process, (_, theirs) in zip(self._processes, pipes, strict=True):
+            process.start()
+            theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    def run(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Call ``work(*arguments)`` in each; raise what the first one that fails says."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        waiting = set(self._ours)
+        for pipe in self._ours:
+            pipe.send((port, work, arguments))
+        while waiting:
+            for pipe in wait(waiting):
+                assert isinstance(pipe, Connection)
+                if said := pipe.recv():
+                    raise AssertionError(said)
+                waiting.remove(pipe)
+
+
 def run_on_ranks(work: Callable[..., None], *arguments: Any, ranks: int) -> None:
-    """Call ``work(*arguments)`` in as many processes that know each other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    forked_context(__name__)
-    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call, attr-defined]
-        _run, args=(ranks, port, work, arguments), nprocs=ranks, start_method="forkserver"
-    )
+    """Call ``work(*arguments)`` in as many processes of its own."""
+    with Ranks(ranks) as processes:
+        processes.run(work, *arguments)
 
 
-def _run(rank: int, ranks: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _work(rank: int, ranks: int, pipe: Connection) -> None:
+    gc.freeze()  # collecting what was imported would copy it
     faulthandler.enable()
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=LIMIT
-    )
-    work(*arguments)
-    dist.destroy_process_group()
+    while True:
+        port, work, arguments = pipe.recv()
+        try:
+            dist.init_process_group(
+                "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=LIMIT
+            )
+            work(*arguments)
+            dist.destroy_process_group()
+            gc.collect()  # each group that is left has a thread that wakes all the time
+            said = ""
+        except Exception:
+            said = f"rank {rank}: {traceback.format_exc()}"
+        pipe.send(said)
 
 
 def write_compared(case: Case, path: Path) -> None:
@@ -385,6 +430,7 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
             lose(partial(shared.snapshot, words[0]))
         child.process.kill()
     else:
+        fleet.group.tell("copy")
         with stopped_at_an_order(child.pid, fleet.group.saves):
             lose(save)
         child.process.kill()
