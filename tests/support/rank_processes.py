@@ -5,15 +5,13 @@ import copy
 import faulthandler
 import gc
 import json
-import multiprocessing
 import os
-import runpy
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -61,6 +59,7 @@ from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.service import Service, StopsAfter
 from support.made_up_groups import VERSION, made_up_groups
 from support.step_settings import make_step_settings
+from support.warm_python import WarmProcess
 
 STEPS: Final = 2
 """The second has moments and parameters of the first."""
@@ -340,37 +339,22 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
     dist.barrier()
 
 
-class ForkedRank:
-    """As much of ``Popen`` as a fleet uses, of a rank forked from the first: imports take 7 s of a core."""
+class WarmRank(WarmProcess):
+    """As much of ``Popen`` as a fleet uses, of a rank that is forked warm: imports take 7 s of a core."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], stdin: int) -> None:
         heard, self._held = os.pipe()
-        fork = multiprocessing.get_context("fork")
-        self._process = fork.Process(target=_become, args=(command[-1], env, heard, self._held))
-        self._process.start()
+        super().__init__(command[2:], env=env, descriptors={0: heard, 1: 1, 2: 2})
         os.close(heard)
-        assert self._process.pid is not None
-        self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._process.join(timeout)
-        if self.poll() is None:
-            raise TimeoutExpired("rank", timeout or 0.0)
+        with suppress(TimeoutExpired):
+            return self.wait(0)
+        return None
 
     def kill(self) -> None:
-        self._process.kill()
-
-
-def _become(module: str, env: Mapping[str, str], heard: int, held: int) -> None:
-    os.close(held)
-    os.dup2(heard, 0)
-    sys.stdin = os.fdopen(0, closefd=False)
-    os.environ.clear()
-    os.environ.update(env)
-    runpy.run_module(module, run_name="__main__")
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> None:
@@ -382,7 +366,7 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
     """
     config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
     settings = StepSettings.of(config)
-    with mock.patch.object(launching, "Popen", ForkedRank):
+    with mock.patch.object(launching, "Popen", WarmRank):
         fleet = Fleet(config)
     fleet.meet()
     shared, one = (

@@ -28,10 +28,11 @@ _fork_servers: Final[list["subprocess.Popen[bytes]"]] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     """Fork workers warm, and multiprocessing's server in each of them."""
+    os.environ.setdefault(RUN, uuid4().hex)  # processes that tests start find the same server
     if hasattr(config, "workerinput"):
         util.spawnv_passfds = _spawn  # type: ignore[attr-defined]
     elif asked := getattr(config.option, "tx", None):
-        config.option.testrunuid = os.environ[RUN] = config.option.testrunuid or uuid4().hex
+        config.option.testrunuid = os.environ[RUN]
         server()  # it has all that pytest put on the path, and ends with this process
         warm = f"popen//python={shlex.join(_INTERPRETER)}"
         config.option.tx = [warm if each == "popen" else each for each in asked]
@@ -124,6 +125,12 @@ def _start_engine(
         return ENGINES[-1]
 
 
+@pytest.fixture(scope="session")
+def warm_server() -> None:
+    """Start the server in this process, which outlives those that a test starts."""
+    server()
+
+
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ``deploy.runs`` start warm processes."""
@@ -131,9 +138,8 @@ def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def warm_engines() -> Iterator[None]:
-    """Start engines in processes of their own warm."""
-    server()  # here, so that tests which count processes find it before they begin
+def warm_engines(warm_server: None) -> Iterator[None]:
+    """Start engines in processes of their own warm; tests that count processes find the server running."""
     with pytest.MonkeyPatch.context() as patch:
         # By its name: who only starts processes needs no torch.
         patch.setattr("sampler.engines.own_process.process_engine.Popen", _start_engine)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 RUN: Final = "PYTEST_XDIST_TESTRUNUID"
-"""Names the run in the environment of its workers."""
+"""Names the run of tests in the environment of all its processes."""
 
 
 class WarmProcess:
@@ -64,7 +64,7 @@ class WarmProcess:
             self.status.settimeout(timeout)
             try:
                 self.returncode = int(self.status.recv(64))
-            except TimeoutError:
+            except (BlockingIOError, TimeoutError):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
             self.status.close()
         return self.returncode
@@ -77,8 +77,7 @@ _started: Final[list["subprocess.Popen[bytes]"]] = []
 @functools.cache
 def server() -> socket.socket:
     """Connect to the process that forks the others; start it if this is the first worker that needs it."""
-    run = os.environ.get(RUN, str(os.getpid()))
-    path = Path(tempfile.gettempdir()) / f"warm-{run}"
+    path = Path(tempfile.gettempdir()) / f"warm-{os.environ[RUN]}"
     ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with locked(path):
         try:
