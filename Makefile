@@ -52,7 +52,7 @@ real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.comp
 
 test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
 	$(COMPILED)
-	$(BIN)/pytest -q -n 3 --dist worksteal -m "not gpu"
+	$(BIN)/pytest -q -n 4 --dist worksteal -m "not gpu"
 
 deep: needs-test $(BIN)/.test ## Properties with 2000 examples in place of 60 (hypothesis)
 	$(BIN)/pytest -q -n 3 --dist worksteal -m hypothesis --hypothesis-profile deep --timeout 3600

@@ -273,12 +273,6 @@ class Ranks:
                 waiting.remove(pipe)
 
 
-def run_on_ranks(work: Callable[..., None], *arguments: Any, ranks: int) -> None:
-    """Call ``work(*arguments)`` in as many processes of its own."""
-    with Ranks(ranks) as processes:
-        processes.run(work, *arguments)
-
-
 def _work(rank: int, ranks: int, pipe: Connection) -> None:
     gc.freeze()  # collecting what was imported would copy it
     faulthandler.enable()
