@@ -18,7 +18,7 @@ class Stack:
     def size(self): return len(self.items)
     def has(self, x): return x in self.items
 """
-"""What every list of tests below is for."""
+"""Program that every list of tests below is for."""
 
 EQUALITY = (
     "assert f(2) == 4",
@@ -38,7 +38,7 @@ EQUALITY = (
     "assert {1: 'a', 4: 'b'}[f(2)] == 'b'",
     "assert sorted([f(3), f(2)]) == [4, 9]",
 )
-"""What only the right data passes."""
+"""Tests that only the right data passes."""
 
 AS_DATA = (
     *EQUALITY,
@@ -69,7 +69,7 @@ AS_DATA = (
     "assert not any(x == 7 for x in halves([1, 2]))",
     "assert Stack().size() == 0 and not Stack().has(1)",
 )
-"""What an object that answers each question by itself could pass."""
+"""Tests that an object could pass which answers each question by itself."""
 
 ONE_BY_ONE = (
     "assert all(map(lambda c: f(c[0]) == c[1], CASES))",
@@ -89,7 +89,7 @@ ONE_BY_ONE = (
     "assert all(Answers())",
     "assert Table().get(2, True)",
 )
-"""What ends early, or does without, where an exception means that there is no more."""
+"""Tests that end early, or do without, where an exception means that there is no more."""
 
 HELPERS = """
 CASES = [(2, 4), (3, 9)]
@@ -116,7 +116,7 @@ CATCHING = (
 )
 
 ONE_BY_ONE_CATCHING = ("try:\n    f(1)\nexcept OSError:\n    pass\nassert f(2) == 4", *ONE_BY_ONE)
-"""The tests catch exceptions, if not there."""
+"""The same, beside a test that catches exceptions."""
 
 TOLERANT = (
     "faults = []\nfor x, want in CASES:\n    if f(x) != want: faults.append(x)\nassert not faults",
@@ -126,13 +126,13 @@ TOLERANT = (
     "assert not (f(2) < 4 or f(2) > 4)",
     "assert min(1e-9, *(-abs(f(x) - want) for x, want in CASES)) > -1e-6",
 )
-"""What a number that is neither more nor less passes."""
+"""Tests that a number passes which is neither more nor less, or that a loop cut short does."""
 
 CHANGED = ("xs = [1, 2, 3]\nassert total(xs) == sum(xs)", "ys = [[4]]\nassert total(ys[0]) == ys[0][0]")
-"""What is expected depends on the arguments, once they are used."""
+"""Tests whose arguments are used again for what is expected."""
 
 EVALUATED = ("assert eval(text(3)) == 18", "assert eval(text(2)) == 8 and f(2) == 4")
-"""The answer is an expression."""
+"""Tests that evaluate the answer."""
 
 EVERYTHING = """
     __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = lambda *a: True
