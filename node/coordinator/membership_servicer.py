@@ -10,8 +10,7 @@ from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.coordinator.fleet.headline import Facts, headline
-from node.coordinator.fleet.wait_chain import chain
+from node.coordinator.fleet.wait_chain import Facts, explained
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.agreement import DIGEST_BYTES
@@ -176,7 +175,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         accounts, capacity, now = self.spool.accounts, room(self.spool.accounts), self.clock.now()
         learner = accounts.learner
         rows, matching = self.peers.page(query, now)
-        survey, facts = self.peers.survey, self._facts(capacity, now)
+        survey = self.peers.survey
+        headline, waits = explained(self._facts(capacity, now), self.peers.waiting_samplers(now))
         return RunStatus(
             run_id=self.run_id,
             head=self.peers.head,
@@ -184,10 +184,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             peers=rows,
             matching_peers=matching,
             peer_counts=survey.peer_counts,
-            headline=headline(facts),
-            waits=chain(
-                facts, self.peers.waiting_samplers(now), learner_for_s=self.peers.learner_waits_s(now)
-            ),
+            headline=headline,
+            waits=waits,
             unusual=survey.unusual,
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
@@ -225,6 +223,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             live_learners=peers.live(Role.LEARNER),
             learner_unheard_s=peers.unheard_s(Role.LEARNER, now),
             learner_waits_for=peers.learner_waits_for(),
+            learner_waits_s=peers.learner_waits_s(now),
             live_samplers=peers.live(Role.SAMPLER),
             sampler_unheard_s=peers.unheard_s(Role.SAMPLER, now),
             idle_s=0.0 if peers.teaching is None else peers.teaching.idle_s,
