@@ -82,7 +82,9 @@ def _namespaces() -> bool:
 def last_release() -> str:
     """Return the commit that CHANGELOG.md names for the newest release."""
     changes = (Path(__file__).parents[1] / "CHANGELOG.md").read_text()
-    return re.findall(r"^## .*, commit ([0-9a-f]{40})$", changes, re.MULTILINE)[0]
+    found = re.search(r"^## .*, commit ([0-9a-f]{40})$", changes, re.MULTILINE)
+    assert found is not None, "CHANGELOG.md names the commit of each release"
+    return found[1]
 
 
 def _release_is_here() -> bool:
