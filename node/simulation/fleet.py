@@ -9,7 +9,7 @@ groups, artifacts and links are modelled. Left out are faults, evaluations, and 
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -150,7 +150,7 @@ class Learner:
         self.uploaded_bytes += artifact.size_bytes
         then = partial(self._uploaded, artifact, fleet.clock.now)
         send = partial(fleet.coordinator.down.send, artifact.size_bytes, then, other_end=link.up)
-        fleet.clock.after(link.round_trip_s, send)
+        fleet.clock.after(fleet.profile.learner.publish_s + link.round_trip_s, send)
 
     def _next_key(self) -> ArtifactKey | None:
         if self.version > self._coded:
@@ -198,7 +198,8 @@ class Sampler:
         if not pursuit.keeps_up(path, behind_versions=self._hub.head - self._held):
             path = self._hub.path(self._held, artifact_cost_bytes=pursuit.link.artifact_cost_bytes)
             round_trips = 1
-        then = partial(self._took, path[0].key.version)
+        took = partial(self._took, path[0].key.version)
+        then = partial(self._clock.after, self.kind.apply_s, took)
         send = partial(self._hub.up.send, path[0].size_bytes, then, other_end=link.down)
         self._clock.after(round_trips * link.round_trip_s, send)
 
@@ -286,7 +287,7 @@ class Fleet:
         self.coordinator = Hub(settings.coordinator_link, self.clock)
         self.relays = [Relay(settings.relay_link, self.coordinator, self.clock) for _ in range(relays)]
         self.learner = Learner(self)
-        hubs = self.relays or [self.coordinator]
+        hubs: Sequence[Hub] = self.relays or (self.coordinator,)
         self.samplers = [
             Sampler(f"{kind.name}-{number}", kind, hubs[number % len(hubs)], self)
             for number, kind in enumerate(_kinds(settings.samplers, samplers))

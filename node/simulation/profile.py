@@ -33,6 +33,8 @@ class Run(_Part):
 class Learner(_Part):
     step_s: Positive = 20.0
     """From a batch to a new version."""
+    publish_s: Seconds = 0.0
+    """From a new version to its first byte on the way: coded, signed, stored."""
     keyframe_every_versions: Number = 64
     keyframe_bytes: Positive = 10.9e9
     """.68 of a model of 8e9 parameters in bfloat16 (bench.sync)."""
@@ -83,6 +85,8 @@ class Samplers(_Part):
     """Groups at once: sampler.concurrency_groups."""
     group_s: Positive = 30.0
     """Mean time from a lease to its graded group, of prompts that are not long."""
+    apply_s: Seconds = 0.0
+    """From a version's last byte to its first token: verified, stored, applied."""
     spread: float = Field(default=0.5, ge=0, le=3)
     """Standard deviation of the logarithm of that time, and of the group's size."""
     group_bytes: Positive = 100e3
