@@ -1,6 +1,7 @@
 """Builds a coordinator from its section of the configuration."""
 
 import asyncio
+import dataclasses
 import logging
 from contextlib import ExitStack, closing
 from functools import partial
@@ -35,6 +36,7 @@ from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
+from node.protocol import OURS
 from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
@@ -161,7 +163,11 @@ def _members_server(
         peers,
         spool,
         run_id=context.run.run_id,
-        settings=to_wire(membership_pb2.JoinResponse, _settings(config, spool.rows, group_bytes=group_bytes)),
+        settings=to_wire(
+            membership_pb2.JoinResponse,
+            _settings(config, spool.rows, group_bytes=group_bytes),
+            **dataclasses.asdict(OURS),
+        ),
         revocations=revocations,
         clock=context.clock,
     )
