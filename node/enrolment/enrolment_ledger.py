@@ -161,7 +161,7 @@ class EnrolmentLedger:
 
     def _is_cancelled(self, token: Token) -> bool:
         asked = self._database.execute("SELECT is_cancelled FROM issued WHERE nonce = ?", (token.nonce,))
-        return asked.fetchone() == (1,)
+        return bool(asked.fetchone() == (1,))
 
     def _admit(self, token: Token, node_id: str, key_digest: bytes) -> None:
         # A token for any node must not let its holder become somebody who is already here;
