@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from node.config.settings import Target
+from node.device import AUTO as AUTO_DEVICE
+from node.device import Device
 from node.errors import ConfigError, StartupError
 from node.extras import NeededPackage
 from node.tokenizer import chat_template
@@ -44,8 +46,9 @@ class SamplerConfig(BaseModel):
     """Directory of a causal language model (safetensors, tokenizer.json): version 0 of the run.
     Needs the learner's layout and tokenizer; later versions come from the hub."""
 
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Where the model generates."""
+    device: Device = Field(default=AUTO_DEVICE, validate_default=True)
+    """Where the model generates. ``auto`` is cuda where there are a GPU and a torch built for one, else
+    cpu."""
 
     engine: Annotated[str, AfterValidator(check_name)] = AUTO
     """Name of the engine that generates, or the import path of one's own, ``package.module:function``.

@@ -132,6 +132,9 @@ class CoordinatorConfig(BaseModel):
     """Shortest time between heartbeats of each peer. Shorter shows lag sooner. Samplers are told to wait
     longer where there are more than 1000 for each second of it: the fleet sends 1000 a second at most."""
 
+    model_dir: Path | None = None
+    """The learner's model directory, or a copy: samplers that join with `heterorl-node join` and have none
+    fetch it from here. Unset: they are given theirs."""
     listen: Address = "127.0.0.1:7700"
     """Where members connect. Port 0: any free one, printed at the start."""
     enrolment_listen: Address = "127.0.0.1:7701"

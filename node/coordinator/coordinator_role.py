@@ -6,7 +6,13 @@ import logging
 from contextlib import ExitStack, closing
 from functools import partial
 
-from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
+from heterorl.v1 import (
+    membership_pb2,
+    membership_pb2_grpc,
+    model_pb2_grpc,
+    policy_pb2_grpc,
+    rollout_pb2_grpc,
+)
 from node import limits
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
@@ -41,6 +47,7 @@ from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.model_servicer import ModelServicer
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
@@ -159,6 +166,7 @@ def _members_server(
         revocations=revocations,
         metrics=context.transfer_metrics,
     )
+    models = ModelServicer(config.model_dir, metrics=context.transfer_metrics)
     membership = MembershipServicer(
         peers,
         spool,
@@ -179,6 +187,7 @@ def _members_server(
         revocations=revocations,
         servicers=(
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
+            partial(model_pb2_grpc.add_ModelServiceServicer_to_server, models),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
             partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
         ),
