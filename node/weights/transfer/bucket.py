@@ -2,9 +2,9 @@
 
     URL/<run id>/<hub's node id>/<version>-<base version or key>-<start of the signature>
 
-An object is written whole or not at all, and never written twice with other bytes: no write needs a comparison.
-Credentials, region and endpoint are obstore's business: the provider's environment variables, or the role of the
-machine. Nothing that comes out of a bucket is trusted.
+An object is written whole or not at all, and never again with other bytes: no write needs a comparison.
+Credentials, region and endpoint are obstore's business, which takes them from the provider's environment
+variables or from the machine's role. Nothing that comes out of a bucket is trusted.
 """
 
 import re
@@ -20,9 +20,6 @@ from node.weights.format.manifest import SIGNATURE_BYTES, Manifest
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store
-
-URL_PATTERN: Final = r"(s3|s3a|gs|az|azure|abfs|abfss|adl)://[^/?#\s]+(/[^?#\s]*)?"
-"""Stores that can sign an address: a disk cannot."""
 
 _NAME: Final = re.compile(r"(\d{1,15})-(key|\d{1,15})-[0-9a-f]{16}")
 
@@ -77,7 +74,7 @@ class Bucket:
                 f"the bucket {url} cannot be used: {_first_line(error)}",
                 fix="Check the address, and the provider's environment variables.",
             ) from error
-        return cls(store)  # type: ignore[arg-type]  # by URL_PATTERN
+        return cls(store)  # type: ignore[arg-type]  # by the configuration's pattern
 
     async def listing(self) -> dict[str, int]:
         """Return the size of every object here, by name. Raises BucketError."""
