@@ -83,7 +83,7 @@ async def build(context: RoleContext) -> list[Service]:
     bucket = bucket_mirror(context, store, config.bucket)
     serving = StopsAfter(_server(context, config, store, forwarder, membership, bucket))
     mirror = _mirror(context, store, _sources(context, config, target, caller, control))
-    services = [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+    services: list[Service] = [serving, StopsAfter(forwarder, other=serving), mirror, membership]
     return services if bucket is None else [*services, bucket]
 
 
