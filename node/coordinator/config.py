@@ -11,7 +11,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from node import limits
-from node.config.settings import Address
+from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data.row_sources import open_rows, overlong
 from node.coordinator.work.accounts import RunTerms
@@ -165,6 +165,11 @@ class CoordinatorConfig(BaseModel):
     """Keyframes kept on disk, with every delta after the oldest of them. More serve peers that were away
     longer; each costs the model's size."""
 
+    bucket: BucketUrl | None = None
+    """Object store in which the coordinator puts the weights it serves: ``s3://NAME/PREFIX``, ``gs://`` or
+    ``az://``. Peers read them there by signed addresses, so that its own link carries each once. Credentials
+    come from the provider's environment variables or the machine's role. Unset: it serves them itself."""
+
     @field_validator("task_options")
     @classmethod
     def _are_the_tasks(cls, options: dict[str, JsonValue], info: ValidationInfo) -> dict[str, JsonValue]:
@@ -258,8 +263,9 @@ class CoordinatorConfig(BaseModel):
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """The packages that read the data."""
-        return () if self.data is None else self.data.needed_packages
+        """The packages that read the data and fill the bucket."""
+        data = () if self.data is None else self.data.needed_packages
+        return (*data, *bucket_packages("coordinator.bucket", self.bucket))
 
     @property
     def evaluation_settings(self) -> EvaluationSettings:

@@ -46,11 +46,12 @@ from node.protocol import OURS
 from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
-from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
 from node.serving.model_servicer import ModelServicer
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket_mirror import BucketMirror
 from node.wire.mapping import to_wire
 from node.wire.rollouts import largest_group_bytes
 
@@ -61,7 +62,7 @@ async def build(context: RoleContext) -> list[Service]:
     """Open what the coordinator keeps on disk and put its services together.
 
     Raises:
-        StartupError: the ledger, the store or the data cannot be opened, or the ledger was lost.
+        StartupError: the ledger, the store, the bucket or the data cannot be opened, or the ledger was lost.
         ConfigError: a row is bad, or the data is not the run's.
     """
     config = context.config.section(CoordinatorConfig)
@@ -105,8 +106,9 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         clock=context.clock,
     )
+    bucket = bucket_mirror(context, store, config.bucket)
     servers = [
-        _members_server(context, config, store, spool, peers, revocations),
+        _members_server(context, config, store, spool, peers, revocations, bucket),
         *_enrolment_servers(context, config, revocations),
     ]
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
@@ -120,7 +122,8 @@ async def build(context: RoleContext) -> list[Service]:
             servers=servers,
             metrics=metrics,
             clock=context.clock,
-        )
+        ),
+        *([] if bucket is None else [bucket]),
     ]
 
 
@@ -155,9 +158,10 @@ def _members_server(
     spool: Spool,
     peers: Peers,
     revocations: RevocationList,
+    bucket: BucketMirror | None,
 ) -> RpcServer:
     group_bytes = _group_bytes(config)
-    policy = PolicyServicer(store, metrics=context.transfer_metrics)
+    policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
     rollouts = RolloutServicer(
         spool,
         peers,
