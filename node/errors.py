@@ -78,6 +78,7 @@ class Reason(enum.StrEnum):
     BUSY = "busy", "UNAVAILABLE", Recovery.WAIT
     TOO_OFTEN = "too_often", "RESOURCE_EXHAUSTED", Recovery.WAIT
     DRAINING = "draining", "UNAVAILABLE", Recovery.WAIT
+    STANDBY = "standby", "UNAVAILABLE", Recovery.WAIT  # another coordinator of the run leads
     DISK = "disk", "UNAVAILABLE", Recovery.WAIT
     INTERNAL = "internal", "INTERNAL"
 
