@@ -67,7 +67,11 @@ def postgresql_server(*, is_durable: bool) -> Iterator[PostgresqlServer]:
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
         control = [programs / "pg_ctl", "-D", data, "-l", log, "-w"]
         subprocess.run(
-            [*control, "-o", options, "start"], check=True, stdout=subprocess.DEVNULL, cwd=directory, **identity
+            [*control, "-o", options, "start"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=directory,
+            **identity,
         )
         try:
             yield PostgresqlServer(directory)

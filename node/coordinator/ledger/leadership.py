@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import psycopg
 
-from node.coordinator.ledger.ledger_postgresql import DeposedError, PostgresqlLedger, connect, prepare
-from node.errors import StartupError
+from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger, connect, prepare
+from node.coordinator.ledger.shared_records import SharedRecords
+from node.errors import DeposedError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ ASK_S: Final = 1.0
 """How often a leader asks whether it is one."""
 
 SILENT_S: Final = 4.0
-"""Silence after which a leader is taken for dead. A takeover then takes 5 s and the time to read the ledger."""
+"""Silence after which a leader is taken for dead. A takeover then takes 5 s and reading the ledger."""
 
 _HOLDER: Final = """
 SELECT pid, extract(epoch FROM clock_timestamp() - coalesce(query_start, backend_start))::float8
@@ -98,9 +99,11 @@ class Leadership:
 
     def leader(self) -> Leader | None:
         """Return who leads, as far as the database says; None: nobody has yet, or it is away."""
+        if self._session is None:
+            return None
         try:
-            row = self._session and self._session.execute("SELECT epoch, address FROM leadership").fetchone()
-        except psycopg.Error:  # tables that are not there yet, too
+            row = self._session.execute("SELECT epoch, address FROM leadership").fetchone()
+        except psycopg.Error:  # also where the first leader is making the tables
             return None
         return None if row is None else Leader(*row)
 
@@ -115,6 +118,10 @@ class Leadership:
         self._asking = threading.Thread(target=self._ask, args=(on_lost,), name="leadership", daemon=True)
         self._asking.start()
         return PostgresqlLedger.open(self._url, name=self._ledger_name, epoch=self._epoch, on_lost=on_lost)
+
+    def open_records(self) -> SharedRecords:
+        """Open what coordinators share besides the ledger. Raises StartupError: as ``open_ledger``."""
+        return SharedRecords(connect(self._url, name=self._ledger_name), epoch=self._epoch)
 
     def close(self) -> None:
         """End the session: another coordinator may lead at once."""

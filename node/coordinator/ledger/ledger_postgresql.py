@@ -15,14 +15,14 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString, Self, cast
+from typing import Any, Final, Self
 
 import psycopg
 
 from node.coordinator.ledger.ledger_rows import DROP_OLDEST_BAD_PROMPTS, LedgerRows, Put, Rows
 from node.coordinator.ledger.ledger_schema import SCHEMA, SCHEMA_VERSION
 from node.coordinator.work.accounts import Balance, Transaction
-from node.errors import HeteroRLError, Reason, RefusedError, StartupError
+from node.errors import DeposedError, Reason, RefusedError, StartupError
 from node.rollout import EncodedGroup
 
 _CONNECTION: Final[Mapping[str, Any]] = {
@@ -54,10 +54,6 @@ CREATE TABLE leadership (
 );
 CREATE TABLE ledger_schema (version BIGINT NOT NULL);
 """
-
-
-class DeposedError(HeteroRLError):
-    """The coordinator leads no longer, or cannot tell whether it does. Exits with 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +117,13 @@ def prepare(connection: "psycopg.Connection[Any]", *, run_id: str) -> None:
         )
 
 
+def check_epoch(connection: "psycopg.Connection[Any]", epoch: int) -> None:
+    """Keep the newest epoch as it is until the transaction ends. Raises DeposedError: it is another."""
+    newest = connection.execute("SELECT epoch FROM leadership FOR SHARE").fetchone()
+    if newest != (epoch,):
+        raise DeposedError(f"another coordinator leads, with epoch {newest and newest[0]}; ours was {epoch}")
+
+
 class PostgresqlLedger(LedgerRows):
     """The leader's ledger, for as long as its epoch is the newest."""
 
@@ -153,10 +156,7 @@ class PostgresqlLedger(LedgerRows):
     def record(self, *transactions: Transaction) -> None:
         """See ``LedgerEngine``."""
         with self._errors_told(), self._connection.transaction():
-            if not self._execute(
-                "SELECT 1 FROM leadership WHERE epoch = ? FOR SHARE", [self._epoch]
-            ).fetchone():
-                raise DeposedError("another coordinator has taken over the ledger")
+            check_epoch(self._connection, self._epoch)
             with self._connection.pipeline():
                 for transaction in transactions:
                     self._write(transaction)
@@ -171,7 +171,7 @@ class PostgresqlLedger(LedgerRows):
     @contextmanager
     def _errors_told(self) -> Iterator[None]:
         if self._lost is not None:
-            raise _not_leading(self._lost)
+            raise not_leading(self._lost)
         try:
             yield
         except DeposedError as error:
@@ -193,13 +193,13 @@ class PostgresqlLedger(LedgerRows):
     def _lose(self, error: DeposedError) -> RefusedError:
         self._lost = error
         self._on_lost(error)
-        return _not_leading(error)
+        return not_leading(error)
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
-        return self._connection.execute(_marked(statement), values)
+        return self._connection.execute(marked(statement), values)
 
     def _execute_each(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        self._connection.cursor().executemany(_marked(statement), rows)
+        self._connection.cursor().executemany(marked(statement), rows)
 
     def _put_all(self, table: str, rows: Sequence[tuple[Any, ...]], how: Put) -> None:
         self._connection.cursor().executemany(insertion(table, how), rows)
@@ -210,7 +210,7 @@ class PostgresqlLedger(LedgerRows):
 
 
 @functools.cache
-def insertion(table: str, how: Put) -> LiteralString:
+def insertion(table: str, how: Put) -> str:
     """Return the statement that puts a row into a table."""
     columns, key = tables()[table].columns, tables()[table].key
     replaced = ", ".join(
@@ -222,19 +222,21 @@ def insertion(table: str, how: Put) -> LiteralString:
         Put.REPLACE: f" ON CONFLICT ({', '.join(map(_quoted, key))}) DO UPDATE SET {replaced}",
     }
     marks = ", ".join(["%s"] * len(columns))
-    return cast(LiteralString, f"INSERT INTO {table} VALUES ({marks}){conflict[how]}")
+    return f"INSERT INTO {table} VALUES ({marks}){conflict[how]}"
 
 
 @functools.cache
-def _marked(statement: str) -> LiteralString:
-    return cast(LiteralString, statement.replace("?", "%s"))
+def marked(statement: str) -> str:
+    """Return a statement with psycopg's marks for values."""
+    return statement.replace("?", "%s")
 
 
 def _quoted(column: str) -> str:
     return f'"{column}"'
 
 
-def _not_leading(error: DeposedError) -> RefusedError:
+def not_leading(error: Exception) -> RefusedError:
+    """Return what peers are told by a coordinator that was deposed."""
     return RefusedError(
         Reason.STANDBY, f"this coordinator leads no longer: {error}", fix="connect to the one that does"
     )
