@@ -1,6 +1,7 @@
 """A PostgreSQL server for the tests of a process, a database for each test, ledgers of either engine."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -60,7 +61,10 @@ def leading(url: str, *, run_id: str = "run") -> Iterator[Any]:
     with ExitStack() as opened:
         leadership = Leadership(url, run_id=run_id, address="hub:7700")
         opened.callback(leadership.close)
-        assert leadership.try_to_lead()
+        deadline_s = time.monotonic() + 10  # in which the server may notice who led before has gone
+        while not leadership.try_to_lead():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
         ledger = leadership.open_ledger(on_lost=lost.append)
         opened.callback(ledger.close)
         yield ledger

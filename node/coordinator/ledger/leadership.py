@@ -14,6 +14,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,6 +62,8 @@ class Leadership:
         self._epoch = 0
         self._closing = threading.Event()
         self._asking: threading.Thread | None = None
+        self._opened = ExitStack()
+        """Connections of the leader's."""
 
     def try_to_lead(self) -> bool:
         """Lead, unless another coordinator does; return whether this one leads now.
@@ -117,15 +120,20 @@ class Leadership:
         """
         self._asking = threading.Thread(target=self._ask, args=(on_lost,), name="leadership", daemon=True)
         self._asking.start()
-        return PostgresqlLedger.open(self._url, name=self._ledger_name, epoch=self._epoch, on_lost=on_lost)
+        connection = connect(self._url, name=self._ledger_name)
+        self._opened.callback(connection.close)
+        return PostgresqlLedger(connection, epoch=self._epoch, on_lost=on_lost)
 
     def open_records(self) -> SharedRecords:
         """Open what coordinators share besides the ledger. Raises StartupError: as ``open_ledger``."""
-        return SharedRecords(connect(self._url, name=self._ledger_name), epoch=self._epoch)
+        connection = connect(self._url, name=self._ledger_name)
+        self._opened.callback(connection.close)
+        return SharedRecords(connection, epoch=self._epoch)
 
     def close(self) -> None:
-        """End the session: another coordinator may lead at once."""
+        """Close what was opened and end the session: another coordinator may lead at once."""
         self._closing.set()
+        self._opened.close()
         if self._asking is not None:
             self._asking.join(timeout=ASK_S)
         self._drop_session()

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psycopg
 
@@ -103,10 +103,10 @@ def prepare(connection: "psycopg.Connection[Any]", *, run_id: str) -> None:
             connection.execute("INSERT INTO leadership VALUES (1, 0, '')")
             connection.execute("INSERT INTO ledger_schema VALUES (%s)", [SCHEMA_VERSION])
         connection.execute(DROP_OLDEST_BAD_PROMPTS)
-    versions = connection.execute("SELECT version FROM ledger_schema").fetchall()
-    if versions != [(SCHEMA_VERSION,)]:
+    (version,) = connection.execute("SELECT version FROM ledger_schema").fetchone() or (None,)
+    if version != SCHEMA_VERSION:
         raise StartupError(
-            f"the ledger in the database has schema {versions}, this software knows {SCHEMA_VERSION}",
+            f"the ledger in the database has schema {version}, this software knows {SCHEMA_VERSION}",
             fix="Start the version of heterorl-node that wrote it.",
         )
     owners = [owner for (owner,) in connection.execute("SELECT run_id FROM run")]
@@ -131,18 +131,12 @@ class PostgresqlLedger(LedgerRows):
         self, connection: "psycopg.Connection[Any]", *, epoch: int, on_lost: Callable[[DeposedError], None]
     ) -> None:
         """Use an open connection; ``on_lost`` is called in the thread that finds out, at most once."""
+        if connection.execute("SHOW synchronous_commit").fetchone() == ("off",):
+            connection.execute("SET synchronous_commit = on")  # nobody is told of what is not on disk
         self._connection = connection
         self._epoch = epoch
         self._on_lost = on_lost
         self._lost: DeposedError | None = None
-
-    @classmethod
-    def open(cls, url: str, *, name: str, epoch: int, on_lost: Callable[[DeposedError], None]) -> Self:
-        """Open the ledger that ``prepare`` has seen. Raises StartupError: as ``connect``."""
-        connection = connect(url, name=name)
-        if connection.execute("SHOW synchronous_commit").fetchone() == ("off",):
-            connection.execute("SET synchronous_commit = on")  # nobody is told of what is not on disk
-        return cls(connection, epoch=epoch, on_lost=on_lost)
 
     def close(self) -> None:
         self._connection.close()
