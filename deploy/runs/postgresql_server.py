@@ -17,7 +17,7 @@ import psycopg
 from deploy.needs import postgresql_programs
 
 _USER = "postgres"
-"""Of the database; and of the machine where we are root, which PostgreSQL refuses to run as."""
+"""The database's superuser, and the account that the server runs as where we are root, which it refuses."""
 
 
 @dataclass(frozen=True, slots=True)

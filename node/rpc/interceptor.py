@@ -99,7 +99,7 @@ class Admission:
     clock: Clock
     count_refusal: CountRefusal
     standby: Callable[[], RefusedError] | None = None
-    """What every caller is told by a hub that serves nothing yet; None: it serves."""
+    """Returns the refusal of every call, at a hub that serves nothing yet; None: it serves."""
 
 
 class RpcInterceptor(grpc.aio.ServerInterceptor):
