@@ -61,7 +61,11 @@ def read_text(prompt: object) -> tuple[str, list[str]]:
     try:
         read = json.loads(prompt) if isinstance(prompt, str) else None
         query, candidates = read["query"], read["candidates"]
-        if isinstance(query, str) and isinstance(candidates, list) and all(isinstance(c, str) for c in candidates):
+        if (
+            isinstance(query, str)
+            and isinstance(candidates, list)
+            and all(isinstance(c, str) for c in candidates)
+        ):
             return query, candidates
     except (ValueError, TypeError, KeyError):
         pass

@@ -44,7 +44,9 @@ class RankingScorer(Scorer):
             pairs_of(np.frombuffer(prompt, ids.dtype), separator=self.separator, padding=self.padding)
             for prompt in numbers
         ]
-        scores = self._scores(_joined(pairs, self.padding), inputs.device).split([len(one.lengths) for one in pairs])
+        scores = self._scores(_joined(pairs, self.padding), inputs.device).split(
+            [len(one.lengths) for one in pairs]
+        )
         parts = torch.from_numpy(np.append(starts[1:], len(positions))).diff(prepend=torch.zeros(1).long())
         rankings = zip(target_ids.split(parts.tolist()), temperature.split(parts.tolist()), strict=True)
         return torch.cat(
@@ -58,7 +60,9 @@ class RankingScorer(Scorer):
         ids = torch.from_numpy(pairs.input_ids).to(device)
         lengths = torch.from_numpy(pairs.lengths).to(ids.device)
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        with torch.autocast(ids.device.type, dtype=self.compute_dtype, enabled=self.compute_dtype is not None):
+        with torch.autocast(
+            ids.device.type, dtype=self.compute_dtype, enabled=self.compute_dtype is not None
+        ):
             scores: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).logits[:, 0]
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 

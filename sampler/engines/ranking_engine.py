@@ -105,11 +105,7 @@ class RankingEngine:
                 "or greedily with top_k = 1",
                 fix="leave top_p, min_p, top_k and stop out of the coordinator's configuration",
             )
-        pairs = pairs_of(
-            request.prompt_token_ids,
-            separator=self._separator,
-            padding=self._model.config.pad_token_id,
-        )
+        pairs = self._pairs(request.prompt_token_ids)
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and pairs.input_ids.shape[1] > limit:
             raise RefusedError(
@@ -164,6 +160,15 @@ class RankingEngine:
         self._waiting.clear()
         self._model.to("meta")  # type: ignore[arg-type]
         del self.weights
+
+    def _pairs(self, prompt: NDArray[np.int32]) -> Pairs:
+        try:
+            padding = self._model.config.pad_token_id
+            return pairs_of(prompt, separator=self._separator, padding=padding)
+        except RefusedError:
+            # Our tokenizer makes no such prompt, but a new version's probe is one: a text by itself, whose
+            # score must be a number.
+            return Pairs(prompt[None].astype(np.int64), np.array([len(prompt)]))
 
     def _scores(self, pairs: Pairs, first: int) -> NDArray[np.float32]:
         rows = slice(first, first + _PAIRS_AT_ONCE)

@@ -166,8 +166,10 @@ async def test_a_real_learner_teaches_a_ranker_which_candidate_is_relevant(
         sampling(made, hub.address, model_dir) as sampler,
     ):
         await until(lambda: sampler.registry.get_sample_value("heterorl_sampler_held_version") is not None)
-        assert await learn(made, hub.address, model_dir, versions=40) is ExitCode.DRAINED
-    steps = [json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()]
+        assert await learn(made, hub.address, model_dir, versions=16) is ExitCode.DRAINED
+    steps = [
+        json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
+    ]
     rewards = [step["reward_mean"] for step in steps]
-    assert len(rewards) == 40
-    assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.1
+    assert len(rewards) == 16
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
