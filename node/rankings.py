@@ -8,6 +8,7 @@ there, and its probability the softmax of the scores over those not ranked befor
 a logprob as a token has. Neural PG-RANK, arXiv:2310.04407.
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -59,13 +60,9 @@ def read_text(prompt: object) -> tuple[str, list[str]]:
         RefusedError: MALFORMED; it is something else.
     """
     try:
-        read = json.loads(prompt) if isinstance(prompt, str) else None
+        read: Any = json.loads(prompt) if isinstance(prompt, str) else None
         query, candidates = read["query"], read["candidates"]
-        if (
-            isinstance(query, str)
-            and isinstance(candidates, list)
-            and all(isinstance(c, str) for c in candidates)
-        ):
+        if isinstance(candidates, list) and all(isinstance(text, str) for text in (query, *candidates)):
             return query, candidates
     except (ValueError, TypeError, KeyError):
         pass
@@ -114,7 +111,7 @@ def pairs_of(prompt: NDArray[np.integer], *, separator: int, padding: int) -> Pa
     lengths = head + sizes[1:]
     ids = np.full((len(ends) - 1, int(lengths.max())), padding, np.int64)
     ids[:, :head] = prompt[:head]
-    for row, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for row, (start, end) in enumerate(itertools.pairwise(ends)):
         ids[row, head : lengths[row]] = prompt[start + 1 : end]
     return Pairs(ids, lengths)
 
@@ -154,10 +151,11 @@ def objection(group: RolloutGroup, *, separator: int, pair_tokens: int) -> str |
     ranked = min(candidates, group.sampling.max_new_tokens)
     for number, completion in enumerate(group.completions):
         ids = completion.token_ids
-        if len(ids) != ranked or len(np.unique(ids)) != ranked or ids.max() >= candidates:
+        different, largest = len(np.unique(ids)), int(ids.max())
+        if not len(ids) == different == ranked or largest >= candidates:
             return (
-                f"completion {number} is not a ranking: {len(ids)} positions, {len(np.unique(ids))} different "
-                f"candidates up to number {int(ids.max())}, where {ranked} of {candidates} are to be ranked"
+                f"completion {number} is not a ranking: {len(ids)} positions, {different} candidates up to "
+                f"number {largest}, where {ranked} of {candidates} are to be ranked"
             )
         if completion.is_drawn is not None:
             return f"completion {number} has positions that were not drawn"

@@ -4,9 +4,10 @@ A micro-batch is that of token models: rows of prompt and ranking, and where its
 a group's rankings are one, and are scored once.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -32,29 +33,38 @@ class RankingScorer(Scorer):
 
     def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
         """Return log p of the candidate at each position of the rankings; see ``Scorer.forward``."""
-        ids = inputs.cpu().numpy()
-        rows, starts = np.unique(positions.cpu().numpy() // ids.shape[1], return_index=True)
+        ids, places = inputs.cpu().numpy(), positions.cpu().numpy()
+        rows, starts, ranked = np.unique(places // ids.shape[1], return_index=True, return_counts=True)
         if not len(rows):  # a rank that waits for the others runs the model too
             idle = Pairs(np.zeros((1, 1), np.int64), np.ones(1, np.int64))
             return temperature + 0.0 * self._scores(idle, inputs.device).sum()
-        firsts = positions[torch.from_numpy(starts)].cpu().numpy() % ids.shape[1]
-        prompts = [ids[row, : first + 1].tobytes() for row, first in zip(rows, firsts, strict=True)]
-        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-        pairs = [
-            pairs_of(np.frombuffer(prompt, ids.dtype), separator=self.separator, padding=self.padding)
-            for prompt in numbers
-        ]
-        scores = self._scores(_joined(pairs, self.padding), inputs.device).split(
-            [len(one.lengths) for one in pairs]
-        )
-        parts = torch.from_numpy(np.append(starts[1:], len(positions))).diff(prepend=torch.zeros(1).long())
-        rankings = zip(target_ids.split(parts.tolist()), temperature.split(parts.tolist()), strict=True)
+        ends = places[starts] % ids.shape[1] + 1
+        prompts = [ids[row, :end].tobytes() for row, end in zip(rows, ends, strict=True)]
+        scores = self._scores_by_prompt(dict.fromkeys(prompts), inputs.device)
+        orders = torch.split(target_ids, ranked.tolist())
+        temperatures = temperature[torch.from_numpy(starts).to(temperature.device)]
         return torch.cat(
             [
-                _ranking_logprob(scores[numbers[prompt]], order, scale)
-                for prompt, (order, scale) in zip(prompts, rankings, strict=True)
+                _ranking_logprob(scores[prompt] / of_row, order)
+                for prompt, order, of_row in zip(prompts, orders, temperatures, strict=True)
             ]
         )
+
+    def _scores_by_prompt(self, prompts: Iterable[bytes], device: torch.device) -> dict[bytes, Tensor]:
+        """Return the scores of each prompt's candidates, of one pass over all of them."""
+        pairs = {
+            prompt: pairs_of(np.frombuffer(prompt, np.int64), separator=self.separator, padding=self.padding)
+            for prompt in prompts
+        }
+        longest = max(one.input_ids.shape[1] for one in pairs.values())
+        input_ids = [
+            np.pad(ids, ((0, 0), (0, longest - ids.shape[1])), constant_values=self.padding)
+            for ids, _ in pairs.values()
+        ]
+        lengths = [one.lengths for one in pairs.values()]
+        scores = self._scores(Pairs(np.concatenate(input_ids), np.concatenate(lengths)), device)
+        of_prompts = torch.split(scores, list(map(len, lengths)))
+        return dict(zip(pairs, of_prompts, strict=True))
 
     def _scores(self, pairs: Pairs, device: torch.device) -> Tensor:
         ids = torch.from_numpy(pairs.input_ids).to(device)
@@ -67,21 +77,10 @@ class RankingScorer(Scorer):
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def _ranking_logprob(scores: Tensor, order: Tensor, temperature: Tensor) -> Tensor:
-    """Return log p at each position of one ranking: [ranked]."""
-    scaled = scores / temperature[0]
-    rest = scaled.index_fill(0, order, -torch.inf).logsumexp(dim=0, keepdim=True)
-    chosen = scaled[order]
-    remaining = torch.cat([rest, chosen.flip(0)]) if len(order) < len(scores) else chosen.flip(0)
-    sums = remaining.logcumsumexp(dim=0)[-len(order) :].flip(0)
-    return chosen - sums
-
-
-def _joined(pairs: list[Pairs], padding: int) -> Pairs:
-    """Return the candidates of all prompts, padded to one length."""
-    longest = max(one.input_ids.shape[1] for one in pairs)
-    padded: list[NDArray[np.int64]] = [
-        np.pad(one.input_ids, ((0, 0), (0, longest - one.input_ids.shape[1])), constant_values=padding)
-        for one in pairs
-    ]
-    return Pairs(np.concatenate(padded), np.concatenate([one.lengths for one in pairs]))
+def _ranking_logprob(scores: Tensor, order: Tensor) -> Tensor:
+    """Return log p at each position of one ranking, [ranked]; as ``node.rankings.ranking_logprob``."""
+    chosen = scores[order]
+    # Those never ranked, then the ranked from the last one backwards: sums over what is left at a position.
+    rest = scores.index_fill(0, order, -torch.inf).logsumexp(dim=0, keepdim=True)
+    left = chosen.flip(0) if len(order) == len(scores) else torch.cat([rest, chosen.flip(0)])
+    return chosen - left.logcumsumexp(dim=0)[-len(order) :].flip(0)

@@ -22,7 +22,8 @@ from node.weights.format.layout import Layout
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from learner.training.model import Passes, Scorer
+    from learner.training.model import Passes
+    from learner.training.scorer import Scorer
 
 
 class Ranks(Protocol):

@@ -48,7 +48,7 @@ class ModelTokenizer:
         self.end_ids: frozenset[int] = frozenset([ids] if isinstance(ids, int) else ids or ())
 
     def encode_plain(self, text: str) -> NDArray[np.int32]:
-        """Tokenize a text that is a part of a prompt: nothing is added, and nothing in it is a special token."""
+        """Tokenize a part of a prompt: nothing is added, and nothing in it is a special token."""
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return np.array(ids, np.int32)
 

@@ -1,7 +1,7 @@
 """Tiny models that rank."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, Qwen3Config
@@ -9,7 +9,7 @@ from transformers import Qwen3ForSequenceClassification as Qwen3Ranker
 
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY_SIZE,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -31,13 +31,8 @@ def make_ranker(directory: Path, *, family: str = "Qwen3", seed: int = 0) -> Pat
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if family == "Bert":
-            model = BertForSequenceClassification(BertConfig(**_SIZES, sep_token_id=1))
+            model = BertForSequenceClassification(BertConfig(**_SIZES))
         else:
-            model = Qwen3Ranker(Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=8))
+            model = Qwen3Ranker(Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=8))  # type: ignore[no-untyped-call]
         model.bfloat16().save_pretrained(directory)
     return directory
-
-
-def row(query: str, candidates: list[str], relevance: list[float]) -> bytes:
-    """Return a row of the run's data."""
-    return json.dumps({"query": query, "candidates": candidates, "relevance": relevance}).encode()
