@@ -154,17 +154,17 @@ async def _coordinator(
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
     if records is not None:
         trust.share = records.revoke
-    coordinator = CoordinatorService(
+    return CoordinatorService(
         spool=spool,
         peers=peers,
         store=store,
+        bucket=bucket,
         published=published,
         trust=trust,
         servers=servers,
         metrics=metrics,
         clock=context.clock,
     )
-    return [coordinator, *([] if bucket is None else [bucket])]
 
 
 def _accounts(
