@@ -9,7 +9,7 @@ from node.errors import StartupError
 
 
 class PolicyKind(enum.StrEnum):
-    """What a row, an action and a score are."""
+    """The meaning of a row, an action and a score."""
 
     CAUSAL_LM = "causal_lm"
     """An action is a token, drawn after all before it."""

@@ -27,7 +27,7 @@ class LiveModel:
     """In evaluation mode, without gradients."""
     tokenizer: ModelTokenizer
     generator: torch.Generator
-    """Of the device."""
+    """Random numbers of the device."""
     layout: Layout
     weights: LiveTensors
 

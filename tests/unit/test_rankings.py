@@ -17,7 +17,7 @@ PROBABILITIES = {
     (1, 2, 0): 0.029172,
     (2, 1, 0): 0.024213,
 }
-"""Of 2310.04407's policy with these scores."""
+"""Probabilities under 2310.04407's policy with these scores."""
 
 
 def test_the_probability_of_every_ranking_is_the_papers() -> None:

@@ -1,4 +1,4 @@
-"""What coordinators of a run share besides the ledger: spent tokens, members, and who is shut out.
+"""The records that coordinators of a run share besides the ledger: spent tokens, members, who is shut out.
 
 Without TLS none of it is used. The leader writes it, under its epoch as the ledger. Its own list of revoked
 nodes is a file as always: what it says is written here whenever it changes, and a new leader adds to its own

@@ -44,7 +44,7 @@ Listener = Callable[[], object]
 
 @contextmanager
 def among(listeners: list[Listener], listener: Listener) -> Iterator[None]:
-    """Have ``listener`` among those that are called, for the time of the body."""
+    """Keep ``listener`` among those that are called, for the time of the body."""
     listeners.append(listener)
     try:
         yield
