@@ -39,7 +39,7 @@ class Hub:
 class HubChannel(grpc.aio.Channel):
     """A channel to wherever the hub is when a call begins; calls that have begun stay where they are.
 
-    Each move dials anew: a channel that could not connect for a while tries seldom, and fails calls till then.
+    Each move dials anew: a channel that could not connect for a while fails calls until it tries again.
     """
 
     def __init__(self, hub: Hub, dial: Callable[[str], grpc.aio.Channel]) -> None:
