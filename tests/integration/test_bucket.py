@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from node import limits
 from node.errors import Reason
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
@@ -19,7 +20,7 @@ from node.weights.transfer.source_scores import bucket_of
 from support.fetching import fetch_version
 from support.identity import MadeRun
 from support.object_store import ObjectStore, blocks, read, write
-from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.policy_hub import Answers, PolicyHub, Pushing, Registry, policy_hub
 from support.waiting import eventually, until
 from support.weights import put_version, refused
 
@@ -87,6 +88,11 @@ async def fetched(hub: PolicyHub, fetcher: Fetcher, key: ArtifactKey) -> HeldPol
 
 def name_of(hub: PolicyHub, key: ArtifactKey) -> str:
     return object_name(hub.store.manifest(key))
+
+
+def in_bucket_of(hub: PolicyHub) -> list[ArtifactKey]:
+    assert hub.bucket is not None
+    return list(hub.bucket.in_bucket)
 
 
 async def is_like_the_store(bucket: Bucket, hub: PolicyHub) -> bool:
@@ -249,6 +255,55 @@ async def test_a_bucket_killed_again_and_again_under_load_loses_nothing(
         assert registry.value("heterorl_node_frames_damaged_total") == 0
 
 
+async def test_a_large_artifact_is_announced_when_it_is_in_the_bucket(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=objects.bucket()) as hub:
+        hub.learner.put(hub.store, (1, 0))
+        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
+        hub.learner.put(hub.store, (2, None))
+        assert hub.store.head() == hub.learner.versions[1].version
+        await until(lambda: hub.store.head() == hub.learner.versions[2].version, within_s=WITHIN_S)
+        assert in_bucket_of(hub) == [DELTA, ArtifactKey(2)]
+
+
+async def test_a_bucket_that_is_too_slow_delays_one_version_for_a_bounded_time(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    bucket = objects.bucket()
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=bucket, hold_s=lambda _: 0.2) as hub:
+        hub.learner.put(hub.store, (1, 0))
+        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
+        objects.halt()
+        hub.learner.put(hub.store, (2, None))
+        assert hub.store.head() == hub.learner.versions[1].version
+        await until(lambda: hub.store.head() == hub.learner.versions[2].version, within_s=WITHIN_S)
+        hub.learner.put(hub.store, (3, None))
+        assert hub.store.head() == hub.learner.versions[3].version, "the next is not delayed at all"
+        assert in_bucket_of(hub) == [DELTA]
+        objects.go_on()
+        await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+
+
+async def test_a_hub_with_a_bucket_pushes_small_payloads_only(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=objects.bucket()) as hub:
+        hub.servicer.pushes = Pushing.PUSHES
+        hub.learner.put(hub.store, (1, 0))
+        async with following(hub, Registry()) as fetcher:
+            assert fetcher.sources.push_bytes(hub.serving.address) == limits.PUSH_BYTES
+            await in_bucket(hub, fetcher, DELTA)
+            assert fetcher.sources.push_bytes(hub.serving.address) == limits.DIRECT_BYTES
+            async with asyncio.TaskGroup() as tasks:
+                fetcher.prefetch(1, tasks)
+                await until(lambda: hub.servicer.awaited == [1], within_s=WITHIN_S)
+                hub.learner.put(hub.store, (11, 1))
+                await fetched(hub, fetcher, ArtifactKey(11, 1))
+        pushed = hub.registry.transferred("delta", "out")
+        assert hub.store.manifest(ArtifactKey(11, 1)).size_bytes > limits.DIRECT_BYTES >= pushed
+
+
 async def test_a_hub_locates_only_what_is_in_its_bucket(
     made: MadeRun, tmp_path: Path, objects: ObjectStore
 ) -> None:
@@ -257,7 +312,7 @@ async def test_a_hub_locates_only_what_is_in_its_bucket(
         with refused(Reason.UNKNOWN_VERSION):
             await hub.bucket.locate(DELTA)
         hub.learner.put(hub.store, (1, 0))
-        await until(lambda: hub.bucket is not None and hub.bucket.in_bucket == (DELTA,), within_s=WITHIN_S)
+        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
         url, valid_s = await hub.bucket.locate(DELTA)
         assert url.startswith(f"{objects.url}/weights/runs/example/hub-1/1-0-")
         assert 0 < valid_s <= 3600
