@@ -17,12 +17,24 @@ from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.bucket import Bucket, object_name
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.source_scores import bucket_of
+from node.weights.transfer.sources import Sources
 from support.fetching import fetch_version
+from support.hub import running_hub
 from support.identity import MadeRun
-from support.object_store import ObjectStore, blocks, read, write
-from support.policy_hub import Answers, PolicyHub, Pushing, Registry, policy_hub
+from support.object_store import NAME, ObjectStore, blocks, read, write
+from support.policy_hub import (
+    Answers,
+    PolicyHub,
+    Pushing,
+    Registry,
+    make_fetcher,
+    make_sources,
+    policy_hub,
+)
+from support.relay import running_relay
+from support.uploading import uploading
 from support.waiting import eventually, until
-from support.weights import put_version, refused
+from support.weights import Learner, put_version, refused
 
 DELTA, KEYFRAME = ArtifactKey(1, 0), ArtifactKey(1)
 LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])
@@ -55,21 +67,28 @@ async def refusing(number: int, answers: Answers) -> Answers:
 
 
 @asynccontextmanager
+async def listening(sources: Sources) -> AsyncIterator[None]:
+    """Hear what sources announce while the body runs."""
+
+    async def listen() -> None:
+        async for _ in sources.announcements():
+            pass
+
+    task = asyncio.create_task(listen())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
 async def following(hub: PolicyHub, registry: Registry, **limits: int) -> AsyncIterator[Fetcher]:
     """Return a sampler's fetcher, which hears what the hub announces while the body runs."""
     fetcher = await hub.fetcher(registry, **limits)
-
-    async def listen() -> None:
-        async for _ in fetcher.sources.announcements():
-            pass
-
-    listening = asyncio.create_task(listen())
-    try:
+    async with listening(fetcher.sources):
         yield fetcher
-    finally:
-        listening.cancel()
-        with suppress(asyncio.CancelledError):
-            await listening
 
 
 async def in_bucket(hub: PolicyHub, fetcher: Fetcher, key: ArtifactKey) -> None:
@@ -317,3 +336,31 @@ async def test_a_hub_locates_only_what_is_in_its_bucket(
         assert url.startswith(f"{objects.url}/weights/runs/example/hub-1/1-0-")
         assert 0 < valid_s <= 3600
         assert (await hub.bucket.locate(DELTA))[0] == url
+
+
+async def test_a_version_goes_from_learner_to_sampler_by_the_buckets_of_coordinator_and_relay_alone(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    learner = Learner(layout=LARGE, run_id=made.run_id, key=made.signing_key)
+    published = learner.store(tmp_path / "published")
+    learner.put(published, (1, None))
+    url, size_bytes = f"s3://{NAME}/fleet", published.manifest(KEYFRAME).size_bytes
+    with objects.credentials():
+        async with (
+            running_hub(made, bucket=url) as hub,
+            running_relay(made, tmp_path / "relay", coordinator=hub.address, bucket=url) as relay,
+            uploading(made, published, hub.address),
+        ):
+            registry = Registry()
+            sources = make_sources(registry, relay.source())
+            async with listening(sources):
+                there = (bucket_of(relay.address),)
+                await until(lambda: sources.readable(KEYFRAME) == there, within_s=WITHIN_S)
+                fetcher = make_fetcher(made, sources, registry)
+                got = await fetch_version(fetcher, await fetcher.manifest(KEYFRAME), layout=LARGE, held=None)
+            np.testing.assert_array_equal(got.words, learner.words(1))
+            assert hub.metric("heterorl_node_bucket_bytes_total", direction="out") == size_bytes
+            assert hub.metric("heterorl_node_transfer_bytes_total", kind="keyframe", direction="out") == 0
+            for peer in (relay.registry, registry):
+                assert peer.value("heterorl_node_bucket_bytes_total", direction="in") == size_bytes
+                assert peer.transferred("keyframe", "out") == 0

@@ -217,7 +217,7 @@ async def policy_hub(
     clock = ManualClock()
     store = learner.store(directory, monotonic=clock.monotonic)
     registry = Registry()
-    mirror = bucket and make_bucket_mirror(store, bucket, registry, hold_s)
+    mirror = None if bucket is None else make_bucket_mirror(store, bucket, registry, hold_s)
     servicer = WatchedServicer(store, metrics=registry.metrics, damage=damage, bucket=mirror)
     add = partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer)
     async with serving(made, add, listen=listen) as served:

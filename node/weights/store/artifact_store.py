@@ -111,7 +111,7 @@ class ArtifactStore:
         return None if self._announcement is None else self._announcement.head
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
-        """Call ``listener`` at each change of the announcement."""
+        """Call ``listener`` at each change of the announcement or of what is whole."""
         return among(self._listeners, listener)
 
     def whole(self) -> tuple[Manifest, ...]:
@@ -292,8 +292,8 @@ class ArtifactStore:
                     self._directories.complete(artifact)
                     if is_new and self._withholds is not None and self._withholds(artifact.manifest.artifact):
                         self._withheld.add(artifact.manifest.key)
+                    if not self._announce():  # as where it was withheld, or announced while it arrived
                         _notify(self._listeners)
-                    self._announce()
 
     def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
         with self._lock:
@@ -307,8 +307,11 @@ class ArtifactStore:
                 self._directories.quarantine(artifact)
                 self._announce()
 
-    def _announce(self) -> None:
-        """Remove what is surplus, advance the head, and notify the listeners if anything changed."""
+    def _announce(self) -> bool:
+        """Remove what is surplus, advance the head, and notify the listeners if anything changed.
+
+        Returns whether it did.
+        """
         complete = self._directories.complete_artifacts()
         manifests = {artifact.manifest.key: artifact.manifest for artifact in self._directories}
         self._withheld &= complete.keys()
@@ -321,7 +324,7 @@ class ArtifactStore:
             self._save(self._mark.after(max(makers, key=lambda manifest: manifest.learner_epoch)))
             head = self._mark.head
         if head is None:
-            return
+            return False
         goes = surplus(
             complete.values(),
             wanted=(head.number, self._awaited),
@@ -338,9 +341,11 @@ class ArtifactStore:
             published_at_s=head.published_at_s,
             artifacts=tuple(visible[key] for key in sorted(visible)),
         )
-        if announcement != self._announcement:
-            self._announcement = announcement
-            _notify(self._listeners)
+        if announcement == self._announcement:
+            return False
+        self._announcement = announcement
+        _notify(self._listeners)
+        return True
 
     def _save(self, mark: HighWater) -> None:
         mark.save(self._root / _HEAD_FILE)

@@ -17,13 +17,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import Artifact, ArtifactKey
+from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import run_until, side_by_side, wait_at_most
@@ -108,6 +108,11 @@ class BucketMirror:
     def in_bucket(self) -> tuple[ArtifactKey, ...]:
         """The artifacts that can be read from the bucket."""
         return tuple(sorted(self._in_bucket))
+
+    def announced(self, announcement: Announcement) -> Announcement:
+        """Return an announcement of the store with what of it is in the bucket."""
+        keys = tuple(a.key for a in announcement.artifacts if a.key in self._in_bucket)
+        return replace(announcement, in_bucket=keys)
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of ``in_bucket``."""
