@@ -31,7 +31,7 @@ from node.config.setting_sources import (
 from node.errors import ConfigError, NotReadyError
 from node.extras import NeededPackage
 from node.limits import NAME_PATTERN
-from node.rpc.address import split_address, split_target
+from node.rpc.address import split_address, split_target, split_targets
 
 RUN_FILE: Final = "run.json"
 
@@ -51,6 +51,9 @@ Address = Annotated[str, _passing(split_address)]
 
 Target = Annotated[str, _passing(split_target)]
 """``host:port`` to dial."""
+
+Targets = Annotated[str, _passing(split_targets)]
+"""The same, or several of them with commas between."""
 
 
 def _check_bucket(url: str) -> None:
@@ -90,8 +93,9 @@ class NodeSection(BaseModel):
     """This peer's name in the run. Unset: the name in its certificate or token, else a random one.
     The coordinator's name comes from ``init``."""
 
-    coordinator: Target | None = None
-    """The coordinator's members port as this peer reaches it, ``host:port``."""
+    coordinator: Targets | None = None
+    """The coordinator's members port as this peer reaches it, ``host:port``. Of a run with several
+    coordinators all of them, with commas between: the peer finds the one that leads."""
 
     token_file: Path | None = None
     """A single-use token (``heterorl-node token``); read only while this peer has no certificate."""

@@ -6,6 +6,7 @@ from typing import Final
 
 import grpc.aio
 
+from node.errors import RefusedError
 from node.identity.group_proof import GroupVerifier
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
@@ -63,15 +64,16 @@ def make_server(
     servicers: Sequence[Callable[[grpc.aio.Server], None]],
     audience: Audience = Audience.MEMBERS,
     limits: ServerLimits | None = None,
+    standby: Callable[[], RefusedError] | None = None,
 ) -> RpcServer:
-    """Return a server of the run's for one port; arguments as ``RpcServer``'s."""
+    """Return a server of the run's for one port; arguments as ``RpcServer``'s and ``Admission``'s."""
     return RpcServer(
         name,
         listen=listen,
         servicers=servicers,
         identity=context.identity,
         admission=Admission(
-            context.run.run_id, revocations, context.clock, context.node_metrics.count_refusal
+            context.run.run_id, revocations, context.clock, context.node_metrics.count_refusal, standby
         ),
         drain_grace_s=context.config.node.drain_timeout_s / 2,
         audience=audience,

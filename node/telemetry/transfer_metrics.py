@@ -108,6 +108,10 @@ class TransferMetrics:
     def count_sent(self, key: ArtifactKey, size_bytes: int) -> None:
         self._bytes.labels(_kind(key), "out").inc(size_bytes)
 
+    def count_model(self, sent_bytes: int) -> None:
+        """Count bytes of the base model, handed out to a newcomer."""
+        self._bytes.labels("model", "out").inc(sent_bytes)
+
     def count_rollouts(self, *, received_bytes: int = 0, sent_bytes: int = 0) -> None:
         self._rollouts_in.inc(received_bytes)
         self._rollouts_out.inc(sent_bytes)

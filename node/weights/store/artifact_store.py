@@ -49,7 +49,7 @@ Withholds = Callable[[Artifact], bool]
 
 @contextmanager
 def among(listeners: list[Listener], listener: Listener) -> Iterator[None]:
-    """Have ``listener`` among those that are called, for the time of the body."""
+    """Keep ``listener`` among those that are called, for the time of the body."""
     listeners.append(listener)
     try:
         yield

@@ -52,7 +52,7 @@ class _Run:
 
     frames: Sequence[int]
     start: int
-    """Of the bytes in the object; within the first frame's payload where the rest of it is here."""
+    """Offset of the bytes in the object; within the first frame's payload where the rest of it is here."""
     end: int
 
 
@@ -60,7 +60,7 @@ class _Run:
 class _Object:
     manifest: Manifest
     offsets: NDArray[np.int64]
-    """Of each frame's payload in the object."""
+    """Offset of each frame's payload in the object."""
     url: str
     ends_s: float
 

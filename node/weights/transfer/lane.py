@@ -244,7 +244,7 @@ class Lane:
             self.transfer.decoded()
 
     def _fetch_again(self, each: Arrived, fault: DamagedFrameError) -> None:
-        """Give a damaged frame back, to be fetched elsewhere; raise ``fault`` if it was damaged too often."""
+        """Return a damaged frame, to be fetched elsewhere; raise ``fault`` if it was damaged too often."""
         transfer, frame = self.transfer, each.frame
         self.metrics.count_damaged_frame()
         transfer.damaged[frame] += 1

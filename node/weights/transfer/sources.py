@@ -22,6 +22,7 @@ from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
 from node.rpc.address import is_loopback, split_target
 from node.rpc.channel import Backoff, ConnectionLost, Purpose, classified, dial
+from node.rpc.hub import Hub
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
@@ -59,7 +60,7 @@ class _Connection:
 
 
 def dial_source(
-    address: str,
+    address: str | Hub,
     caller: Identity | Peer,
     *,
     connections: int,
@@ -71,7 +72,9 @@ def dial_source(
     Raises as ``dial``.
     """
     bulk = (dial(address, caller, purpose=Purpose.BULK, now=now) for _ in range(connections))
-    return Source(address, control or dial(address, caller, purpose=Purpose.CONTROL, now=now), tuple(bulk))
+    return Source(
+        str(address), control or dial(address, caller, purpose=Purpose.CONTROL, now=now), tuple(bulk)
+    )
 
 
 class Sources:

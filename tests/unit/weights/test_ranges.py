@@ -109,7 +109,7 @@ def test_a_chunk_that_was_not_due_is_a_lie(frame: int, offset_bytes: int, data: 
 
 
 class Kept:
-    """What is kept, and what the metrics say of it."""
+    """Kept ranges, and what the metrics say of them."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
