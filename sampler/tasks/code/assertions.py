@@ -31,7 +31,7 @@ _RUN_CODE: Final = {"exec", "compile", "__import__", "builtins", "code", "codeop
 """Builtins and modules that make code of data. ``eval`` is not among them: the sandbox has another one."""
 
 _NOT_FINITE: Final = re.compile(r"nan|inf\b|infinity|finite|isinf", re.IGNORECASE)
-"""What tests say that expect infinity or NaN."""
+"""Words of tests that expect infinity or NaN."""
 
 _PYTHONS: Final = sys.stdlib_module_names | frozenset(dir(builtins))
 
