@@ -468,7 +468,10 @@ def serve(model_dir: Path, told: Connection) -> None:
             told.send(fleets[0].children[0].pid)
 
     stages = [StartStage("learner", build)]
-    with mock.patch.object(launching, "END_LIMIT_S", float(LIMIT.seconds)):  # on cores that are busy
+    with (
+        mock.patch.object(launching, "Popen", WarmRank),
+        mock.patch.object(launching, "END_LIMIT_S", float(LIMIT.seconds)),  # on cores that are busy
+    ):
         code = asyncio.run(run_daemon(stages, drain_timeout_s=LIMIT.seconds, announce=announce))
     told.send(fleets[0].children[0].process.returncode)
     sys.exit(code)
