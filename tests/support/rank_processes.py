@@ -266,11 +266,11 @@ class Ranks:
         for pipe in self._ours:
             pipe.send((port, work, arguments))
         while waiting:
-            for pipe in wait(waiting):
-                assert isinstance(pipe, Connection)
-                if said := pipe.recv():
+            for ready in wait(waiting):
+                assert isinstance(ready, Connection)
+                if said := ready.recv():
                     raise AssertionError(said)
-                waiting.remove(pipe)
+                waiting.remove(ready)
 
 
 def _work(rank: int, ranks: int, pipe: Connection) -> None:
