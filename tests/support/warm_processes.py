@@ -38,11 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.tx = [warm if each == "popen" else each for each in asked]
 
 
-def _spawn(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
+def _spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
     """Stand in for ``multiprocessing.util.spawnv_passfds``."""
-    if "multiprocessing.forkserver" not in arguments[-1]:
-        return _spawn_cold(path, arguments, descriptors)
-    _fork_servers.append(subprocess.Popen([*_INTERPRETER, *arguments[1:]], pass_fds=descriptors))
+    if "multiprocessing.forkserver" not in args[-1]:
+        return _spawn_cold(path, args, passfds)
+    _fork_servers.append(subprocess.Popen([*_INTERPRETER, *args[1:]], pass_fds=passfds))
     return _fork_servers[-1].pid
 
 
