@@ -30,7 +30,7 @@ from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
-from learner.training.model import TokenScorer
+from learner.training.scorer import Scorer
 from node.weights.format.layout import Layout
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class RankGroup:
     def _has_head(self) -> bool:
         return self._at.stage == self.sizes.pp - 1
 
-    def shard(self, scorer: TokenScorer) -> Pipeline | None:
+    def shard(self, scorer: Scorer) -> Pipeline | None:
         """Keep this rank's part of a model, in place; return what runs it, if that is a stage of a pipeline.
 
         Raises:

@@ -22,7 +22,8 @@ from node.weights.format.layout import Layout
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from learner.training.model import Passes, TokenScorer
+    from learner.training.model import Passes
+    from learner.training.scorer import Scorer
 
 
 class Ranks(Protocol):
@@ -38,7 +39,7 @@ class Ranks(Protocol):
         """Device that ranks compute on, if parameters may be elsewhere; None: where the parameters are."""
         ...
 
-    def shard(self, scorer: "TokenScorer") -> "Passes | None":
+    def shard(self, scorer: "Scorer") -> "Passes | None":
         """Keep this rank's part of a model, in place; return what runs it, if it is one stage of several."""
         ...
 
@@ -93,7 +94,7 @@ class OneRank:
     is_shared: Final = False
     device: Final = None
 
-    def shard(self, scorer: "TokenScorer") -> None:
+    def shard(self, scorer: "Scorer") -> None:
         """Keep all of it."""
 
     def tell(self, order: str, **values: Any) -> None:

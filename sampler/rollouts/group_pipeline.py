@@ -73,6 +73,8 @@ class GroupPipeline:
         self._turns = TurnTaking(engine.tokenizer, engine_thread=engine_thread, metrics=metrics)
         self._tallies = {purpose: GroupTally(now=clock.monotonic()) for purpose in LeasePurpose}
         self._preparing: set[asyncio.Task[None]] = set()
+        self._has_trained = False
+        """Whether the learner has trained on a group since this process began."""
         self._tasks: asyncio.TaskGroup
         self._offset_s: Callable[[], float]
         self.grading: set[asyncio.Task[None]] = set()
@@ -129,6 +131,9 @@ class GroupPipeline:
         """Count the learner's verdict on a group."""
         self._metrics.groups.labels(verdict.verdict).inc()
         fields = {"group_id": verdict.group_id, "verdict": verdict.verdict, "detail": verdict.detail}
+        if verdict.verdict is Verdict.TRAINED and not self._has_trained:
+            self._has_trained = True
+            logger.info("first group trained", extra={"group_id": verdict.group_id})
         logger.debug("verdict", extra=fields)
 
     def settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from node import limits
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.transfer.ranges import PausedTransfers, Range, Transfer, Unasked
-from node.weights.transfer.sources import LyingSourceError
+from node.weights.transfer.ranges import LyingSourceError, PausedTransfers, Range, Transfer, Unasked
 from support.weights import manifest_of_sizes as manifest
 
 SIZES = (4, 9, 6)
