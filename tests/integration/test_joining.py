@@ -106,12 +106,12 @@ async def test_one_line_contributes_and_the_same_line_goes_on_after_a_kill(
     ):
         line = (token_of(hub, made), "--state-dir", here, "--set", "sampler.concurrency_groups=2")
         async with asyncio.timeout(600), join_process(*line) as joining:
-            await joining.says("ready")
+            await joining.says('"event": "ready"')
             drain = await learner.drain(credits=1)
             group_id = await drain.group()
             await drain.judge(group_id, common_pb2.VERDICT_ACCEPTED)
             await drain.step(1, group_id)
-            await joining.says("first group trained")
+            await joining.says('"event": "first group trained"')
         identity = load_identity(here / "sampler" / "identity")
         assert identity is not None
         assert not (here / "sampler" / "token").exists()
@@ -128,7 +128,7 @@ async def test_one_line_contributes_and_the_same_line_goes_on_after_a_kill(
         fetched_at = model.stat().st_mtime_ns
         async with asyncio.timeout(600), join_process(*line) as joining:
             await joining.says(f"known in run {made.run_id} as sampler {identity.node_id}")
-            await joining.says("ready")
+            await joining.says('"event": "ready"')
             joining.process.terminate()
             assert await joining.process.wait() == 0
         assert model.stat().st_mtime_ns == fetched_at
