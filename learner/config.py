@@ -116,7 +116,7 @@ class LearnerConfig(BaseModel):
     devices that have it, and moves learner logprobs by about 0.05 nats a token."""
 
     rematerialise: Rematerialise = "none"
-    """What of each layer is computed again for its backward pass instead of kept. ``layers``: all but its
+    """Parts of each layer computed again for the backward pass instead of kept. ``layers``: all but its
     input, which is a third more work, and leaves memory for many more tokens. ``selective``: all but the
     results of products and attention, which is little more work."""
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 AUTO: Final = "auto"
 
 _GPU_NODES: Final = ("nvidia[0-9]*", "kfd", "dxg")
-"""NVIDIA; AMD, whose torch calls its devices cuda too; NVIDIA under WSL."""
+"""Devices of NVIDIA, of AMD (which torch calls cuda too), of NVIDIA under WSL."""
 
 _BUILT_FOR_GPU: Final = re.compile(r"^(cuda|hip)\b[^=]*= *'", re.MULTILINE)
 

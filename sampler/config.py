@@ -43,7 +43,7 @@ class SamplerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_dir: Path
-    """Directory of a causal language model (safetensors, tokenizer.json): version 0 of the run.
+    """Directory of a causal language model, or of one that ranks (safetensors, tokenizer.json): version 0.
     Needs the learner's layout and tokenizer; later versions come from the hub."""
 
     device: Device = Field(default=AUTO_DEVICE, validate_default=True)
@@ -54,7 +54,7 @@ class SamplerConfig(BaseModel):
     """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
     ``torch`` runs transformers models on any device that torch supports; ``vllm`` generates several times
     faster; ``remote`` is a vLLM server that runs beside the sampler; ``auto`` is vllm where a build of it for
-    the device is installed, else torch."""
+    the device is installed, else torch, or ``ranking`` for a model that ranks."""
 
     engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
         default_factory=dict, validate_default=True

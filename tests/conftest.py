@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-pytest_plugins = ["support.needed_tools"]
+pytest_plugins = ["support.needed_tools", "support.warm_processes", "support.databases"]
 
 # Byte code is kept, whatever the environment says: hundreds of processes would each compile all of ours.
 sys.dont_write_bytecode = False

@@ -43,6 +43,7 @@ COMMANDS: Final = {
         "learner.plan_command",
         "show which layouts of a learner's ranks fit, how fast, how far samplers lag",
     ),
+    "simulate": ("node.commands.simulate_command", "simulate a run of many samplers and relays"),
     "export": ("learner.export", "write a version as a model directory, named as the base model is"),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (

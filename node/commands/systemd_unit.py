@@ -22,7 +22,7 @@ _PROGRAM: Final = "/opt/heterorl-node/bin/heterorl-node"
 """In the unit as it is kept."""
 
 _HOMES: Final = ("/home", "/root", "/run/user")
-"""Directories that the unit cannot see (ProtectHome)."""
+"""Folders that the unit cannot see (ProtectHome)."""
 
 
 def unit_files(role: Role, *, program: Path, device: str) -> dict[str, str]:

@@ -2,14 +2,16 @@
 
 SQLite, synchronous=FULL: a token is spent on disk before the coordinator answers, so that no crash makes it
 good for one peer too many. `heterorl-node token` writes the same file, while the coordinator runs or before.
+Coordinators that share a database keep it there (``coordinator.ledger.shared_records``).
 """
 
 import contextlib
 import os
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from node.enrolment.init_run import INITIAL_ROLES
 from node.enrolment.tokens import NUMBER_CHARACTERS, Token
@@ -74,9 +76,7 @@ class EnrolmentLedger:
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.executescript(_SCHEMA)
-        self._database.executemany(
-            "INSERT OR IGNORE INTO members VALUES (?, ?)", [(role, role) for role in INITIAL_ROLES]
-        )
+        self._admit_initial()
         if is_new and os.geteuid() == 0:  # an operator's: the coordinator, another user, is to write it too
             owner = path.parent.stat()
             os.chown(path, owner.st_uid, owner.st_gid)
@@ -116,6 +116,12 @@ class EnrolmentLedger:
         )
         return cancelled.rowcount > 0
 
+    def _begin(self) -> None:
+        self._execute("BEGIN IMMEDIATE")
+
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
+        return self._database.execute(statement, values)
+
     def spend(self, token: Token, *, node_id: str, key_digest: bytes, now: float) -> None:
         """Spend a use of a token for one peer, durably; accept it again from the same peer.
 
@@ -123,27 +129,31 @@ class EnrolmentLedger:
 
         Raises RefusedError: TOKEN_REFUSED; spent by others, cancelled, or the node id is somebody's.
         """
-        self._database.execute("BEGIN IMMEDIATE")
+        self._begin()
         try:
             self._forget_oldest(now)
             if not self._is_retry(token, node_id, key_digest):
                 self._admit(token, node_id, key_digest)
         except BaseException:
-            self._database.execute("ROLLBACK")
+            self._execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
+        self._execute("COMMIT")
+
+    def _admit_initial(self) -> None:
+        for role in INITIAL_ROLES:
+            self._execute("INSERT INTO members VALUES (?, ?) ON CONFLICT DO NOTHING", (role, role))
 
     def _forget_oldest(self, now: float) -> None:
         for table in ("uses", "issued"):
-            self._database.execute(
+            self._execute(
                 f"DELETE FROM {table} WHERE expires_at_s <= ? AND rowid IN "
-                f"(SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+                f"(SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT 9223372036854775807 OFFSET ?)",
                 (now, REMEMBERED_TOKENS),
             )
 
     def _users(self, nonce: str) -> dict[bytes, str]:
         """Return the digests of the keys that a token let in -> their node ids."""
-        users = self._database.execute("SELECT key_digest, node_id FROM uses WHERE nonce = ?", (nonce,))
+        users = self._execute("SELECT key_digest, node_id FROM uses WHERE nonce = ?", (nonce,))
         return dict(users.fetchall())
 
     def _is_retry(self, token: Token, node_id: str, key_digest: bytes) -> bool:
@@ -160,20 +170,23 @@ class EnrolmentLedger:
         return False
 
     def _is_cancelled(self, token: Token) -> bool:
-        asked = self._database.execute("SELECT is_cancelled FROM issued WHERE nonce = ?", (token.nonce,))
+        asked = self._execute("SELECT is_cancelled FROM issued WHERE nonce = ?", (token.nonce,))
         return bool(asked.fetchone() == (1,))
 
     def _admit(self, token: Token, node_id: str, key_digest: bytes) -> None:
         # A token for any node must not let its holder become somebody who is already here;
         # a token that names the node is the operator's word that the same peer comes back.
-        member = self._database.execute("SELECT 1 FROM members WHERE node_id = ?", (node_id,)).fetchone()
+        member = self._execute("SELECT 1 FROM members WHERE node_id = ?", (node_id,)).fetchone()
         if member is not None and token.node_id is None:
             raise RefusedError(
                 Reason.TOKEN_REFUSED,
                 f"there is a node {node_id} in this run",
                 fix=f"choose another node.node_id, or ask for a token made with --node-id {node_id}",
             )
-        self._database.execute(
+        self._execute(
             "INSERT INTO uses VALUES (?, ?, ?, ?)", (token.nonce, token.expires_at_s, node_id, key_digest)
         )
-        self._database.execute("INSERT OR REPLACE INTO members VALUES (?, ?)", (node_id, token.role))
+        self._execute(
+            "INSERT INTO members VALUES (?, ?) ON CONFLICT (node_id) DO UPDATE SET role = excluded.role",
+            (node_id, token.role),
+        )

@@ -244,13 +244,13 @@ def _check_signing_key(state_dir: Path, run: RunDescription) -> None:
 def _check_loopback(config: NodeConfig, role: Role) -> None:
     section: Any = getattr(config, role)
     is_hub = role in (Role.COORDINATOR, Role.RELAY)
-    key, address = (
+    key, addresses = (
         (f"{role}.listen", section.listen) if is_hub else ("node.coordinator", str(config.node.coordinator))
     )
-    if not is_loopback(split_address(address)[0]):
+    if not all(is_loopback(split_address(each.strip())[0]) for each in addresses.split(",")):
         raise ConfigError(
             key=key,
-            value=address,
+            value=addresses,
             source="the configuration",
             rule="TLS is off, and this is not loopback: anyone could join, read and publish",
             fix="Set node.tls = true, or use 127.0.0.1.",

@@ -89,6 +89,7 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.PolicyService/WatchVersions": Rule(_MEMBERS, is_endless=True),
     "/heterorl.v1.PolicyService/GetManifest": Rule(_MEMBERS),
     "/heterorl.v1.PolicyService/FetchFrames": Rule(_MEMBERS),
+    "/heterorl.v1.PolicyService/LocateArtifact": Rule(_MEMBERS),
     "/heterorl.v1.PolicyService/AwaitArtifact": Rule(_MEMBERS, is_endless=True),
     "/heterorl.v1.PolicyService/OfferArtifact": Rule(_LEARNER),
     "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),

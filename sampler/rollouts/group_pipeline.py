@@ -113,14 +113,14 @@ class GroupPipeline:
         self._grade_generated(job)
 
     def refused(self, request_id: str, refused: RefusedError) -> None:
-        """Give up a group whose request the engine refuses."""
+        """Drop a group whose request the engine refuses."""
         is_too_long = refused.reason is Reason.OVER_LIMIT
         fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
         error = TaskError(str(refused), fault=fault)
         self._fail(split_request_id(request_id)[0], error, Dropped.REFUSED)
 
     def engine_failed(self) -> None:
-        """Give back the groups being generated: the engine has lost them."""
+        """Return the leases of groups being generated: the engine has lost them."""
         self.leasing.give_back(self._drop({JobState.GENERATING}, Dropped.ENGINE))
 
     def lost(self, lease_ids: Iterable[str]) -> None:
@@ -151,7 +151,7 @@ class GroupPipeline:
         _log_totals(purpose, self._tallies[purpose].add(group, verdict, now=self._clock.monotonic()))
 
     def give_back_unfinished(self, reason: Dropped) -> None:
-        """Give back the leases whose groups are not generated."""
+        """Return the leases whose groups are not generated."""
         for step in self._preparing:
             step.cancel()
         self.leasing.give_back(self._drop(NOT_GENERATED, reason))

@@ -104,7 +104,7 @@ async def serving(
 
 
 def recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have servers with default limits recheck live streams often: who was revoked or expired is cut."""
+    """Make servers with default limits recheck live streams often: who was revoked or expired is cut."""
     monkeypatch.setattr("node.rpc.server.ServerLimits", partial(ServerLimits, recheck_s=0.05))
 
 

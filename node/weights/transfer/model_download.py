@@ -166,7 +166,7 @@ def _write(path: Path, offset: int, content: bytes) -> None:
 
 
 def _finish(files: tuple[ModelFile, ...], staged: Path, directory: Path) -> None:
-    """Give every file its size, put all of them on disk, and the directory under its name."""
+    """Cut every file to its size, put all of them on disk, and the directory under its name."""
     for file in files:
         path = staged / file.name
         path.touch()
