@@ -1,7 +1,8 @@
 """Checks of a machine and of its way to the coordinator, layer by layer; each finding names what mends it.
 
 machine   disk, device, sandbox, congestion control
-way       dns -> tcp -> tls -> identity, protocol, clock -> bandwidth     ends at the first that fails
+way       dns -> tcp -> tls -> identity, protocol, clock -> bandwidth
+              to each address of the coordinator; ends at the first layer that fails
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from node.identity.identity_store import CERTIFICATE_FILE as CERTIFICATE
 from node.identity.identity_store import IDENTITY_DIRECTORY, KEY_FILE, Identity
 from node.identity.peer import hub_name
 from node.identity.run_description import RunDescription
-from node.rpc.address import split_target
+from node.rpc.address import split_target, split_targets
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.run import PeerQuery, Role
@@ -106,7 +107,13 @@ async def way(patient: Patient) -> AsyncIterator[Finding]:
     if patient.coordinator is None:
         yield Finding("dns", Grade.WARN, "no coordinator is named", "Add --coordinator HOST:PORT.")
         return
-    host, port = split_target(patient.coordinator)
+    for address in split_targets(patient.coordinator):
+        async for finding in _way_to(address, patient):
+            yield finding
+
+
+async def _way_to(address: str, patient: Patient) -> AsyncIterator[Finding]:
+    host, port = split_target(address)
     for check in (partial(_dns, host), partial(_tcp, host, port), partial(_tls, host, port, patient)):
         finding = await check()
         yield finding
@@ -118,12 +125,10 @@ async def way(patient: Patient) -> AsyncIterator[Finding]:
             "identity", Grade.WARN, what, "Join first (`heterorl-node join TOKEN`), or add --state-dir."
         )
         return
-    is_answered = False
-    async for finding in _answers(patient.coordinator, patient.identity):
+    async for finding in _answers(address, patient.identity):
         yield finding
-        is_answered = is_answered or (finding.layer == "protocol" and finding.grade is Grade.OK)
-    if is_answered:
-        yield await _bandwidth(patient.coordinator, patient.identity)
+    if finding.layer == "clock" and finding.grade is not Grade.FAIL:  # the last one: a call was answered
+        yield await _bandwidth(address, patient.identity)
 
 
 async def _dns(host: str) -> Finding:
@@ -212,6 +217,9 @@ async def _answers(coordinator: str, identity: Identity) -> AsyncIterator[Findin
     except (RefusedError, ConnectionLost) as error:
         if (clocks := compare_clocks(error, identity, now=time.time())) is not None:
             yield Finding("clock", Grade.FAIL, clocks.what, clocks.fix)
+            return
+        if isinstance(error, RefusedError) and error.reason is Reason.STANDBY:
+            yield Finding("protocol", Grade.OK, f"{coordinator} stands by: another coordinator leads")
             return
         is_us = isinstance(error, RefusedError) and error.reason in (Reason.UNAUTHENTICATED, Reason.EXPIRED)
         fix = "If it was revoked: `heterorl-node revoke --undo` on the coordinator's host."

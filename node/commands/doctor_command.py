@@ -17,7 +17,7 @@ from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, load_iden
 from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
 from node.process.preflight import check_everything, in_order
-from node.rpc.address import split_target
+from node.rpc.address import split_targets
 from node.run import Role
 
 EXAMPLE: Final = """\
@@ -95,7 +95,7 @@ def _unconfigured(arguments: argparse.Namespace) -> Patient:
     coordinator = getattr(arguments, "--coordinator")
     if coordinator is not None:
         try:
-            split_target(coordinator)
+            split_targets(coordinator)
         except ValueError as error:
             raise ConfigError(
                 key="--coordinator",

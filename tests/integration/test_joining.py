@@ -21,6 +21,7 @@ from node.commands.systemd_unit import GPU_CONF, UNIT, unit_files
 from node.enrolment.tokens import issue_token
 from node.errors import RefusedError, StartupError
 from node.identity.identity_store import load_identity
+from node.rpc.hub import Hub
 from node.run import Role
 from node.weights.format import model_listing
 from node.weights.format.model_listing import ModelFile, check_listing, listing_of
@@ -186,7 +187,11 @@ async def test_a_model_that_is_there_in_part_is_completed_and_its_damaged_blocks
     async with joined(made, model_dir=model_dir) as (hub, _, sampler):
         target, now = tmp_path / "model", time.time()
         await download_model(
-            hub.address, sampler.identity, target, now=now, progress=lambda *counted: shown.append(counted)
+            Hub(hub.address),
+            sampler.identity,
+            target,
+            now=now,
+            progress=lambda *counted: shown.append(counted),
         )
     assert not part.exists()
     listed = listing_of(model_dir)
@@ -202,7 +207,7 @@ async def test_a_model_that_changed_under_the_coordinator_is_refused(
     shutil.copytree(model_dir, handed_out)
     target, now = tmp_path / "model", time.time()
     async with joined(made, model_dir=handed_out) as (hub, _, sampler):
-        ask = partial(download_model, hub.address, sampler.identity, now=now, progress=lambda *_: None)
+        ask = partial(download_model, Hub(hub.address), sampler.identity, now=now, progress=lambda *_: None)
         await ask(tmp_path / "first")
         with (handed_out / "model.safetensors").open("r+b") as file:
             file.write(b"changed")
