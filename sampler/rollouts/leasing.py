@@ -29,8 +29,8 @@ BOUNDS: Final = frozenset({
 })  # fmt: skip
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 
-RESTARTING: Final = frozenset({"learner", "ledger"})
-"""Bounds of a coordinator that has started again: it cannot say yet what is left to evaluate."""
+UNDECIDED: Final = frozenset({"learner", "ledger", "paused"})
+"""Bounds of a coordinator that does not say what is left to evaluate: it has started again, or is paused."""
 
 TOO_OLD: Final = "policy version"
 """The bound a hub names, and the wait, while the version held is beyond the staleness bound."""
@@ -169,7 +169,7 @@ class Leasing:
             grant = await self._granted(room, served, stays=stays)
         self._bound = None
         self._note_order(grant.waits_for if grant.waits_for in ORDERS else "")
-        if grant.waits_for not in RESTARTING:
+        if grant.waits_for not in UNDECIDED:
             self._policy.answered(served.number, grant, had_to_ask=has_to_ask, now=self._monotonic())
         if all([take(lease) for lease in grant.leases]):
             self._backoff.reset()
