@@ -26,7 +26,14 @@ from support.graded_texts import setup_of
 MINIMAL: dict[str, dict[str, Any]] = {"reasoning_gym": {"dataset": "leg_counting"}}
 """The options that a task cannot do without."""
 
-ROW = {"prompt": "3+4=", "answer": 7, "chat": [{"role": "user", "content": "3+4"}]}
+ROW = {
+    "prompt": "3+4=",
+    "answer": 7,
+    "chat": [{"role": "user", "content": "3+4"}],
+    "query": "3+4",
+    "candidates": ["6", "7"],
+    "relevance": [0, 1],
+}
 
 
 def made(
