@@ -86,7 +86,7 @@ def test_a_custom_task_is_found_by_its_configured_path() -> None:
 
 
 def test_a_name_off_the_wire_is_never_an_import_path() -> None:
-    with pytest.raises(ConfigError, match="this sampler knows the tasks addition, jsonl, reasoning_gym"):
+    with pytest.raises(ConfigError, match="this sampler knows the tasks addition, jsonl, ranking"):
         import_path("support.unruly_tasks:Printing", {})
 
 
