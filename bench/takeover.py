@@ -1,10 +1,10 @@
 """``python -m bench.takeover --kills 50 --seed N``: two coordinators, and how long a takeover takes.
 
 A run of two coordinators on a real PostgreSQL server (Debian's, on this machine's disk), a learner, a relay
-and samplers over mutual TLS. The leader is killed (kill -9), every fourth time stopped (SIGSTOP) and let go
-on afterwards. The other must serve within ten seconds, the run go on, no group be lost or doubled; a leader
-that was replaced must end with its exit code. Prints its progress on standard error and a JSON summary; exits
-with 1 if a promise was broken.
+and samplers over mutual TLS. The leader is killed (kill -9), every fourth time stopped for a while (SIGSTOP).
+The other must serve within ten seconds, the run go on, no group be lost or doubled; a leader that was
+replaced must end with its exit code. Prints its progress on standard error and a JSON summary; exits with 1
+if a promise was broken.
 """
 
 import sys

@@ -41,7 +41,7 @@ LONGEST_TAKEOVER_S: Final = 10.0
 """Promised from a leader's end to a coordinator that serves."""
 
 STOPPED_EVERY: Final = 4
-"""Of so many leaders one is stopped (SIGSTOP) in place of killed."""
+"""One leader of so many is stopped (SIGSTOP) in place of killed."""
 
 BEFORE_S: Final = 2.0
 """A kill comes up to this long after the last takeover is over."""

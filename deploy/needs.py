@@ -11,6 +11,7 @@ fails. Standard library only: this runs before anything is installed.
 import ctypes
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,6 +79,19 @@ def _namespaces() -> bool:
     return True
 
 
+def last_release() -> str:
+    """Return the commit that CHANGELOG.md names for the newest release."""
+    changes = (Path(__file__).parents[1] / "CHANGELOG.md").read_text()
+    found = re.search(r"^## .*, commit ([0-9a-f]{40})$", changes, re.MULTILINE)
+    assert found is not None, "CHANGELOG.md names the commit of each release"
+    return found[1]
+
+
+def _release_is_here() -> bool:
+    asked = ("git", "-C", str(Path(__file__).parent), "cat-file", "-e", f"{last_release()}^{{commit}}")
+    return shutil.which("git") is not None and subprocess.run(asked, capture_output=True).returncode == 0
+
+
 def postgresql_programs() -> Path | None:
     """Return where Debian keeps the programs of its newest PostgreSQL server; None: nowhere."""
     found = Path("/usr/lib/postgresql").glob("*/bin/initdb")
@@ -109,6 +123,9 @@ NEEDS: Final = {
         Path("/dev/net/tun").exists, otherwise="modprobe tun; in a container: --device /dev/net/tun"
     ),
     "network namespaces": Need(_namespaces, "iproute2", "run it as root, in a container with CAP_SYS_ADMIN"),
+    "last release": Need(
+        _release_is_here, "git", otherwise="git fetch --unshallow, in a clone of the repository"
+    ),
     "nginx": _program("nginx", "nginx-light"),
     "curl": _program("curl", "curl"),
     "wget": _program("wget", "wget"),

@@ -260,7 +260,7 @@ def _join(
         chat_template_digest=chat_template_digest(config.model_dir),
         learner_epoch=restored.signer.learner_epoch,
         vocabulary_size=policy.vocabulary_size,
-        context_tokens=policy.context_tokens,
+        context_tokens=policy.scorer.context_tokens,
     )
     reports = PeerReports(
         held=lambda: PolicyVersion(state.version),

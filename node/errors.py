@@ -61,6 +61,7 @@ class Reason(enum.StrEnum):
     WRONG_PORT = "wrong_port", "UNIMPLEMENTED"
     TOKEN_REFUSED = "token_refused", "PERMISSION_DENIED"
     FOREIGN_RUN = "foreign_run", "FAILED_PRECONDITION", Recovery.STOP
+    PROTOCOL_MISMATCH = "protocol_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     LAYOUT_MISMATCH = "layout_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     TOKENIZER_MISMATCH = "tokenizer_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     BASE_MISMATCH = "base_mismatch", "FAILED_PRECONDITION", Recovery.STOP

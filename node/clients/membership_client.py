@@ -7,11 +7,11 @@ joining --settings--> heartbeats --connection lost, not_joined, coordinator rest
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Final
 
 import grpc.aio
@@ -21,12 +21,14 @@ from node.clients.heartbeats import Heartbeats, Notices, PeerReports
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
+from node.protocol import OURS, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
 from node.rpc.hub import Hub
 from node.run import EvaluationNotice, Role, RunSettings
 from node.waits import run_until
 from node.wire.mapping import from_wire, optional_to_wire, to_wire
+from node.wire.members import spoken_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +216,7 @@ class MembershipClient:
         request = to_wire(
             membership_pb2.JoinRequest,
             self._member,
-            software_version=version("heterorl-node"),
+            **dataclasses.asdict(OURS),
             held=optional_to_wire(common_pb2.PolicyVersion, self._held()),
             instance=self._instance,
             prompts=self._prompts,
@@ -225,6 +227,8 @@ class MembershipClient:
             grader_digest=self._grader_digest,
         )
         response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        # A coordinator of before the first number admits whatever a later release says.
+        check_common(OURS, spoken_from_wire(response), peer_name=f"this {self._member.role}")
         return from_wire(RunSettings, response)
 
 

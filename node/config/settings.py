@@ -28,6 +28,7 @@ from node.config.setting_sources import (
     value_of_text,
 )
 from node.errors import ConfigError, NotReadyError
+from node.extras import NeededPackage
 from node.limits import NAME_PATTERN
 from node.rpc.address import split_address, split_target, split_targets
 
@@ -52,6 +53,17 @@ Target = Annotated[str, _passing(split_target)]
 
 Targets = Annotated[str, _passing(split_targets)]
 """The same, or several of them with commas between."""
+
+
+BucketUrl = Annotated[
+    str, Field(pattern=r"^(s3|gs|az|azure|abfs|abfss)://[^/?#\s]+(/[^?#\s]*)?$", max_length=1000)
+]
+"""``scheme://bucket/prefix`` of an object store that can sign addresses; a disk cannot."""
+
+
+def bucket_packages(key: str, url: str | None) -> tuple[NeededPackage, ...]:
+    """Return the package that a hub with a bucket needs."""
+    return () if url is None else (NeededPackage(key, url, "obstore", extra="objects"),)
 
 
 def _beside_state(data: dict[str, Any]) -> Path:

@@ -1,13 +1,20 @@
 """Builds a coordinator from its section of the configuration."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
+from heterorl.v1 import (
+    membership_pb2,
+    membership_pb2_grpc,
+    model_pb2_grpc,
+    policy_pb2_grpc,
+    rollout_pb2_grpc,
+)
 from node import limits
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
@@ -38,13 +45,16 @@ from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
+from node.protocol import OURS
 from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
-from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
+from node.serving.model_servicer import ModelServicer
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket_mirror import BucketMirror
 from node.wire.mapping import to_wire
 from node.wire.rollouts import largest_group_bytes
 
@@ -59,7 +69,7 @@ async def build(context: RoleContext) -> list[Service]:
     """Open what the coordinator keeps on disk and put its services together.
 
     Raises:
-        StartupError: the ledger, the store or the data cannot be opened, or the ledger was lost.
+        StartupError: the ledger, the store, the bucket or the data cannot be opened, or the ledger was lost.
         ConfigError: a row is bad, or the data is not the run's.
     """
     config = context.config.section(CoordinatorConfig)
@@ -136,8 +146,9 @@ async def _coordinator(
         metrics=metrics,
         clock=context.clock,
     )
+    bucket = bucket_mirror(context, store, config.bucket)
     servers = [
-        _members_server(context, config, store, spool, peers, revocations),
+        _members_server(context, config, store, spool, peers, revocations, bucket),
         *_enrolment_servers(context, config, revocations, records),
     ]
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
@@ -147,6 +158,7 @@ async def _coordinator(
         spool=spool,
         peers=peers,
         store=store,
+        bucket=bucket,
         published=published,
         trust=trust,
         servers=servers,
@@ -186,9 +198,10 @@ def _members_server(
     spool: Spool,
     peers: Peers,
     revocations: RevocationList,
+    bucket: BucketMirror | None,
 ) -> RpcServer:
     group_bytes = _group_bytes(config)
-    policy = PolicyServicer(store, metrics=context.transfer_metrics)
+    policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
     rollouts = RolloutServicer(
         spool,
         peers,
@@ -197,11 +210,16 @@ def _members_server(
         revocations=revocations,
         metrics=context.transfer_metrics,
     )
+    models = ModelServicer(config.model_dir, metrics=context.transfer_metrics)
     membership = MembershipServicer(
         peers,
         spool,
         run_id=context.run.run_id,
-        settings=to_wire(membership_pb2.JoinResponse, _settings(config, spool.rows, group_bytes=group_bytes)),
+        settings=to_wire(
+            membership_pb2.JoinResponse,
+            _settings(config, spool.rows, group_bytes=group_bytes),
+            **dataclasses.asdict(OURS),
+        ),
         revocations=revocations,
         clock=context.clock,
     )
@@ -213,6 +231,7 @@ def _members_server(
         revocations=revocations,
         servicers=(
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
+            partial(model_pb2_grpc.add_ModelServiceServicer_to_server, models),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
             partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
         ),

@@ -85,7 +85,7 @@ class _Request:
             then(self.answer.result())
 
     def give(self, outcome: object) -> None:
-        """Give the caller an answer, or raise what is an exception; where it has gone, what was to follow."""
+        """Answer the caller, or raise an exception there; where it has gone, do what was to follow."""
         if self.answer.done():
             if isinstance(outcome, Exception):
                 logger.error("decision failed after its caller had gone", exc_info=outcome)

@@ -36,10 +36,11 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.rpc.server import RpcServer
 from node.run import Role
-from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.metrics import snapshot
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket_mirror import BucketMirror
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 
@@ -55,7 +56,8 @@ SPOOL_FILE: Final = "rollouts.sqlite"
 async def build(context: RoleContext) -> list[Service]:
     """Open what the relay keeps on disk and put its services together.
 
-    Raises StartupError: the store or the spool cannot be opened, or the coordinator's address is missing.
+    Raises StartupError: the store, the spool or the bucket cannot be opened, or the coordinator's address is
+    missing.
     """
     config = context.config.section(RelayConfig)
     target = context.config.node.coordinator
@@ -80,9 +82,11 @@ async def build(context: RoleContext) -> list[Service]:
     )
     metrics.watch(store, spool)
     membership = _membership(context, store, control, hub)
-    serving = StopsAfter(_server(context, config, store, forwarder, membership))
+    bucket = bucket_mirror(context, store, config.bucket)
+    serving = StopsAfter(_server(context, config, store, forwarder, membership, bucket))
     mirror = _mirror(context, store, _sources(context, config, hub, caller, control))
-    return [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+    services: list[Service] = [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+    return services if bucket is None else [*services, bucket]
 
 
 def _sources(
@@ -146,8 +150,9 @@ def _server(
     store: ArtifactStore,
     forwarder: Forwarder,
     membership: MembershipClient,
+    bucket: BucketMirror | None,
 ) -> RpcServer:
-    policy = PolicyServicer(store, metrics=context.transfer_metrics)
+    policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
     rollouts = RelayRolloutServicer(
         forwarder,
         submission_door(context, hands_on=True),

@@ -1,5 +1,6 @@
 """Setup that a coordinator and a relay share: the store of policy versions, ports, checks of submissions."""
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -13,6 +14,8 @@ from node.rpc.interceptor import Admission
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.serving.submissions import SubmissionDoor
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket import Bucket
+from node.weights.transfer.bucket_mirror import BucketMirror
 
 VERSIONS_DIRECTORY: Final = "versions"
 
@@ -24,6 +27,19 @@ def open_store(context: RoleContext, *, retained_keyframes: int) -> ArtifactStor
         public_key=context.run.learner_public_key,
         run_id=context.run.run_id,
         retained_keyframes=retained_keyframes,
+    )
+
+
+def bucket_mirror(context: RoleContext, store: ArtifactStore, url: str | None) -> BucketMirror | None:
+    """Return the service that fills the hub's bucket, if it has one. Raises StartupError: it is unusable."""
+    if url is None:
+        return None
+    return BucketMirror(
+        store,
+        Bucket.open(url, run_id=context.run.run_id, node_id=context.node_id),
+        metrics=context.transfer_metrics,
+        monotonic=context.clock.monotonic,
+        random=random.random,
     )
 
 

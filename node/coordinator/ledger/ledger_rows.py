@@ -67,7 +67,7 @@ class LedgerEngine(Protocol):
 
 
 class Put(enum.Enum):
-    """What becomes of a row whose key is there already. The values are SQLite's words."""
+    """The fate of a row whose key is there already. The values are SQLite's words."""
 
     REPLACE = "INSERT OR REPLACE"
     KEEP = "INSERT OR IGNORE"

@@ -1,4 +1,4 @@
-"""What coordinators of a run share besides the ledger: spent tokens, members, and who is shut out.
+"""The records that coordinators of a run share besides the ledger: spent tokens, members, who is shut out.
 
 Without TLS none of it is used. The leader writes it, under its epoch as the ledger. Its own list of revoked
 nodes is a file as always: what it says is written here whenever it changes, and a new leader adds to its own
@@ -20,9 +20,13 @@ from node.identity.files import write_public
 from node.identity.revocation import with_revoked
 
 _TABLES: Final = """
-CREATE TABLE IF NOT EXISTS spent (
-    nonce TEXT PRIMARY KEY, expires_at_s DOUBLE PRECISION NOT NULL, node_id TEXT NOT NULL,
-    key_digest BYTEA NOT NULL, rowid BIGINT GENERATED ALWAYS AS IDENTITY
+CREATE TABLE IF NOT EXISTS uses (
+    nonce TEXT NOT NULL, expires_at_s DOUBLE PRECISION NOT NULL, node_id TEXT NOT NULL,
+    key_digest BYTEA NOT NULL, rowid BIGINT GENERATED ALWAYS AS IDENTITY, PRIMARY KEY (nonce, key_digest)
+);
+CREATE TABLE IF NOT EXISTS issued (
+    nonce TEXT PRIMARY KEY, expires_at_s DOUBLE PRECISION NOT NULL, role TEXT NOT NULL, node_id TEXT,
+    uses INTEGER NOT NULL, is_cancelled INTEGER NOT NULL DEFAULT 0, rowid BIGINT GENERATED ALWAYS AS IDENTITY
 );
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, role TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS revoked (node_id TEXT PRIMARY KEY);
