@@ -59,7 +59,7 @@ class ObjectStore:
             self._process = None
 
     def halt(self) -> None:
-        """Let the server take requests and answer none."""
+        """Stop the server: it takes requests and answers none."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
