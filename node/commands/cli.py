@@ -24,7 +24,8 @@ COMMANDS: Final = {
         "sampler.try_command",
         "ask the base model a task's first prompts and grade them, before a run exists",
     ),
-    "token": ("node.commands.token_command", "make a token that lets one new peer in"),
+    "token": ("node.commands.token_command", "make, list or cancel tokens that let new peers in"),
+    "join": ("node.commands.join_command", "make this machine a sampler or relay of a run, with a token"),
     "ledger": (
         "node.commands.ledger_command",
         "back up, verify, restore, read or export the coordinator's ledger",

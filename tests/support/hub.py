@@ -104,7 +104,7 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
 
 @asynccontextmanager
 async def members(hub: RunningHub, *samplers: Identity) -> "AsyncIterator[tuple[HandPeer, ...]]":
-    """Have the learner and samplers join, one unless they are named."""
+    """Join as the learner and as samplers, one unless they are named."""
     async with AsyncExitStack() as stack:
         identities = (hub.made.learner, *(samplers or (hub.made.sampler,)))
         peers = [await stack.enter_async_context(hub.peer(identity)) for identity in identities]

@@ -87,7 +87,7 @@ class Surveyor:
     _standings: Counter[SamplerStanding] = field(default_factory=Counter)
     _samplers: list[tuple[Peer, Measured]] = field(default_factory=list)
     _few: list[Measured] = field(default_factory=list)
-    """Of peers that are no samplers."""
+    """Figures of peers that are not samplers."""
     _silent: set[Peer] = field(default_factory=set)
     _named: dict[Peer, Measured] = field(default_factory=dict)
     _unusual: dict[str, list[tuple[float, str]]] = field(default_factory=dict)

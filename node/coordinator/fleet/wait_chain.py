@@ -1,4 +1,4 @@
-"""What the run does, who waits for whom down to the cause, since when, and what to do about it; pure.
+"""The run's headline, and who waits for whom down to the cause, since when, and what to do; pure.
 
     the run --> the learner --> what it waits for            (a disk, an upload, groups)
                      '-- groups --> the samplers, by what most of them wait for

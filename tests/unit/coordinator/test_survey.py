@@ -1,4 +1,4 @@
-"""What a look at all peers finds unusual."""
+"""Unusual peers that a look at all of them finds."""
 
 import pytest
 
