@@ -245,7 +245,7 @@ def test_a_function_with_the_name_of_one_of_pythons_is_the_programs_if_the_row_s
     sandbox: Sandbox,
 ) -> None:
     programs = ("def sum(xs): return 7", "def f(): pass")
-    named = {"row": {"name": "sum"}, "entry_point": "name"}
+    named: dict[str, Any] = {"row": {"name": "sum"}, "entry_point": "name"}
     assert shares(verdicts(sandbox, "assert sum([3, 4]) == 7", *programs, **named)) == [1.0, 0.0]
     with pytest.raises(ValueError, match="no assert in them that depends on the program"):
         verdicts(sandbox, "assert sum([3, 4]) == 7", *programs)
