@@ -94,7 +94,7 @@ def _booted(tree: Path) -> str:
     python.chmod(0o755)
     for target in BOUND:
         (tree / target[1:]).mkdir(parents=True, exist_ok=True)
-    command = ["systemd-nspawn", "-D", tree, "--boot", "--register=no", "--keep-unit", "--quiet"]
+    command = ["systemd-nspawn", "-D", str(tree), "--boot", "--register=no", "--keep-unit", "--quiet"]
     command += [f"--bind-ro={source}:{target}" for target, source in BOUND.items()]
     subprocess.run(
         [*command, "systemd.unit=trial.target"],
