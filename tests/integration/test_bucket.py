@@ -42,7 +42,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 @pytest.fixture
 async def objects(server: ObjectStore) -> ObjectStore:
     """Return the server, which runs and is empty."""
-    server.kill()
     await server.start()
     return server
 

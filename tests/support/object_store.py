@@ -32,8 +32,9 @@ class ObjectStore:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Start the server, empty but for a bucket; return when it answers."""
-        self._process = self._started()
+        """Empty the server but for a bucket, and start it if it does not run; return when it answers."""
+        if self._process is None:
+            self._process = self._started()
         async with asyncio.timeout(90), httpx.AsyncClient() as client:
             while True:
                 try:
