@@ -29,7 +29,7 @@ RUN: Final = "PYTEST_XDIST_TESTRUNUID"
 
 OURS: Final = "ours"
 LIBRARIES: Final = "libraries"
-"""What a server has imported: this software too, or only what every release of it needs."""
+"""Servers by what they have imported: this software too, or only what every release of it needs."""
 
 
 class WarmProcess:
