@@ -1,6 +1,7 @@
 """An S3 server in a process of its own (moto's), which can be killed and started again, and buckets in it."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -56,6 +57,15 @@ class ObjectStore:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def halt(self) -> None:
+        """Stop the server: it takes requests and answers none."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     @contextmanager
     def credentials(self) -> Iterator[None]:
