@@ -105,7 +105,7 @@ def extreme_batch(
 
 
 @each_variant
-@settings(max_examples=12)
+@settings(max_examples=16)
 @given(
     dtype=st.sampled_from(DTYPES),
     pairs=st.lists(st.sampled_from(CORNERS), min_size=1, max_size=4),
