@@ -121,6 +121,7 @@ class TrainingLoop:
         self._checkpoints = CheckpointWriter(training_state, instruments)
         self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
+        self._quarantined_before: frozenset[str] = frozenset()
         self._groups_wait_s = 0.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
@@ -267,7 +268,13 @@ class TrainingLoop:
         )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[RolloutGroup, ...]:
-        evicted = buffer.evict(version=self.version, task_digest=self._coordinator.task_digest)
+        quarantined = self._drain.quarantined
+        # Of those quarantined before there are only probes, which are to be trained on.
+        newly = {name: why for name, why in quarantined.items() if name not in self._quarantined_before}
+        self._quarantined_before = frozenset(quarantined)
+        evicted = buffer.evict(
+            version=self.version, task_digest=self._coordinator.task_digest, shut_out=newly
+        )
         for group, judged in evicted:
             self._report(judged, group)
         batch = buffer.take_batch()

@@ -30,7 +30,7 @@ from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import compare_clocks
-from node.run import MOST_PEERS_A_PAGE, PEER_ORDERS, PeerQuery, Role, RunStatus, SamplerStanding
+from node.run import MEMBER_ROLES, MOST_PEERS_A_PAGE, PEER_ORDERS, PeerQuery, Role, RunStatus, SamplerStanding
 from node.wire.mapping import from_wire, optional_to_wire
 
 TIMEOUT_S: Final = 10.0
@@ -42,7 +42,7 @@ PEERS_SHOWN: Final = 50
 
 _MOST_COUNT: Final = 1_000_000
 _STATES: Final = ("joined", "live", "silent", "left", "revoked")
-_ROLES: Final = (Role.LEARNER.value, Role.SAMPLER.value, Role.RELAY.value)
+_ROLES: Final = tuple(role.value for role in MEMBER_ROLES)
 
 EXAMPLE: Final = """\
   on the coordinator's machine:

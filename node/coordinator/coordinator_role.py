@@ -17,6 +17,7 @@ from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
+from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
@@ -88,16 +89,18 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         grader_digest=bytes.fromhex(config.grader_digest),
     )
+    transactions = Transactions(ledger, accounts, metrics=metrics, clock=context.clock)
     spool = Spool(
-        Transactions(ledger, accounts, metrics=metrics, clock=context.clock),
+        transactions,
         rows=rows,
         is_published=published.has,
         notify=peers.notify,
         metrics=metrics,
         clock=context.clock,
     )
+    checking = RewardChecking(transactions, spool, rows=rows, notify=peers.notify, metrics=metrics)
     servers = [
-        _members_server(context, config, store, spool, peers, revocations),
+        _members_server(context, config, store, spool, checking, peers, revocations),
         *_enrolment_servers(context, config, revocations),
     ]
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
@@ -108,6 +111,7 @@ async def build(context: RoleContext) -> list[Service]:
             store=store,
             published=published,
             trust=trust,
+            checking=checking,
             servers=servers,
             metrics=metrics,
             clock=context.clock,
@@ -144,6 +148,7 @@ def _members_server(
     config: CoordinatorConfig,
     store: ArtifactStore,
     spool: Spool,
+    checking: RewardChecking,
     peers: Peers,
     revocations: RevocationList,
 ) -> RpcServer:
@@ -152,6 +157,7 @@ def _members_server(
     rollouts = RolloutServicer(
         spool,
         peers,
+        checking,
         submission_door(context, hands_on=False),
         group_bytes=group_bytes,
         revocations=revocations,

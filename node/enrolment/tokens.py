@@ -48,7 +48,7 @@ DEFAULT_LIFETIME_S: Final = 2 * 86400.0
 MAX_LIFETIME_S: Final = 7 * 86400.0
 """A token is for a machine about to be set up, not a standing invitation."""
 
-ENROLLING_ROLES: Final = (Role.SAMPLER, Role.LEARNER, Role.RELAY, Role.OPERATOR)
+ENROLLING_ROLES: Final = (Role.SAMPLER, Role.LEARNER, Role.RELAY, Role.VERIFIER, Role.OPERATOR)
 """A coordinator has its certificate from ``init``: it is the authority."""
 
 _READABLE: Final = stat.S_IRGRP | stat.S_IROTH

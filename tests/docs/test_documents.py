@@ -23,7 +23,7 @@ from node.config.settings import NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.exit_code import ExitCode
 from node.relay.config import RelayConfig
-from sampler.config import SamplerConfig
+from sampler.config import SamplerConfig, VerifierConfig
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
@@ -52,6 +52,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "relay": RelayConfig,
     "learner": LearnerConfig,
     "sampler": SamplerConfig,
+    "verifier": VerifierConfig,
 }
 _SECTION: Final = "|".join(SECTIONS)
 

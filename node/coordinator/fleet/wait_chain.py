@@ -47,6 +47,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "prompt lease: task": "Nobody has said yet how many prompts the task has.",
     "prompt lease: prompts": "All prompts are leased or set aside; `status` lists the latter.",
     "prompt lease: grader": "Its grader's code is not the run's: install the same everywhere.",
+    # verifiers
+    "task whose rewards can be checked": "Its grader does not say that it repeats itself (noise_ratio).",
     "coordinator's clock": "The coordinator's clock is wrong; nothing else needs to be done.",
     "this machine's clock": "That machine's clock is wrong; nothing else needs to be done.",
 }

@@ -66,6 +66,8 @@ def submission(
         RefusedError: BUSY; the spool is full.
     """
     sampler_id, name = encoded.sampler_id, encoded.group_id
+    if (standing := accounts.standings.of(sampler_id)).is_proven_liar:
+        return _answer(Verdict.SUSPECT, standing.quarantine)
     if is_evaluation_lease(name):
         return _evaluated(accounts, sampler_id, name, group, is_published, now=now)
     work, parsed = accounts.work, parse_group_id(name)
