@@ -6,8 +6,9 @@
        '-- not drawn, or too many are held: delivered
 
 A group that is held back waits for no other, and no other waits for it. The share that is drawn follows the
-sampler's record: half of a newcomer's groups, and less with each check that agreed. Nobody can tell which:
-the draw is a keyed hash of the group's id, and the key never leaves this process.
+sampler's record: every group of a newcomer, so that it moves nothing unchecked, and fewer with each check
+that agreed. Nobody can tell which: the draw is a keyed hash of the group's id, and the key never leaves this
+process. While too many groups are held, newcomers are told to come back.
 
 Where the grader is deterministic, one group with other rewards is proof. Where honest samplers may differ in
 a share of their groups, checks are bets against "it differs no more often than that": the stake grows by
@@ -22,15 +23,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-NEWCOMERS_SHARE: Final = 0.5
 LEAST_SHARE: Final = 0.05
 """A proven sampler that lies in a part b of its groups is found within 60 / b of them, 19 times in 20."""
 
 PROVEN_CHECKS: Final = 16
-"""Checks that agreed, after which a sampler is no newcomer; its share then falls as one over their number."""
+"""Checks after which a sampler is no newcomer; its share then falls as one over their number."""
 
 HELD_GROUPS: Final = 64
-"""More are delivered unchecked."""
+"""Proven samplers' groups beyond them are delivered unchecked."""
 
 HELD_S: Final = 60.0
 """Twice what a grader may take for one group by default."""
@@ -42,7 +42,7 @@ LYING_SHARE: Final = 0.25
 
 def checked_share(checks: int) -> float:
     """Return the share of a sampler's groups to check, by how many checks agreed."""
-    return max(LEAST_SHARE, NEWCOMERS_SHARE * min(1.0, PROVEN_CHECKS / max(1, checks)))
+    return max(LEAST_SHARE, min(1.0, PROVEN_CHECKS / max(1, checks)))
 
 
 def stake_after(stake: float, *, checks: int, differs: bool, noise_ratio: float) -> float:
@@ -92,6 +92,11 @@ class RewardChecks:
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so many groups are held that newcomers have to wait."""
+        return len(self._held) >= HELD_GROUPS
+
     def is_held(self, slot: int) -> bool:
         return slot in self._held
 
@@ -99,7 +104,7 @@ class RewardChecks:
         """Hold a group that was just spooled back, if it is drawn."""
         if not self.is_open or self._number(group_id) >= share:
             return
-        if len(self._held) >= HELD_GROUPS:
+        if self.is_full:
             self.passed_over += 1
             return
         self._held[slot] = group_id

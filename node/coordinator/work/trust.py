@@ -91,11 +91,12 @@ def reward_checked(
     name, before = held.sampler_id, accounts.standings.of(held.sampler_id)
     if finding.outcome is RewardCheck.SKIPPED or before.is_proven_liar:
         return Decision(Checked(name))
-    after = before
-    if finding.outcome is not RewardCheck.UNGRADABLE:
+    if finding.outcome is RewardCheck.UNGRADABLE:
+        after = before.after_refusal(now=now)
+    else:
         differs = finding.outcome is RewardCheck.DISAGREED
         after = before.after_check(differs=differs, noise_ratio=noise_ratio, what=finding.detail, now=now)
-    transaction = Transaction(standings=() if after == before else (after,))
+    transaction = Transaction(standings=(after,))
     if finding.outcome is RewardCheck.AGREED:
         return Decision(Checked(name), transaction)
     if after.is_proven_liar:

@@ -10,7 +10,6 @@ from node.coordinator.work.reward_checks import (
     HELD_GROUPS,
     HELD_S,
     LEAST_SHARE,
-    NEWCOMERS_SHARE,
     PROVEN_CHECKS,
     Held,
     RewardChecks,
@@ -21,6 +20,7 @@ from node.coordinator.work.reward_checks import (
 from node.coordinator.work.slots import SlotState, slot_and_attempt
 from node.coordinator.work.standing import Standing
 from node.coordinator.work.trust import Checked
+from node.errors import RefusedError
 from node.rollout import RewardCheck, RewardFinding, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
@@ -75,9 +75,9 @@ def state_of(desk: Desk, name: str) -> SlotState:
     return desk.accounts.slots.open_slots[slot_and_attempt(name)[0]].state
 
 
-def test_the_share_begins_at_half_and_falls_with_checks_that_agree_but_never_to_nothing() -> None:
-    assert checked_share(0) == checked_share(PROVEN_CHECKS) == NEWCOMERS_SHARE
-    assert checked_share(2 * PROVEN_CHECKS) == NEWCOMERS_SHARE / 2
+def test_every_group_of_a_newcomer_is_drawn_and_never_none_of_a_proven_sampler() -> None:
+    assert checked_share(0) == checked_share(PROVEN_CHECKS) == 1.0
+    assert checked_share(2 * PROVEN_CHECKS) == 0.5
     assert checked_share(1_000_000) == LEAST_SHARE
 
 
@@ -244,13 +244,13 @@ def test_a_difference_that_noise_explains_costs_the_group_alone(
     assert (standing.checks, standing.differing, standing.quarantine) == (1, 1, "")
 
 
-def test_a_group_that_cannot_be_graded_is_thrown_out_and_proves_nothing(
+def test_a_group_that_cannot_be_graded_is_thrown_out_as_refused_and_proves_nothing(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (name,) = spool(desk, "liar", 1, monkeypatch)
     before = desk.accounts.standings.of("liar")
     assert [one.group_id for one in find(desk, RewardCheck.UNGRADABLE).thrown_out] == [name]
-    assert desk.accounts.standings.of("liar") == before
+    assert desk.accounts.standings.of("liar") == before.after_refusal(now=desk.now)
 
 
 def test_a_check_that_could_not_be_made_changes_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,3 +281,15 @@ def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk, monkeypatch: p
     desk.accounts.go_back(Balance(learner=LEARNER), now=desk.now)
     assert len(checks) == 0
     assert checks.is_open
+
+
+def test_newcomers_wait_while_too_many_groups_are_held_and_proven_samplers_do_not(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,), (second,) = desk.lease("liar", 1), desk.lease("honest", 1)
+    desk.accounts.standings.apply([Standing("honest", allowance=100, checks=PROVEN_CHECKS)])
+    monkeypatch.setattr(RewardChecks, "is_full", True)
+    with pytest.raises(RefusedError, match="too many groups wait for a check"):
+        desk.submit(first, "liar")
+    assert desk.submit(second, "honest").verdict is Verdict.SPOOLED
+    assert not desk.accounts.reward_checks.is_held(slot_and_attempt(second)[0])
