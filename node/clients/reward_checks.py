@@ -9,7 +9,7 @@ import grpc.aio
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.errors import RefusedError
 from node.failure import detail_of
-from node.rollout import EncodedGroup, RewardCheck, RewardFinding, RolloutGroup
+from node.rollout import EncodedGroup, RewardCheck, RewardFinding, RolloutGroup, check_group
 from node.rpc.channel import ConnectionLost, classified
 from node.waits import side_by_side
 from node.wire.mapping import to_wire
@@ -59,6 +59,7 @@ class RewardCheckClient:
 async def _finding(check: Check, encoded: EncodedGroup, row: bytes) -> RewardFinding:
     try:
         group = group_from_wire(encoded)
+        check_group(group)
     except RefusedError as refused:
         return RewardFinding(encoded.group_id, RewardCheck.UNGRADABLE, str(refused))
     return await check(group, row)

@@ -1,12 +1,9 @@
 """What a group's own tokens are worth, compared with the rewards that it claims; pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from node.rollout import RewardCheck, RewardFinding, RolloutGroup
+from node.rollout import Finish, RewardCheck, RewardFinding, RolloutGroup
 from sampler.engines.stop_strings import text_before_stop
 from sampler.tasks.task import CompletionText
 
@@ -18,14 +15,29 @@ _NAMED: Final = 3
 """Completions that a finding names."""
 
 
-def completion_texts(group: RolloutGroup, decode: Callable[[NDArray[np.int32]], str]) -> list[CompletionText]:
-    """Return what its grader saw of a group whose task does not reply."""
+def completion_texts(group: RolloutGroup, texts: Sequence[str]) -> list[CompletionText]:
+    """Return what its grader saw of a group whose task does not reply, by its completions' uncut texts."""
     return [
-        CompletionText(
-            text_before_stop(decode(one.token_ids), group.sampling.stop), len(one.token_ids), one.finish.value
-        )
-        for one in group.completions
+        CompletionText(text_before_stop(text, group.sampling.stop), len(one.token_ids), one.finish.value)
+        for one, text in zip(group.completions, texts, strict=True)
     ]
+
+
+def misstated_finish(group: RolloutGroup, texts: Sequence[str], end_ids: frozenset[int]) -> str:
+    """Return which completion cannot have ended as it says, for people; "" if all can.
+
+    Graders read more into a text that a stop string ended.
+
+    Args:
+        texts: Of the completions, uncut.
+        end_ids: The tokens that end a completion.
+    """
+    for number, (one, text) in enumerate(zip(group.completions, texts, strict=True)):
+        if one.finish is Finish.END and int(one.token_ids[-1]) not in end_ids:
+            return f"completion {number} claims to have ended, and has no end token"
+        if one.finish is Finish.STOP and not any(stop in text for stop in group.sampling.stop):
+            return f"completion {number} claims to have been stopped, and has no stop string"
+    return ""
 
 
 def compared(group: RolloutGroup, rewards: Sequence[float]) -> RewardFinding:

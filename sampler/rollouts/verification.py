@@ -22,7 +22,7 @@ from node.telemetry.metrics import NodeMetrics
 from node.waits import run_until
 from sampler.config import VerifierConfig
 from sampler.metrics import VerifierMetrics
-from sampler.rollouts.regrading import compared, completion_texts
+from sampler.rollouts.regrading import compared, completion_texts, misstated_finish
 from sampler.rollouts.run_task import RunTask
 from sampler.tasks.grader_process import TaskError
 
@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 class Decoder(Protocol):
     """The run's tokenizer, as far as a verifier needs it."""
+
+    end_ids: frozenset[int]
+    """The tokens that end a completion."""
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion, without special tokens."""
@@ -126,10 +129,17 @@ class Verification:
         if group.grader_digest != task.description.code_digest:
             what = f"grader code {group.grader_digest.hex()} is not this verifier's"
             return RewardFinding(group.group_id, RewardCheck.SKIPPED, what)
-        texts = await asyncio.to_thread(completion_texts, group, self._decoder.decode)
+        texts = await asyncio.to_thread(_decoded, group, self._decoder)
+        if odd := misstated_finish(group, texts, self._decoder.end_ids):
+            return RewardFinding(group.group_id, RewardCheck.UNGRADABLE, odd)
+        seen = completion_texts(group, texts)
         try:
-            grades = await task.graders.grade_again(group.prompt_index, row.decode(errors="replace"), texts)
+            grades = await task.graders.grade_again(group.prompt_index, row.decode(errors="replace"), seen)
         except TaskError as error:
             outcome = RewardCheck.SKIPPED if error.fault is None else RewardCheck.UNGRADABLE
             return RewardFinding(group.group_id, outcome, str(error))
         return compared(group, grades.rewards)
+
+
+def _decoded(group: RolloutGroup, decoder: Decoder) -> list[str]:
+    return [decoder.decode(one.token_ids) for one in group.completions]

@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2
 from node.coordinator.trust_upkeep import PARDONS, ask_pardon
-from node.rollout import RolloutGroup
+from node.rollout import Finish, RolloutGroup
 from sampler.engines.torch_engine import TorchEngine
 from sampler.rollouts.group_pipeline import GroupPipeline
 from support.hub import HandPeer, RunningHub, running_hub
@@ -74,3 +75,30 @@ async def test_a_sampler_with_inverted_rewards_is_shut_out_with_its_groups_until
             return (await standing(learner)).standing == "established"
 
         await eventually(is_forgiven)
+
+
+async def test_a_verifier_survives_groups_that_nobody_honest_sends(
+    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token ids below 0 and beyond the vocabulary: both are thrown out, and the next group is checked."""
+    strange = iter((-1, 2**31 - 1))
+
+    def twist(self: GroupPipeline, *arguments: Any, **keywords: Any) -> RolloutGroup:
+        group = HONEST(self, *arguments, **keywords)
+        if (odd := next(strange, None)) is None:
+            return group
+        first, *others = group.completions
+        ids = np.full_like(first.token_ids, odd)
+        return replace(group, completions=(replace(first, token_ids=ids, finish=Finish.END), *others))
+
+    monkeypatch.setattr(GroupPipeline, "_group", twist)
+    async with (
+        running_hub(made, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        verifying(made, hub.address, model_dir) as verifier,
+        sampling(made, hub.address, model_dir),
+    ):
+        await learner.drain(credits=1000)
+        await until(lambda: checks(hub, "ungradable") == 2, within_s=60)
+        await has_checked(hub, verifier, 1)
+        assert (await standing(learner)).standing == "established"

@@ -26,7 +26,7 @@ from typing import Final
 LEAST_SHARE: Final = 0.05
 """A proven sampler that lies in a part b of its groups is found within 60 / b of them, 19 times in 20."""
 
-PROVEN_CHECKS: Final = 16
+PROVEN_CHECKS: Final = 8
 """Checks after which a sampler is no newcomer; its share then falls as one over their number."""
 
 HELD_GROUPS: Final = 64

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from node.rollout import RewardCheck, RewardFinding, RolloutGroup
-from sampler.rollouts.regrading import TOLERANCE, compared, completion_texts
+from node.rollout import Finish, RewardCheck, RewardFinding, RolloutGroup
+from sampler.rollouts.regrading import TOLERANCE, compared, completion_texts, misstated_finish
 from support.groups import make_group
 
 
@@ -18,14 +19,36 @@ def claiming(*rewards: float) -> RolloutGroup:
 def test_a_grader_is_shown_what_it_was_shown_before() -> None:
     group = claiming(0.0)
     stopped = replace(group, sampling=replace(group.sampling, stop=("\n\n",)))
-    (text,) = completion_texts(stopped, lambda ids: f"{len(ids)} tokens\n\nand more")
+    (text,) = completion_texts(stopped, ["answer\n\nand more"])
     (one,) = group.completions
     assert (text.text, text.tokens, text.finish, text.conversation) == (
-        f"{len(one.token_ids)} tokens",
+        "answer",
         len(one.token_ids),
         one.finish.value,
         (),
     )
+
+
+@pytest.mark.parametrize(
+    ("finish", "last", "text", "odd"),
+    [
+        (Finish.END, 7, "text", ""),
+        (Finish.END, 8, "text", "completion 0 claims to have ended, and has no end token"),
+        (Finish.STOP, 8, "a;b", ""),
+        (Finish.STOP, 8, "ab", "completion 0 claims to have been stopped, and has no stop string"),
+        (Finish.LENGTH, 8, "ab", ""),
+    ],
+)
+def test_a_completion_can_have_ended_as_it_says(finish: Finish, last: int, text: str, odd: str) -> None:
+    group = claiming(0.0)
+    (one,) = group.completions
+    ids = np.append(one.token_ids[:-1], np.int32(last))
+    group = replace(
+        group,
+        completions=(replace(one, token_ids=ids, finish=finish),),
+        sampling=replace(group.sampling, stop=(";",)),
+    )
+    assert misstated_finish(group, [text], frozenset({7})) == odd
 
 
 def test_equal_rewards_agree() -> None:
