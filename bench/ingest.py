@@ -110,7 +110,7 @@ class Ingest:
 
 
 async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
-    """Have ``samplers`` submit ``groups`` of this size, a learner drain them, and a bare stream take them."""
+    """Measure ``samplers`` that submit ``groups`` of this size, a learner draining them, a bare stream."""
     run_directory = directory / "run"
     tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
     init_run(run_directory, run_id=RUN_ID, hosts=("127.0.0.1",), now=time.time())

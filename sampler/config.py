@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from node.config.settings import Target
+from node.device import AUTO as AUTO_DEVICE
+from node.device import Device
 from node.errors import ConfigError, StartupError
 from node.extras import NeededPackage
 from node.tokenizer import chat_template
@@ -41,7 +43,7 @@ class GradingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_dir: Path
-    """Directory of a causal language model (safetensors, tokenizer.json): version 0 of the run.
+    """Directory of a causal language model, or of one that ranks (safetensors, tokenizer.json): version 0.
     Needs the learner's layout and tokenizer; later versions come from the hub. A verifier needs the tokenizer
     and the configuration alone."""
 
@@ -141,14 +143,15 @@ class VerifierConfig(GradingConfig):
 class SamplerConfig(GradingConfig):
     """Section ``[sampler]``."""
 
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Where the model generates."""
+    device: Device = Field(default=AUTO_DEVICE, validate_default=True)
+    """Where the model generates. ``auto`` is cuda where there are a GPU and a torch built for one, else
+    cpu."""
 
     engine: Annotated[str, AfterValidator(check_name)] = AUTO
     """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
     ``torch`` runs transformers models on any device that torch supports; ``vllm`` generates several times
     faster; ``remote`` is a vLLM server that runs beside the sampler; ``auto`` is vllm where a build of it for
-    the device is installed, else torch."""
+    the device is installed, else torch, or ``ranking`` for a model that ranks."""
 
     engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
         default_factory=dict, validate_default=True

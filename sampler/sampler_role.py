@@ -27,6 +27,7 @@ from node.identity.peer import Peer
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics, snapshot
 from node.tokenizer import chat_template_digest
@@ -78,11 +79,14 @@ async def build(context: RoleContext) -> list[Service]:
     step_limit_s = None if config.engine_process == "own" else config.engine_step_limit_s
     engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
     caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
-    control = dial(target, caller, purpose=Purpose.CONTROL, now=context.clock.now())
+    hub = Hub(target)
+    control = dial(hub, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
-    policy_sync = _policy_sync(context, _sources(context, target, caller, control), held, metrics)
-    pipeline = _pipeline(context, engine, engine_thread, policy, work_queue, caller=caller, metrics=metrics)
-    membership = _membership(context, control, engine, pipeline, policy_sync, policy, held)
+    policy_sync = _policy_sync(context, _sources(context, hub, caller, control), held, metrics)
+    pipeline = _pipeline(
+        context, engine, engine_thread, policy, work_queue, hub=hub, caller=caller, metrics=metrics
+    )
+    membership = _membership(context, hub, control, engine, pipeline, policy_sync, policy, held)
     rollouts = RolloutLoop(
         pipeline,
         membership=membership,
@@ -105,24 +109,15 @@ async def build(context: RoleContext) -> list[Service]:
     return [StopsAfter(membership, other=sampling), syncing, sampling]
 
 
-def _sources(
-    context: RoleContext, target: str, caller: Identity | Peer, control: grpc.aio.Channel
-) -> Sources:
-    wanted = context.config.section(SamplerConfig).weight_sources
-    hub, *relays = (
-        dial_source(
-            address,
-            caller,
-            connections=BULK_CONNECTIONS,
-            now=context.clock.now(),
-            control=control if address == target else None,
-        )
-        for address in dict.fromkeys((target, *wanted))
-    )
-    has_last_resort = bool(relays) and target not in wanted
+def _sources(context: RoleContext, hub: Hub, caller: Identity | Peer, control: grpc.aio.Channel) -> Sources:
+    wanted = dict.fromkeys(context.config.section(SamplerConfig).weight_sources)
+    dial_one = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
+    coordinator = dial_one(hub, control=control)
+    relays = [dial_one(address) for address in wanted if address not in hub.addresses]
+    has_last_resort = bool(relays) and len(relays) == len(wanted)
     return Sources(
-        relays if has_last_resort else [hub, *relays],
-        last_resort=hub if has_last_resort else None,
+        relays if has_last_resort else [coordinator, *relays],
+        last_resort=coordinator if has_last_resort else None,
         clock=context.clock,
         random=random.random,
         metrics=context.transfer_metrics,
@@ -181,11 +176,11 @@ def _pipeline(
     policy: ServedPolicy,
     work_queue: WorkQueue,
     *,
+    hub: Hub,
     caller: Identity | Peer,
     metrics: SamplerMetrics,
 ) -> GroupPipeline:
-    config, hub = context.config.section(SamplerConfig), context.config.node.coordinator
-    assert hub is not None, "build has looked"
+    config = context.config.section(SamplerConfig)
     signer = None if context.identity is None else GroupSigner(context.identity)
     leases, submissions = (
         SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer)
@@ -214,6 +209,7 @@ def _pipeline(
 
 def _membership(
     context: RoleContext,
+    hub: Hub,
     control: grpc.aio.Channel,
     engine: Engine,
     pipeline: GroupPipeline,
@@ -249,6 +245,7 @@ def _membership(
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
+        hub=hub,
     )
 
 

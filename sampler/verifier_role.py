@@ -12,6 +12,7 @@ from node.identity.peer import Peer
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import snapshot
 from sampler.config import VerifierConfig
@@ -39,10 +40,12 @@ async def build(context: RoleContext) -> list[Service]:
             fix="Copy the model directory of the samplers; the weights are not needed.",
         ) from error
     caller = context.identity or Peer(context.run.run_id, Role.VERIFIER, context.node_id)
+    hub = Hub(target)
     control, rollouts = (
-        dial(target, caller, purpose=purpose, now=context.clock.now())
+        dial(hub, caller, purpose=purpose, now=context.clock.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
     )
+    task_changed = asyncio.Event()
     membership = MembershipClient(
         control,
         Member(context.run.run_id, Role.VERIFIER),
@@ -51,17 +54,19 @@ async def build(context: RoleContext) -> list[Service]:
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry, Role.VERIFIER),
         ),
-        notices=Notices(task_changed=lambda: verification.task_changed.set()),
+        notices=Notices(task_changed=task_changed.set),
         clock=context.clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
+        hub=hub,
     )
     metrics = VerifierMetrics(context.registry)
     metrics.watch(cpu_seconds=lambda: cpu_seconds(os.getpid()))
     verification = Verification(
         RewardCheckClient(rollouts),
         membership=membership,
+        task_changed=task_changed,
         decoder=decoder,
         config=config,
         backoff=Backoff(random.random),

@@ -256,7 +256,7 @@ async def refused_submissions(enemy: Enemy) -> None:
 
 
 async def lease_storm(enemy: Enemy) -> None:
-    """Have hundreds of newcomers ask for leases at once, without a pause."""
+    """Ask for leases as hundreds of newcomers at once, without a pause."""
     foes = [enemy.foe(Role.SAMPLER, f"sampler-storm-{n}") for n in range(STORM_SAMPLERS)]
     for foe in foes:
         await enemy.join(foe)

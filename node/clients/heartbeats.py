@@ -17,13 +17,13 @@ from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.identity.revocation import Revocations
 from node.policy import BaseModel, PolicyVersion
-from node.rollout import GroupVerdict
+from node.rollout import GroupVerdict, Verdict
 from node.rpc.channel import ConnectionLost, classified
 from node.run import EvaluationNotice, StepReport, Teaching
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metric_layout import shape_of, values_of
 from node.telemetry.metrics import MetricFamily
-from node.wire.mapping import from_wire, optional_to_wire, to_wire
+from node.wire.mapping import from_wire, known, optional_to_wire, to_wire
 
 ANSWER_TIMEOUT_S: Final = 20.0
 """Longest wait for the answer to a heartbeat. Shorter than a daemon's default time to drain."""
@@ -231,7 +231,8 @@ class Heartbeats:
             self.clock_offset_s = best.offset_s
 
     def _note_verdicts(self, answer: membership_pb2.HeartbeatResponse) -> None:
-        verdicts = [from_wire(GroupVerdict, verdict) for verdict in answer.verdicts]
+        told = known(Verdict, answer.verdicts, "verdict")
+        verdicts = [from_wire(GroupVerdict, verdict) for verdict in told]
         for verdict in verdicts:
             # The coordinator repeats them where it cannot know that the answer before arrived.
             if verdict not in self._last_verdicts:

@@ -7,11 +7,11 @@ joining --settings--> heartbeats --connection lost, not_joined, coordinator rest
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Final
 
 import grpc.aio
@@ -21,11 +21,14 @@ from node.clients.heartbeats import Heartbeats, Notices, PeerReports
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
+from node.protocol import OURS, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
+from node.rpc.hub import Hub
 from node.run import EvaluationNotice, Role, RunSettings
 from node.waits import run_until
 from node.wire.mapping import from_wire, optional_to_wire, to_wire
+from node.wire.members import spoken_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +66,13 @@ class MembershipClient:
         backoff: Backoff,
         waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         identity: Identity | None = None,
+        hub: Hub | None = None,
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
         ``waiting`` counts a wait under its name, as ``NodeMetrics.waiting``; ``identity`` is this peer's,
-        whose dates are compared with the clocks, None where TLS is off.
+        whose dates are compared with the clocks, None where TLS is off; ``hub``, where the channel leads,
+        moves on to the next coordinator from one that does not serve.
         """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
@@ -79,6 +84,7 @@ class MembershipClient:
         self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=clock)
         self._waiting = waiting
         self._identity = identity
+        self._hub = hub
         self._clock = clock
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
@@ -141,6 +147,7 @@ class MembershipClient:
             except (RefusedError, ConnectionLost) as error:
                 if _is_final(error):
                     raise
+                self._look_elsewhere(error)
                 _log(error)
             with self._waiting("task that samplers agree on"):
                 await backoff.wait()
@@ -167,9 +174,14 @@ class MembershipClient:
                 is_displaced = isinstance(error, RefusedError) and error.reason is Reason.NAME_IN_USE
                 if _is_final(error) or (is_displaced and self._joins):
                     raise
+                self._look_elsewhere(error)
                 wait = self._wait_after(error)
             with wait:
                 await self._backoff.wait(stopping)
+
+    def _look_elsewhere(self, error: RefusedError | ConnectionLost) -> None:
+        if self._hub is not None:
+            self._hub.move_on_after(error)
 
     def _wait_after(self, error: RefusedError | ConnectionLost) -> contextlib.AbstractContextManager[object]:
         """Log a failure; return a wait for the next attempt, which has a name where a clock is wrong.
@@ -204,7 +216,7 @@ class MembershipClient:
         request = to_wire(
             membership_pb2.JoinRequest,
             self._member,
-            software_version=version("heterorl-node"),
+            **dataclasses.asdict(OURS),
             held=optional_to_wire(common_pb2.PolicyVersion, self._held()),
             instance=self._instance,
             prompts=self._prompts,
@@ -215,6 +227,8 @@ class MembershipClient:
             grader_digest=self._grader_digest,
         )
         response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        # A coordinator of before the first number admits whatever a later release says.
+        check_common(OURS, spoken_from_wire(response), peer_name=f"this {self._member.role}")
         return from_wire(RunSettings, response)
 
 

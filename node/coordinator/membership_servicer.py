@@ -10,8 +10,7 @@ from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.coordinator.fleet.headline import Facts, headline
-from node.coordinator.fleet.wait_chain import chain
+from node.coordinator.fleet.wait_chain import Facts, explained
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.agreement import DIGEST_BYTES
@@ -24,14 +23,18 @@ from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, METRIC_SAMPLES_PER_HEARTBEAT, STAMP_S
 from node.policy import PolicyVersion
+from node.protocol import OURS, check_common
 from node.rpc.auth import Context, peer_of
 from node.run import PeerQuery, Role, RunStatus, StepReport, Teaching
 from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, to_wire
-from node.wire.members import base_model_from_wire, check_owners, metric_families_from_wire
+from node.wire.members import (
+    base_model_from_wire,
+    check_owners,
+    metric_families_from_wire,
+    spoken_from_wire,
+)
 
 logger = logging.getLogger(__name__)
-
-_VERSION_CHARACTERS: Final = 50
 
 _INSTANCE_CHARACTERS: Final = 64
 
@@ -83,6 +86,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 f"the peer is configured for run {request.run_id[:100]!r}, this is {self.run_id!r}",
                 fix="check node.run_file",
             )
+        speaks = spoken_from_wire(request)
+        check_common(speaks, OURS, peer_name=f"{peer.role} {peer.node_id}")
         if (role := member_from_wire(Role, request, "role")) is not peer.role:
             raise RefusedError(
                 Reason.WRONG_ROLE,
@@ -111,6 +116,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 instance=request.instance[:_INSTANCE_CHARACTERS],
                 completes=bool(request.prompts),
                 grader_digest=self._grader_digest(request),
+                speaks=speaks,
             )
         if peer.role is Role.SAMPLER and before not in ("", member.instance):
             await self.spool.end_leases(peer.node_id)
@@ -121,7 +127,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
                 "node_id": peer.node_id,
                 "joins": member.joins,
                 **({"prompts": request.prompts} if request.prompts else {}),
-                "software_version": request.software_version[:_VERSION_CHARACTERS],
+                "software_version": speaks.software_version,
+                "protocol": speaks.protocol,
             },
         )
         response = membership_pb2.JoinResponse()
@@ -176,7 +183,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         accounts, capacity, now = self.spool.accounts, room(self.spool.accounts), self.clock.now()
         learner = accounts.learner
         rows, matching = self.peers.page(query, now)
-        survey, facts = self.peers.survey, self._facts(capacity, now)
+        survey = self.peers.survey
+        headline, waits = explained(self._facts(capacity, now), self.peers.waiting_samplers(now))
         return RunStatus(
             run_id=self.run_id,
             head=self.peers.head,
@@ -184,10 +192,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             peers=rows,
             matching_peers=matching,
             peer_counts=survey.peer_counts,
-            headline=headline(facts),
-            waits=chain(
-                facts, self.peers.waiting_samplers(now), learner_for_s=self.peers.learner_waits_s(now)
-            ),
+            headline=headline,
+            waits=waits,
             unusual=survey.unusual,
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
@@ -225,6 +231,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             live_learners=peers.live(Role.LEARNER),
             learner_unheard_s=peers.unheard_s(Role.LEARNER, now),
             learner_waits_for=peers.learner_waits_for(),
+            learner_waits_s=peers.learner_waits_s(now),
             live_samplers=peers.live(Role.SAMPLER),
             sampler_unheard_s=peers.unheard_s(Role.SAMPLER, now),
             idle_s=0.0 if peers.teaching is None else peers.teaching.idle_s,

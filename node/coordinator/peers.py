@@ -36,6 +36,7 @@ from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
+from node.protocol import OURS, Spoken
 from node.rollout import GroupVerdict, Verdict
 from node.run import (
     MEMBER_ROLES,
@@ -132,6 +133,7 @@ class Peers:
         """The newest of each peer."""
         self._waits_since_s: dict[Peer, float] = {}
         """Since when each peer names the wait that it names now."""
+        self._speaks: dict[Peer, Spoken] = {}
         self._few: dict[Peer, None] = {}
         """Known peers that are no samplers."""
         self._samplers: set[str] = set()
@@ -162,11 +164,13 @@ class Peers:
         instance: str = "",
         completes: bool = False,
         grader_digest: bytes = b"",
+        speaks: Spoken = OURS,
     ) -> KnownPeer:
         """Admit a peer, or admit it again; see ``Membership.join``."""
         member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._reports[peer] = HeartbeatReport(held)
         self._waits_since_s[peer] = now
+        self._speaks[peer] = speaks
         if peer.role is Role.SAMPLER:
             self._samplers.add(peer.node_id)
         else:
@@ -361,7 +365,7 @@ class Peers:
 
     def _forget(self) -> None:
         for peer in [peer for peer in self._reports if peer not in self._membership]:
-            del self._reports[peer], self._waits_since_s[peer]
+            del self._reports[peer], self._waits_since_s[peer], self._speaks[peer]
             self._few.pop(peer, None)
             if peer.role is Role.SAMPLER:
                 self._samplers.discard(peer.node_id)
@@ -416,6 +420,7 @@ class Peers:
             standing=view.standing(name)[0] if is_sampler else None,
             grader=self._graders.get(name, b"") if is_sampler else b"",
             twin_for_s=max(0.0, view.now - member.refused_twin_at_s) if member.refused_twins else None,
+            speaks=self._speaks[peer],
         )
 
     def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:
@@ -436,6 +441,8 @@ class Peers:
             joins=member.joins,
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
+            software_version=self._speaks[peer].software_version,
+            protocol=self._speaks[peer].protocol,
         )
         return self._as_sampler(row, view) if peer.role is Role.SAMPLER else row
 

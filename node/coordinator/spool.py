@@ -353,7 +353,7 @@ class Spool:
         drain.wake()
 
     def _end_drain(self) -> None:
-        """Have the learner say again which groups it holds: the accounts do not know any more."""
+        """Ask the learner to say again which groups it holds: the accounts do not know any more."""
         if self._drain is not None:
             what = "the ledger could not be written, and the coordinator has gone back to what it holds"
             self._drain.end(RefusedError(Reason.DISK, what, fix="connect again"))

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from node.clock import Clock
-from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.batch import Batch
@@ -86,7 +85,7 @@ class _Request:
             then(self.answer.result())
 
     def give(self, outcome: object) -> None:
-        """Give the caller an answer, or raise what is an exception; where it has gone, what was to follow."""
+        """Answer the caller, or raise an exception there; where it has gone, do what was to follow."""
         if self.answer.done():
             if isinstance(outcome, Exception):
                 logger.error("decision failed after its caller had gone", exc_info=outcome)
@@ -102,7 +101,7 @@ class Transactions:
     """Owns the ledger, its thread and the accounts; used on the event loop's thread."""
 
     def __init__(
-        self, ledger: Ledger, accounts: Accounts, *, metrics: CoordinatorMetrics, clock: Clock
+        self, ledger: LedgerEngine, accounts: Accounts, *, metrics: CoordinatorMetrics, clock: Clock
     ) -> None:
         self.accounts = accounts
         """The accounts that the ledger adds up to; others only read them."""
@@ -175,7 +174,11 @@ class Transactions:
             self._enqueue(self._urgent, "", _Request(decide, asyncio.get_running_loop().create_future()))
 
     async def read(self, slot: Slot) -> EncodedGroup | None:
-        """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again."""
+        """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again.
+
+        Raises:
+            RefusedError: This coordinator leads no longer.
+        """
         if (fresh := self._take_fresh(slot)) is not None:
             return fresh
         if self._batch is not None:  # which may have decided on the group, and not have it on disk yet
@@ -186,6 +189,8 @@ class Transactions:
             stored = await self._in_thread(lambda: self._ledger.group(slot.number))
             return stored if stored is not None and _is_winner(stored, slot) else None
         except RefusedError as refused:
+            if refused.reason is not Reason.DAMAGED:
+                raise
             logger.error("group damaged in the spool", extra={"slot": slot.number, "detail": str(refused)})
         self._metrics.damaged_groups.inc()
 
@@ -287,15 +292,11 @@ class Transactions:
         """Make the accounts what the ledger holds, where they are ahead of it.
 
         Raises:
-            RefusedError: DISK, where the ledger cannot be read either.
+            RefusedError: The ledger cannot be read either.
         """
         if not self._is_ahead:
             return
-        try:
-            balance = await self._in_thread(self._ledger.balance)
-        except sqlite3.Error as error:
-            what = f"the ledger could be neither written nor read: {error}"
-            raise RefusedError(Reason.DISK, what, fix="check the coordinator's disk") from error
+        balance = await self._in_thread(self._ledger.balance)
         self.accounts.go_back(balance, now=self._clock.now())
         self._fresh.clear()
         self._fresh_bytes = 0

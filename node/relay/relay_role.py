@@ -33,12 +33,14 @@ from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
 from node.relay.rollout_spool import RolloutSpool
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.hub import Hub
 from node.rpc.server import RpcServer
 from node.run import Role
-from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.metrics import snapshot
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket_mirror import BucketMirror
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 
@@ -54,7 +56,8 @@ SPOOL_FILE: Final = "rollouts.sqlite"
 async def build(context: RoleContext) -> list[Service]:
     """Open what the relay keeps on disk and put its services together.
 
-    Raises StartupError: the store or the spool cannot be opened, or the coordinator's address is missing.
+    Raises StartupError: the store, the spool or the bucket cannot be opened, or the coordinator's address is
+    missing.
     """
     config = context.config.section(RelayConfig)
     target = context.config.node.coordinator
@@ -62,7 +65,8 @@ async def build(context: RoleContext) -> list[Service]:
         raise StartupError("The relay does not know its coordinator", fix="Set node.coordinator = HOST:PORT.")
     clock = context.clock
     caller = context.identity or Peer(context.run.run_id, Role.RELAY, context.node_id)
-    control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
+    hub = Hub(target)
+    control = dial(hub, caller, purpose=Purpose.CONTROL, now=clock.now())
     store = open_store(context, retained_keyframes=config.retained_keyframes)
     metrics = RelayMetrics(context.registry)
     spool = RolloutSpool.open(
@@ -72,22 +76,24 @@ async def build(context: RoleContext) -> list[Service]:
     )
     forwarder = Forwarder(
         spool,
-        SubmissionStream(dial(target, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
+        SubmissionStream(dial(hub, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
         metrics=metrics,
         random=random.random,
     )
     metrics.watch(store, spool)
-    membership = _membership(context, store, control)
-    serving = StopsAfter(_server(context, config, store, forwarder, membership))
-    mirror = _mirror(context, store, _sources(context, config, target, caller, control))
-    return [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+    membership = _membership(context, store, control, hub)
+    bucket = bucket_mirror(context, store, config.bucket)
+    serving = StopsAfter(_server(context, config, store, forwarder, membership, bucket))
+    mirror = _mirror(context, store, _sources(context, config, hub, caller, control))
+    services: list[Service] = [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+    return services if bucket is None else [*services, bucket]
 
 
 def _sources(
-    context: RoleContext, config: RelayConfig, target: str, caller: Identity | Peer, control: grpc.aio.Channel
+    context: RoleContext, config: RelayConfig, hub: Hub, caller: Identity | Peer, control: grpc.aio.Channel
 ) -> Sources:
     dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
-    coordinator = dial_upstream(target, control=control)
+    coordinator = dial_upstream(hub, control=control)
     relays = [dial_upstream(address) for address in config.upstream]
     return Sources(
         relays or [coordinator],
@@ -116,7 +122,9 @@ def _mirror(context: RoleContext, store: ArtifactStore, sources: Sources) -> Mir
     )
 
 
-def _membership(context: RoleContext, store: ArtifactStore, control: grpc.aio.Channel) -> MembershipClient:
+def _membership(
+    context: RoleContext, store: ArtifactStore, control: grpc.aio.Channel, hub: Hub
+) -> MembershipClient:
     copy = context.state_dir / REVOCATION_COPY
     return MembershipClient(
         control,
@@ -132,6 +140,7 @@ def _membership(context: RoleContext, store: ArtifactStore, control: grpc.aio.Ch
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
+        hub=hub,
     )
 
 
@@ -141,8 +150,9 @@ def _server(
     store: ArtifactStore,
     forwarder: Forwarder,
     membership: MembershipClient,
+    bucket: BucketMirror | None,
 ) -> RpcServer:
-    policy = PolicyServicer(store, metrics=context.transfer_metrics)
+    policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
     rollouts = RelayRolloutServicer(
         forwarder,
         submission_door(context, hands_on=True),

@@ -50,6 +50,7 @@ class Verification:
         client: RewardCheckClient,
         *,
         membership: MembershipClient,
+        task_changed: asyncio.Event,
         decoder: Decoder,
         config: VerifierConfig,
         backoff: Backoff,
@@ -58,12 +59,12 @@ class Verification:
     ) -> None:
         self._client = client
         self._membership = membership
+        self._task_changed = task_changed
         self._decoder = decoder
         self._config = config
         self._backoff = backoff
         self._metrics = metrics
         self._node_metrics = node_metrics
-        self.task_changed = asyncio.Event()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Verify until ``stopping``.
@@ -74,11 +75,11 @@ class Verification:
             RefusedError: for a reason after which a peer stops.
         """
         while not stopping.is_set():
-            self.task_changed.clear()
+            self._task_changed.clear()
             task = await self._load()
             ready()
             try:
-                await run_until(stopping, run_until(self.task_changed, self._verify(task)))
+                await run_until(stopping, run_until(self._task_changed, self._verify(task)))
             finally:
                 await task.graders.close()
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from html import escape
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from rich.console import Console
 from bench.forked_context import forked_context
 from learner import learner_role
 from learner.config import LearnerConfig
+from learner.ranks import launching
 from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import read_masters, versions_in
 from learner.training.model import load_policy
@@ -48,6 +50,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
+from support.rank_processes import WarmRank
 from support.roles import role_context
 from support.waiting import until
 
@@ -265,9 +268,11 @@ async def _learn_on_two_ranks_then_one(made: MadeRun, model_dir: Path) -> None:
 
 def learn_on_two_ranks_then_one(directory: Path, model_dir: Path) -> None:
     """Do so in this process, which torch's process group stays in."""
-    asyncio.run(_learn_on_two_ranks_then_one(make_run(directory, now=time.time()), model_dir))
+    with mock.patch.object(launching, "Popen", WarmRank):
+        asyncio.run(_learn_on_two_ranks_then_one(make_run(directory, now=time.time()), model_dir))
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_a_learner_of_two_ranks_publishes_and_one_rank_goes_on(tmp_path: Path, model_dir: Path) -> None:
     process = forked_context().Process(target=learn_on_two_ranks_then_one, args=(tmp_path / "run", model_dir))
     process.start()

@@ -8,7 +8,7 @@ pause is drawn anew, so that peers that came back at one moment do not stay in s
 from typing import Final
 
 HEARTBEATS_PER_S: Final = 1000.0
-"""Of the whole fleet: a quarter of a core (``python -m bench.peers``)."""
+"""Limit for the whole fleet: a quarter of a core (``python -m bench.peers``)."""
 
 JITTER: Final = 0.2
 """Each pause is up to so much of it shorter or longer."""

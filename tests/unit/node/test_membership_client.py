@@ -42,6 +42,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         """Whether every answer says what the one before said."""
         self.clock_ahead_s = 0.0
         self.task_digest = b"old"
+        self.protocols = (0, 0)
         self.answer = membership_pb2.HeartbeatResponse()
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
@@ -50,6 +51,8 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
             await refuse(context, self.refuse_join)
         return membership_pb2.JoinResponse(
             task_digest=self.task_digest,
+            protocol=self.protocols[0],
+            oldest_protocol=self.protocols[1],
             task="addition",
             group_size=4,
             batch_groups=8,
@@ -326,6 +329,16 @@ async def test_a_final_refusal_ends_it(reason: Reason) -> None:
         with pytest.raises(RefusedError) as caught:
             await peer.run()
         assert caught.value.reason is reason
+        assert peer.readies == 0
+
+
+async def test_a_peer_of_which_the_coordinator_speaks_no_protocol_ends() -> None:
+    hub = Hub()
+    hub.protocols = (99, 98)
+    async with serving(hub) as port:
+        peer = Peering(port)
+        with pytest.raises(RefusedError, match=r"upgrade this sampler"):
+            await peer.run()
         assert peer.readies == 0
 
 
