@@ -121,7 +121,7 @@ class LeaseGrant:
 
 
 class RewardCheck(enum.StrEnum):
-    """What a verifier found out about a group. Closed: also the ``outcome`` label of a counter."""
+    """The outcome of a verifier's check. Closed: also the ``outcome`` label of a counter."""
 
     AGREED = "agreed"
     DISAGREED = "disagreed"

@@ -21,7 +21,7 @@ class Cheat:
     after: int = 0
     """Honest groups before the first lie."""
     liars: int = 1
-    """Of three samplers."""
+    """How many of the three samplers lie."""
 
     @property
     def name(self) -> str:

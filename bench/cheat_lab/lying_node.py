@@ -20,7 +20,7 @@ LIES: Final = "HETERORL_LIES"
 
 
 def lie(cheat: Cheat, told: Path) -> None:
-    """Have every GroupPipeline of this process change the rewards that it submits."""
+    """Make every GroupPipeline of this process change the rewards that it submits."""
     pipeline = importlib.import_module("sampler.rollouts.group_pipeline").GroupPipeline
     honest, groups = pipeline._group, 0
 

@@ -1,4 +1,4 @@
-"""What a group's own tokens are worth, compared with the rewards that it claims; pure."""
+"""Compares the rewards that a group claims with those that the grader gives its own tokens; pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,8 +8,8 @@ from sampler.engines.stop_strings import text_before_stop
 from sampler.tasks.task import CompletionText
 
 TOLERANCE: Final = 1e-4
-"""Of a reward, or of a part of it beyond 1: rewards travel as float32, and sums may be added up in another
-order elsewhere."""
+"""Largest difference of equal rewards, relative beyond 1: rewards travel as float32, and sums may be added up
+in another order elsewhere."""
 
 _NAMED: Final = 3
 """Completions that a finding names."""

@@ -86,9 +86,9 @@ class Standing:
     checks: int = 0
     """Groups whose rewards were worked out again."""
     differing: int = 0
-    """Of those, groups that claimed other rewards."""
+    """How many of those claimed other rewards."""
     stake: float = 0.0
-    """What has been won by betting that it lies; see ``reward_checks``."""
+    """Winnings of a bet that it lies; see ``reward_checks``."""
     proven_at_s: float = 0.0
     """When it was proved to lie; 0: it was not."""
 

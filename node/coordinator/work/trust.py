@@ -71,7 +71,7 @@ def quarantine(accounts: Accounts, sampler_id: str, reason: str, *, now: float) 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check came to."""
+    """The result of a check."""
 
     sampler_id: str
     thrown_out: tuple[GroupVerdict, ...] = ()

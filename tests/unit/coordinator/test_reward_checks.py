@@ -40,7 +40,7 @@ def draw(checks: RewardChecks, slot: int, *, share: float = 1.0, now: float = NO
 
 
 def find(desk: Desk, outcome: RewardCheck, *, noise_ratio: float = 0.0, sampler_id: str = "liar") -> Checked:
-    """Have the next group that waits for a check found out."""
+    """Settle a finding about the next group that waits for a check."""
     held = desk.accounts.reward_checks.next()
     assert held is not None
     assert held.sampler_id == sampler_id

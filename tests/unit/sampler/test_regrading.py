@@ -1,4 +1,4 @@
-"""What a verifier makes of a group: the texts that its grader saw, and how rewards compare."""
+"""The texts that a verifier grades, and how it compares rewards."""
 
 from dataclasses import replace
 
