@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Fork workers warm, and multiprocessing's server in each of them."""
     os.environ.setdefault(RUN, uuid4().hex)  # processes that tests start find the same server
     if hasattr(config, "workerinput"):
-        util.spawnv_passfds = _spawn  # type: ignore[attr-defined]
+        util.spawnv_passfds = _spawn
     elif asked := getattr(config.option, "tx", None):
         config.option.testrunuid = os.environ[RUN]
         server()  # it has all that pytest put on the path, and ends with this process
@@ -38,15 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.tx = [warm if each == "popen" else each for each in asked]
 
 
-def _spawn(path: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+def _spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
     """Stand in for ``multiprocessing.util.spawnv_passfds``."""
-    if "multiprocessing.forkserver" not in arguments[-1]:
-        return _spawn_cold(path, arguments, descriptors)
-    _fork_servers.append(subprocess.Popen([*_INTERPRETER, *arguments[1:]], pass_fds=descriptors))
+    if "multiprocessing.forkserver" not in args[-1]:
+        return _spawn_cold(path, args, passfds)
+    _fork_servers.append(subprocess.Popen([*_INTERPRETER, *args[1:]], pass_fds=passfds))
     return _fork_servers[-1].pid
 
 
-_spawn_cold: Final = util.spawnv_passfds  # type: ignore[attr-defined]
+_spawn_cold: Final = util.spawnv_passfds
 
 
 class AsyncProcess:

@@ -48,7 +48,10 @@ class WarmProcess:
             open_files: how many it may allow itself; at first half as many. None: as many as this process.
         """
         self.status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = pickle.dumps((tuple(arguments), dict(env), tuple(descriptors), os.getcwd(), open_files))
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        request = pickle.dumps(
+            (tuple(arguments), dict(env), tuple(descriptors), os.getcwd(), open_files, blocked)
+        )
         with theirs:
             socket.send_fds(server(), [request], [theirs.fileno(), *descriptors.values()])
         self.pid = int(self.status.recv(64))

@@ -82,14 +82,17 @@ class _Server:
         if not message:
             self._forget(worker)
             return None
-        arguments, environ, numbers, directory, open_files = pickle.loads(message)
+        arguments, environ, numbers, directory, open_files, blocked = pickle.loads(message)
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             self._selector.close()  # now: later these numbers are the new process's own
             for ours in (self._listener, *self._workers):
                 ours.close()
             _become(environ, dict(zip(numbers, received[1:], strict=True)), directory, open_files)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return tuple(arguments)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         os.write(received[0], str(pid).encode())
         for descriptor in received[1:]:
             os.close(descriptor)

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node import limits
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
@@ -157,6 +158,11 @@ class Sources:
         """Return whom to ask for what no source has yet, on the connection that TCP has measured by now."""
         name = self.scores.choose(self.scores.standing(now=self._clock.monotonic()))
         return name, self._connections[name][0].stub
+
+    def push_bytes(self, name: str) -> int:
+        """Return how many payload bytes a hub is to send without a request."""
+        has_bucket = self.scores.has_bucket(name, now=self._clock.monotonic())
+        return limits.DIRECT_BYTES if has_bucket else limits.PUSH_BYTES
 
     def connections(self, names: Iterable[str]) -> int:
         return sum(len(self._connections.get(name, ())) or BUCKET_CONNECTIONS for name in names)

@@ -194,6 +194,25 @@ assert [f(n) for n in range(3)] == expected
     ]
 
 
+def test_a_statement_that_fails_spoils_what_it_should_have_changed_and_no_more(sandbox: Sandbox) -> None:
+    tests = """
+for x in (2, 3):
+    got = f(x)
+    assert got == x * x
+for x in (4, 5):
+    got = g(x)
+    assert got == -x
+faults = []
+for x in (2, 3):
+    faults += [x] if f(x) != x * x else []
+assert faults == []
+faults = [x for x in (2, 3) if g(x) != -x]
+assert faults == []
+"""
+    program = "def g(x): return -x\ndef f(x):\n    if x == 3: raise ValueError\n    return x * x"
+    assert verdicts(sandbox, tests, program) == [Verdict(2, 4)]
+
+
 def test_what_the_prompt_defines_beside_the_question_is_not_the_programs_to_judge_by(
     sandbox: Sandbox,
 ) -> None:
