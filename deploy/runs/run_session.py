@@ -59,8 +59,7 @@ class RunSession:
         """Make the run's authority and identities, and write the configuration of each process."""
         directory = self._directory
         init = ("node", "init", str(directory.coordinator_state), "--run-id", directory.run_id)
-        python = self._pythons.get(COORDINATOR)
-        await self._children.run("init", *init, "--host", "127.0.0.1", python=python)
+        await self._children.run("init", *init, "--host", "127.0.0.1", python=self._pythons.get(COORDINATOR))
         for name in (LEARNER, *self._enrolled):
             directory.state(name).mkdir(mode=0o700)
         # As on separate machines: the signing key leaves the coordinator.

@@ -6,8 +6,8 @@ It edits ``DIR/coordinator/held_back``; see ``node_list``.
 import argparse
 from typing import Final
 
-from node.commands.node_list import NodeList, bad_node, check_named
-from node.commands.terminal import add_coordinator_state, coordinator_state, name
+from node.commands.node_list import NodeList, add_list_arguments, bad_node, check_named
+from node.commands.terminal import coordinator_state
 from node.coordinator.held_back import EVERYBODY, FILE_NAME
 from node.exit_code import ExitCode
 
@@ -21,21 +21,14 @@ It finishes what it holds. Once the status shows no leases of it, it may be stop
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``heterorl-node drain``."""
-    parser.add_argument(
-        "nodes", nargs="*", type=name, metavar="NODE", help="samplers, as `heterorl-node status` shows them"
-    )
-    add_coordinator_state(parser)
-    parser.add_argument("--because", metavar="TEXT", default="", help="a remark, which the status shows")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--undo", action="store_true", help="lease to them again")
-    what.add_argument("--list", action="store_true", dest="is_list", help="show who is drained, and why")
+    add_list_arguments(parser, undo="lease to them again", listed="show who is drained, and why")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Change or print the list; a running coordinator reads a change by itself."""
     held_back, nodes = NodeList(coordinator_state(arguments) / FILE_NAME), arguments.nodes
     if arguments.is_list:
-        print("\n".join(held_back.lines(besides=EVERYBODY)) or "no sampler is drained")
+        held_back.show(as_json=arguments.json, nobody="no sampler is drained", besides=EVERYBODY)
         return ExitCode.DRAINED
     check_named(nodes)
     if EVERYBODY in nodes:

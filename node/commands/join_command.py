@@ -151,8 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: Place) -> Identity:
     """Obtain what is not there yet: certificate, run description, model, configuration file."""
-    for directory in (place.state_dir, place.role_dir):
-        make_private_directory(directory)
+    make_private_directory(place.role_dir)
     durable.make_directory(place.config_dir)
     run, token_file = token.run, place.role_dir / "token"
     directory = place.role_dir / IDENTITY_DIRECTORY
@@ -259,6 +258,7 @@ def _coordinator(arguments: argparse.Namespace, token: Token) -> str:
 def _place(arguments: argparse.Namespace, token: Token) -> Place:
     _coordinator(arguments, token)  # before anything is written
     if arguments.systemd:
+        os.umask(0o022)  # the service's own user passes these folders and reads the configuration
         if arguments.state_dir is not None:
             raise _bad(
                 "--state-dir", str(arguments.state_dir), f"a service keeps its state in {STATE_DIRECTORY}"

@@ -4,13 +4,16 @@ A running coordinator reads a change by itself: no restart and no connection is 
 people wrote into the file stay as they are.
 """
 
+import argparse
 import difflib
+import json
 import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from node.clock import moment
+from node.commands.terminal import add_coordinator_state, name
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
 from node.errors import ConfigError
@@ -32,11 +35,12 @@ class NodeList:
             raise cannot_read(path, error, fix="Check path and owner.") from error
         self.remarks: Final = remarks(self._text)
 
-    def lines(self, *, besides: str = "") -> list[str]:
-        """Return the nodes for people, each with its remark; ``besides`` is none of them."""
+    def show(self, *, as_json: bool, nobody: str, besides: str = "") -> None:
+        """Print the nodes with their remarks, or ``nobody``; ``besides`` is none of them."""
         shown = {node: remark for node, remark in self.remarks.items() if node != besides}
         width = max(map(len, shown), default=0)
-        return [f"{node:{width}}  {remark}".rstrip() for node, remark in shown.items()]
+        lines = [f"{node:{width}}  {remark}".rstrip() for node, remark in shown.items()]
+        print(json.dumps(shown) if as_json else "\n".join(lines) or nobody)
 
     def add(self, nodes: Iterable[str], *, because: str) -> None:
         """Add nodes, as of now. Raises StartupError: the file cannot be written."""
@@ -72,6 +76,19 @@ def bad_node(
     close = difflib.get_close_matches(node, sorted(close_to), n=1) if node else []
     fix = f"Did you mean {close[0]}?" if close else fix
     return ConfigError(key="NODE", value=node, source="the command line", rule=rule, fix=fix)
+
+
+def add_list_arguments(parser: argparse.ArgumentParser, *, undo: str, listed: str) -> None:
+    """Declare the nodes of a list, a remark, and what else may be done with it."""
+    parser.add_argument(
+        "nodes", nargs="*", type=name, metavar="NODE", help="node ids, as `heterorl-node status` shows them"
+    )
+    add_coordinator_state(parser)
+    parser.add_argument("--because", metavar="TEXT", default="", help="a remark, kept beside the name")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--undo", action="store_true", help=undo)
+    what.add_argument("--list", action="store_true", dest="is_list", help=listed)
+    parser.add_argument("--json", action="store_true", help="with --list: one JSON object, name to remark")
 
 
 def check_named(nodes: Sequence[str]) -> None:

@@ -6,8 +6,8 @@ It edits ``DIR/coordinator/revoked``; see ``node_list``.
 import argparse
 from typing import Final
 
-from node.commands.node_list import NodeList, bad_node, check_named
-from node.commands.terminal import add_coordinator_state, coordinator_state, name
+from node.commands.node_list import NodeList, add_list_arguments, bad_node, check_named
+from node.commands.terminal import coordinator_state
 from node.exit_code import ExitCode
 from node.identity.revocation import FILE_NAME
 from node.run import Role
@@ -22,21 +22,14 @@ A running coordinator ends the node's streams within 5 s, and its relays follow;
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``heterorl-node revoke``."""
-    parser.add_argument(
-        "nodes", nargs="*", type=name, metavar="NODE", help="node ids, as `heterorl-node status` shows them"
-    )
-    add_coordinator_state(parser)
-    parser.add_argument("--because", metavar="TEXT", default="", help="a remark, kept beside the name")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--undo", action="store_true", help="let the nodes in again")
-    what.add_argument("--list", action="store_true", dest="is_list", help="show who is shut out, and why")
+    add_list_arguments(parser, undo="let the nodes in again", listed="show who is shut out, and why")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Change or print the list; a running coordinator reads a change by itself."""
     revoked, nodes = NodeList(coordinator_state(arguments) / FILE_NAME), arguments.nodes
     if arguments.is_list:
-        print("\n".join(revoked.lines()) or "no node is shut out")
+        revoked.show(as_json=arguments.json, nobody="no node is shut out")
         return ExitCode.DRAINED
     check_named(nodes)
     if arguments.undo:

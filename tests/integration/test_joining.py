@@ -157,6 +157,7 @@ async def test_a_relay_joins_without_a_model(made: MadeRun, tmp_path: Path) -> N
         token = token_of(hub, made, role=Role.RELAY)
         assert await join(token, "--role", "sampler", "--state-dir", tmp_path / "a", "--no-start") == 2
         assert await join(token, "--role", "relay", "--state-dir", tmp_path / "a", "--no-start") == 0
+    assert (tmp_path / "a" / "relay").stat().st_mode & 0o777 == 0o700
     settings = tomllib.loads((tmp_path / "a" / "relay.toml").read_text())
     assert settings["relay"] == {"listen": "0.0.0.0:7710"}
 

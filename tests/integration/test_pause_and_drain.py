@@ -1,6 +1,7 @@
 """Operators hold back the run or a sampler: a real coordinator, the real commands, peers by hand."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ async def test_a_drained_sampler_is_leased_nothing_and_shown_while_the_others_go
         assert (await status_row(learner, other)).state in ("joined", "live")
         assert order(made, "drain", "--list") == 0
         assert f"{sampler.identity.node_id}  moves" in capsys.readouterr().out
+        assert order(made, "drain", "--list", "--json") == 0
+        assert json.loads(capsys.readouterr().out) == {sampler.identity.node_id: "moves"}
         assert order(made, "drain", "--undo", sampler.identity.node_id) == 0
         assert len((await sampler.lease()).leases) == 1
 

@@ -90,14 +90,12 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
     }
     section = CoordinatorConfig.model_validate(values | settings)
     context = role_context(made, Role.COORDINATOR, section, clock=clock, drain_timeout_s=2.0)
-    hub, *others = await build(context)
+    (hub,) = await build(context)
     assert isinstance(hub, CoordinatorService)
     ready, stopping = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(hub.run(ready=ready.set, stopping=stopping))
         await ready.wait()
-        for other in others:
-            tasks.create_task(other.run(ready=lambda: None, stopping=stopping))
         try:
             yield RunningHub(made, hub, context.registry, clock, stopping, running)
         finally:

@@ -33,7 +33,7 @@ class ObjectStore:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Start the server unless it runs, empty but for a bucket; return when it answers."""
+        """Empty the server but for a bucket, and start it if it does not run; return when it answers."""
         if self._process is None:
             self._process = self._started()
         async with asyncio.timeout(90), httpx.AsyncClient() as client:
@@ -59,7 +59,7 @@ class ObjectStore:
             self._process = None
 
     def halt(self) -> None:
-        """Let the server take requests and answer none."""
+        """Stop the server: it takes requests and answers none."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

@@ -30,7 +30,7 @@ _RUN_CODE: Final = {"exec", "compile", "__import__", "builtins", "code", "codeop
 }  # fmt: skip
 """Builtins and modules that make code of data. ``eval`` is not among them: the sandbox has another one."""
 
-_NOT_FINITE: Final = re.compile(r"nan|inf\b|infinity|finite|isinf", re.IGNORECASE)
+_NOT_FINITE: Final = re.compile(r"(?<![a-z])(is)?(nan|inf|infinity|finite)(?![a-z])", re.IGNORECASE)
 """Words of tests that expect infinity or NaN."""
 
 _PYTHONS: Final = sys.stdlib_module_names | frozenset(dir(builtins))

@@ -159,7 +159,7 @@ class Sandbox:
         if (trial.stdout, trial.stderr) != (b"42\n", BEGUN):
             said = trial.stderr.decode(errors="replace").strip()[-300:]
             raise StartupError(
-                f"The sandbox for programs does not start: {said or 'no answer'}", fix=_remedy()
+                f"The sandbox for programs does not start: {said.rstrip('.') or 'no answer'}", fix=_remedy()
             )
 
 

@@ -67,7 +67,7 @@ def bucket(answer: Callable[[BaseHTTPRequestHandler, int, int], None]) -> Iterat
     """Serve over HTTP/1.1, and list the connections; ``answer`` takes a request and its range."""
     connections: list[Any] = []
 
-    def get(request: BaseHTTPRequestHandler, _: bytes) -> None:
+    def get(request: BaseHTTPRequestHandler, sent: bytes) -> None:
         if request.connection not in connections:
             connections.append(request.connection)
         first, _, last = request.headers["Range"].removeprefix("bytes=").partition("-")
