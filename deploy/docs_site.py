@@ -72,10 +72,13 @@ def keys_of(file: Path, model: str) -> Iterator[str]:
     Raises:
         LookupError: the file has no such class.
     """
-    classes = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef))
+    classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
     section = next((node for node in classes if node.name == model), None)
     if section is None:
         raise LookupError(f"{file} has no class {model}")
+    for base in section.bases:
+        if any(node.name == ast.unparse(base) for node in classes):
+            yield from keys_of(file, ast.unparse(base))
     for field, described in pairwise(section.body):
         match field, described:
             case (

@@ -120,6 +120,27 @@ class LeaseGrant:
     """Whether held-out prompts of the sampler's version are left that it may be asked, though not now."""
 
 
+class RewardCheck(enum.StrEnum):
+    """The outcome of a verifier's check. Closed: also the ``outcome`` label of a counter."""
+
+    AGREED = "agreed"
+    DISAGREED = "disagreed"
+    UNGRADABLE = "ungradable"
+    """The grader raises or is killed, although the group says that it was graded."""
+    SKIPPED = "skipped"
+    """The grader could not be asked, through no fault of the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFinding:
+    """A verifier's answer about one group."""
+
+    group_id: str
+    outcome: RewardCheck
+    detail: str = ""
+    """Which completions, with the values, for people; empty where it agrees."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupVerdict:
     """The learner's or the coordinator's decision about one group."""

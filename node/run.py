@@ -18,6 +18,11 @@ class Role(enum.StrEnum):
     SAMPLER = "sampler"
     RELAY = "relay"
     OPERATOR = "operator"
+    VERIFIER = "verifier"
+
+
+MEMBER_ROLES: Final = (Role.LEARNER, Role.SAMPLER, Role.RELAY, Role.VERIFIER)
+"""Roles that join a run and send heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)

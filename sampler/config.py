@@ -39,14 +39,124 @@ def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict
     return options
 
 
-class SamplerConfig(BaseModel):
-    """Section ``[sampler]``."""
+class GradingConfig(BaseModel):
+    """Settings of every peer that makes prompts and grades."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_dir: Path
     """Directory of a causal language model, or of one that ranks (safetensors, tokenizer.json): version 0.
-    Needs the learner's layout and tokenizer; later versions come from the hub."""
+    Needs the learner's layout and tokenizer; later versions come from the hub. A verifier needs the tokenizer
+    and the configuration alone."""
+
+    custom_tasks: dict[str, str] = Field(default_factory=dict)
+    """Task name -> ``package.module:Class``, for tasks that are not built in. Only this setting and the next
+    name code to run; the coordinator sends a task's name, and its options as keyword arguments."""
+
+    allowed_graders: tuple[str, ...] = ()
+    """Functions ``package.module:function``, installed here, that the option ``grader`` of the task ``jsonl``
+    may name; each is called with row and completion. Likewise ``environment:load_environment`` for the option
+    ``environment`` of the task ``verifiers``."""
+
+    judge: JudgeEndpoint | None = None
+    """A model that grades, for runs whose grader is ``judge``; unset: this sampler refuses such runs."""
+
+    run_code: bool = False
+    """Whether this sampler runs programs that the policy wrote, in a sandbox, for runs whose grader is
+    ``code``. Needs bubblewrap and user namespaces."""
+
+    programs_socket: Path | None = None
+    """Socket of a unit of this machine that runs them, as ``deploy/systemd/heterorl-programs.socket``: where
+    the sampler itself may make no namespaces, or should not. Unset: its own processes do."""
+
+    grader_environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
+    """Names of environment variables that graders and tasks get besides the usual ones (PATH, HOME, locale,
+    caches, threads). A run's options can make an environment read any of them and send its value away: name
+    none that holds a secret of another's."""
+
+    grader_processes: int = Field(default=8, ge=1, le=64)
+    """Most processes that run the task's code. One runs while the task answers at once, more when it is slow
+    or hangs. With fewer, prompts that hang delay the others; each process holds the task's data in memory."""
+
+    grader_wall_limit_s: float = Field(default=30.0, gt=0, le=3600)
+    """Longest time to make one prompt or to grade one group; then the process is killed and the group given
+    up."""
+
+    grader_cpu_limit_s: int = Field(default=30, ge=1, le=3600)
+    """CPU time for one prompt or one group; then the kernel ends the process."""
+
+    grader_memory_limit_bytes: int = Field(default=2 << 30, ge=64 << 20)
+    """Address space of each process. With too little it does not start."""
+
+    def check_code(self) -> None:
+        """Import the tasks and graders that are named, and render the model's chat template; a dry run's.
+
+        Raises:
+            ConfigError: one cannot be imported.
+            StartupError: the template does not take a question, or the sandbox for programs does not start.
+        """
+        if self.run_code:
+            self.check_sandbox()
+        self._check_imports("sampler.custom_tasks", self.custom_tasks.values())
+        self._check_imports("sampler.allowed_graders", self.allowed_graders)
+        if chat_template(self.model_dir) and (problem := self._problem(_RENDER, str(self.model_dir))):
+            raise StartupError(
+                f"the chat template of {self.model_dir} does not render a question: {problem}",
+                fix="Correct chat_template.jinja or tokenizer_config.json there, or set chat = false in "
+                "coordinator.task_options.",
+            )
+
+    def check_sandbox(self) -> None:
+        """Raise StartupError if programs cannot be run: neither here nor where ``programs_socket`` is."""
+        if self.programs_socket is None:
+            find_sandbox().check()
+        else:
+            check_socket(self.programs_socket)
+
+    def _check_imports(self, key: str, paths: Iterable[str]) -> None:
+        for path in paths:
+            if problem := self._problem(_IMPORT, path):
+                raise ConfigError(
+                    key=key,
+                    value=path,
+                    source="the configuration",
+                    rule=f"cannot be imported: {problem}",
+                    fix="Install it where this sampler's Python finds it, or correct the name.",
+                )
+
+    def _problem(self, program: str, argument: str) -> str:
+        """Run a program as graders run; return the last line that it ended with, empty where it worked."""
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-c", program, argument],
+                env=environment(self.grader_environment),
+                capture_output=True,
+                timeout=START_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done after {START_TIMEOUT_S:.0f} s"
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        return "" if ended.returncode == 0 else (lines or [f"exit code {ended.returncode}"])[-1][:500]
+
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]:
+        """Packages that these settings need beyond torch."""
+        if self.judge is None:
+            return ()
+        return (NeededPackage("sampler.judge.url", self.judge.url, "httpx", extra="judge"),)
+
+
+class VerifierConfig(GradingConfig):
+    """Section ``[verifier]``. It grades as the run's samplers do, so it needs what they need for that."""
+
+    groups_at_once: int = Field(default=8, ge=1, le=256)
+    """How many groups it takes before it has answered for the first. More wait here in place of the
+    coordinator, where another verifier could take them."""
+
+
+class SamplerConfig(GradingConfig):
+    """Section ``[sampler]``."""
 
     device: Device = Field(default=AUTO_DEVICE, validate_default=True)
     """Where the model generates. ``auto`` is cuda where there are a GPU and a torch built for one, else
@@ -106,108 +216,16 @@ class SamplerConfig(BaseModel):
     """A relay to submit finished groups to, ``host:port``; it keeps them on its disk while the coordinator is
     away. Unset: groups are submitted to the coordinator."""
 
-    custom_tasks: dict[str, str] = Field(default_factory=dict)
-    """Task name -> ``package.module:Class``, for tasks that are not built in. Only this setting and the next
-    name code to run; the coordinator sends a task's name, and its options as keyword arguments."""
-
-    allowed_graders: tuple[str, ...] = ()
-    """Functions ``package.module:function``, installed here, that the option ``grader`` of the task ``jsonl``
-    may name; each is called with row and completion. Likewise ``environment:load_environment`` for the option
-    ``environment`` of the task ``verifiers``."""
-
-    judge: JudgeEndpoint | None = None
-    """A model that grades, for runs whose grader is ``judge``; unset: this sampler refuses such runs."""
-
-    run_code: bool = False
-    """Whether this sampler runs programs that the policy wrote, in a sandbox, for runs whose grader is
-    ``code``. Needs bubblewrap and user namespaces."""
-
-    programs_socket: Path | None = None
-    """Socket of a unit of this machine that runs them, as ``deploy/systemd/heterorl-programs.socket``: where
-    the sampler itself may make no namespaces, or should not. Unset: its own processes do."""
-
-    grader_environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
-    """Names of environment variables that graders and tasks get besides the usual ones (PATH, HOME, locale,
-    caches, threads). A run's options can make an environment read any of them and send its value away: name
-    none that holds a secret of another's."""
-
-    grader_processes: int = Field(default=8, ge=1, le=64)
-    """Most processes that run the task's code. One runs while the task answers at once, more when it is slow
-    or hangs. With fewer, prompts that hang delay the others; each process holds the task's data in memory."""
-
-    grader_wall_limit_s: float = Field(default=30.0, gt=0, le=3600)
-    """Longest time to make one prompt or to grade one group; then the process is killed and the group given
-    up."""
-
-    grader_cpu_limit_s: int = Field(default=30, ge=1, le=3600)
-    """CPU time for one prompt or one group; then the kernel ends the process."""
-
-    grader_memory_limit_bytes: int = Field(default=2 << 30, ge=64 << 20)
-    """Address space of each process. With too little it does not start."""
-
     save_policy_every_s: float = Field(default=60.0, ge=0)
     """Shortest time between two copies of the held policy on disk. In between, fetched deltas are logged, and
     a restarted sampler applies the log to the copy. Longer spares the disk and makes starts slower."""
 
-    def check_code(self) -> None:
-        """Import the tasks and graders that are named, and render the model's chat template; a dry run's.
-
-        Raises:
-            ConfigError: one cannot be imported.
-            StartupError: the template does not take a question, or the sandbox for programs does not start.
-        """
-        if self.run_code:
-            self.check_sandbox()
-        self._check_imports("sampler.custom_tasks", self.custom_tasks.values())
-        self._check_imports("sampler.allowed_graders", self.allowed_graders)
-        if chat_template(self.model_dir) and (problem := self._problem(_RENDER, str(self.model_dir))):
-            raise StartupError(
-                f"the chat template of {self.model_dir} does not render a question: {problem}",
-                fix="Correct chat_template.jinja or tokenizer_config.json there, or set chat = false in "
-                "coordinator.task_options.",
-            )
-
-    def check_sandbox(self) -> None:
-        """Raise StartupError if programs cannot be run: neither here nor where ``programs_socket`` is."""
-        if self.programs_socket is None:
-            find_sandbox().check()
-        else:
-            check_socket(self.programs_socket)
-
-    def _check_imports(self, key: str, paths: Iterable[str]) -> None:
-        for path in paths:
-            if problem := self._problem(_IMPORT, path):
-                raise ConfigError(
-                    key=key,
-                    value=path,
-                    source="the configuration",
-                    rule=f"cannot be imported: {problem}",
-                    fix="Install it where this sampler's Python finds it, or correct the name.",
-                )
-
-    def _problem(self, program: str, argument: str) -> str:
-        """Run a program as graders run; return the last line that it ended with, empty where it worked."""
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-c", program, argument],
-                env=environment(self.grader_environment),
-                capture_output=True,
-                timeout=START_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"not done after {START_TIMEOUT_S:.0f} s"
-        lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        return "" if ended.returncode == 0 else (lines or [f"exit code {ended.returncode}"])[-1][:500]
-
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
         """Packages that these settings need beyond torch."""
-        needed = []
+        needed = [*super().needed_packages]
         if self.engine == "vllm":
             needed.append(NeededPackage("sampler.engine", "vllm", "vllm", extra="vllm"))
         if self.engine == "remote":
             needed.append(NeededPackage("sampler.engine", "remote", "httpx", extra="remote"))
-        if self.judge is not None:
-            needed.append(NeededPackage("sampler.judge.url", self.judge.url, "httpx", extra="judge"))
         return tuple(needed)

@@ -1,12 +1,13 @@
 """A sampler's metrics. The costs of moving policy versions are in node/telemetry/transfer_metrics.py."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from node.failure import FAULTS, Failure
+from node.rollout import RewardCheck
 
 _GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _TURN_BUCKETS: Final = (1, 2, 3, 5, 8, 16, 32, 64, 128)
@@ -40,16 +41,74 @@ _READINGS: Final = {
     "unbegun_groups": "Leases whose prompts are being made or wait for the engine.",
     "outbox_groups": "Graded groups not yet submitted.",
     "running_leases": "Leases being worked on, from prompt to submission.",
-    "grader_processes": "Processes that run the task's code.",
-    "grader_queue_requests": "Prompts, replies and gradings waiting.",
 }
 """Gauges that are read where their values are."""
 
+_GRADER_READINGS: Final[Mapping[str, str]] = {
+    "grader_processes": "Processes that run the task's code.",
+    "grader_queue_requests": "Prompts, replies and gradings waiting.",
+}
 
-class SamplerMetrics:
+
+class GraderMetrics:
+    """The instruments of whoever runs graders, for the event loop's thread."""
+
+    def __init__(self, registry: CollectorRegistry, role: str, readings: Mapping[str, str]) -> None:
+        """Make them for ``role``, and gauges that are read where their values are: name -> text."""
+        self.grader_kills = Counter(
+            f"heterorl_{role}_grader_kills",
+            "Grader processes killed at a limit or found dead.",
+            registry=registry,
+        )
+        self._grader_outages = Counter(
+            f"heterorl_{role}_grader_outages",
+            "Attempts to grade that failed, through no fault of the prompt.",
+            ["reason"],
+            registry=registry,
+        )
+        self._readings = {
+            name: Gauge(f"heterorl_{role}_{name}", text, registry=registry)
+            for name, text in {**_GRADER_READINGS, **readings}.items()
+        }
+
+    def count_grader_outage(self, reason: str, times: int) -> None:
+        self._grader_outages.labels(reason).inc(times)
+
+    def watch(self, **readings: Callable[[], float]) -> None:
+        """Read these gauges at every collection."""
+        for name, reading in readings.items():
+            self._readings[name].set_function(reading)
+
+
+class VerifierMetrics(GraderMetrics):
+    """The verifier's instruments."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(
+            registry, "verifier", {"cpu_seconds": "CPU time of the verifier's process and its graders."}
+        )
+        self.checks = Counter(
+            "heterorl_verifier_checks",
+            "Groups whose rewards were worked out again.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.check_seconds = Histogram(
+            "heterorl_verifier_check_seconds",
+            "Working out a group's rewards again, including the wait for a grader.",
+            buckets=_GROUP_BUCKETS_S,
+            registry=registry,
+        )
+        for outcome in RewardCheck:
+            self.checks.labels(outcome)
+
+
+class SamplerMetrics(GraderMetrics):
     """The sampler's instruments, for the event loop's thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry, "sampler", _READINGS)
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"heterorl_sampler_{name}", text, labels, registry=registry)
 
@@ -72,10 +131,6 @@ class SamplerMetrics:
         self.completion_turns = histogram(
             "completion_turns", "Turns of a completion, where the task replies.", _TURN_BUCKETS
         )
-        self.grader_kills = counter("grader_kills", "Grader processes killed at a limit or found dead.")
-        self._grader_outages = counter(
-            "grader_outages", "Attempts to grade that failed, through no fault of the prompt.", "reason"
-        )
         self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group of training.")
         self.swap_seconds = histogram(
             "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
@@ -86,17 +141,8 @@ class SamplerMetrics:
         self.repairs = counter("repairs", "Times the held policy was found damaged.")
         self.engine_restarts = counter("engine_restarts", "Times the engine failed and was loaded again.")
         self.probe_failures = counter("probe_failures", "Probes of a version that had no finite logprob.")
-        self._readings = {name: gauge(name, text) for name, text in _READINGS.items()}
         for fault in FAULTS:
             self._prompt_faults.labels(fault)
 
     def count_prompt_fault(self, fault: Failure) -> None:
         self._prompt_faults.labels(fault).inc()
-
-    def count_grader_outage(self, reason: str, times: int) -> None:
-        self._grader_outages.labels(reason).inc(times)
-
-    def watch(self, **readings: Callable[[], float]) -> None:
-        """Read these gauges at every collection; their names are those in ``_READINGS``."""
-        for name, reading in readings.items():
-            self._readings[name].set_function(reading)

@@ -81,6 +81,16 @@ def _kill_at_hang_up(connection: int) -> None:
     _kill_descendants(os.getpid())
 
 
+def cpu_seconds(root: int) -> float:
+    """Return the CPU time of the process ``root`` and its descendants, those that have ended included."""
+    ticks = 0
+    for process in {root, *_descendants(root)}:
+        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+            fields = (_PROC / str(process) / "stat").read_bytes().rpartition(b")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # user and system time, its own and its dead children's
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def processes_of_user() -> int:
     """Count the processes and threads of this process's user."""
     count = 0

@@ -1,10 +1,13 @@
 """Which groups the next step takes; pure.
 
     admitted --> buffered --> batch      whole groups, oldest behaviour version first
-                    '-------> evicted    too stale to be taken now, or graded by options that have changed
+                    '-------> evicted    too stale to be taken now, graded by options that have changed, or
+                                         made by a sampler that was quarantined since
 
 Oldest first: newer groups can still wait.
 """
+
+from collections.abc import Mapping
 
 from learner.intake.group_verdict import stale
 from node.rollout import GroupVerdict, RolloutGroup, Verdict, other_options
@@ -41,16 +44,19 @@ class BatchBuffer:
             raise ValueError(f"the buffer is full with {self._capacity_groups} groups")
         self._waiting[group.group_id] = group
 
-    def evict(self, *, version: int, task_digest: bytes | None) -> list[tuple[RolloutGroup, GroupVerdict]]:
+    def evict(
+        self, *, version: int, task_digest: bytes | None, shut_out: Mapping[str, str]
+    ) -> list[tuple[RolloutGroup, GroupVerdict]]:
         """Remove and return, with its verdict, every group that cannot be trained on any more.
 
         Args:
             version: of the learner; groups may be too stale at it.
             task_digest: of the options that groups must be graded by; None: not told.
+            shut_out: samplers whose groups are not believed any more, and why.
         """
         evicted = []
         for group in list(self._waiting.values()):
-            if (verdict := self._unfit(group, version, task_digest)) is not None:
+            if (verdict := self._unfit(group, version, task_digest, shut_out)) is not None:
                 del self._waiting[verdict.group_id]
                 evicted.append((group, verdict))
         return evicted
@@ -65,7 +71,11 @@ class BatchBuffer:
             del self._waiting[group.group_id]
         return batch
 
-    def _unfit(self, group: RolloutGroup, version: int, task_digest: bytes | None) -> GroupVerdict | None:
+    def _unfit(
+        self, group: RolloutGroup, version: int, task_digest: bytes | None, shut_out: Mapping[str, str]
+    ) -> GroupVerdict | None:
+        if (why := shut_out.get(group.sampler_id)) is not None:
+            return GroupVerdict(group.group_id, Verdict.SUSPECT, f"{group.sampler_id} is quarantined: {why}")
         if task_digest is not None and (what := other_options(group, task_digest)):
             return GroupVerdict(group.group_id, Verdict.FOREIGN, what)
         return stale(group, version=version, max_staleness_versions=self._max_staleness_versions)

@@ -21,6 +21,7 @@ from typing import Final, Protocol, TypeVar
 
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
+from learner.intake.copies import Copies
 from learner.intake.group_verdict import GroupRules, judge
 from learner.journal.restart import Due
 from learner.metrics import Instruments
@@ -121,6 +122,8 @@ class TrainingLoop:
         self._checkpoints = CheckpointWriter(training_state, instruments)
         self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
+        self._quarantined_before: frozenset[str] = frozenset()
+        self._copies = Copies()
         self._groups_wait_s = 0.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
@@ -246,6 +249,11 @@ class TrainingLoop:
         judged = self._quarantined(group) or judge(
             group, rules, version=self.version, trained_group_ids=self._trained_slots
         )
+        if judged.verdict is Verdict.ACCEPTED and (copied := self._copies.add(group)):
+            judged = GroupVerdict(group.group_id, Verdict.SUSPECT, copied)
+            if self._copies.is_copier(group.sampler_id):
+                self._copies.forgive(group.sampler_id)
+                self._drain.quarantine(group.sampler_id, f"its groups are copies: {copied}")
         self._observe_lag("delivered", since_s=group.spooled_at_s)
         if judged.verdict is Verdict.ACCEPTED:
             buffer.add(group)
@@ -268,7 +276,13 @@ class TrainingLoop:
         )
 
     def _next_batch(self, buffer: BatchBuffer) -> tuple[RolloutGroup, ...]:
-        evicted = buffer.evict(version=self.version, task_digest=self._coordinator.task_digest)
+        quarantined = self._drain.quarantined
+        # Of those quarantined before there are only probes, which are to be trained on.
+        newly = {name: why for name, why in quarantined.items() if name not in self._quarantined_before}
+        self._quarantined_before = frozenset(quarantined)
+        evicted = buffer.evict(
+            version=self.version, task_digest=self._coordinator.task_digest, shut_out=newly
+        )
         for group, judged in evicted:
             self._report(judged, group)
         batch = buffer.take_batch()

@@ -31,6 +31,7 @@ from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.run import (
+    MEMBER_ROLES,
     MOST_PEERS_A_PAGE,
     PEER_ORDERS,
     PeerCount,
@@ -51,7 +52,7 @@ PEERS_SHOWN: Final = 50
 
 _MOST_COUNT: Final = 1_000_000
 _STATES: Final = ("joined", "live", "silent", "left", "revoked")
-_ROLES: Final = (Role.LEARNER.value, Role.SAMPLER.value, Role.RELAY.value)
+_ROLES: Final = tuple(role.value for role in MEMBER_ROLES)
 
 EXAMPLE: Final = """\
   on the coordinator's machine:

@@ -132,6 +132,7 @@ _SECTIONS: Final = {
     "relay": "node.relay.config:RelayConfig",
     "learner": "learner.config:LearnerConfig",
     "sampler": "sampler.config:SamplerConfig",
+    "verifier": "sampler.config:VerifierConfig",
 }
 _ALWAYS: Final = ("node", "telemetry")
 
@@ -146,10 +147,11 @@ class NodeConfig:
     relay: BaseModel | None = None
     learner: BaseModel | None = None
     sampler: BaseModel | None = None
+    verifier: BaseModel | None = None
 
     def section(self, model: type[Section]) -> Section:
         """Return a role's section by its model; a process that runs the role has it."""
-        for section in (self.coordinator, self.relay, self.learner, self.sampler):
+        for section in (self.coordinator, self.relay, self.learner, self.sampler, self.verifier):
             if isinstance(section, model):
                 return section
         raise LookupError(f"no section is a {model.__name__}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -343,6 +344,7 @@ class CoordinatorConfig(BaseModel):
             bounds=_copied(self, Bounds),
             prompts=prompts,
             evaluation=self.evaluation_settings,
+            check_secret=secrets.token_bytes(16),
         )
 
 

@@ -29,6 +29,7 @@ from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
+from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
@@ -140,8 +141,9 @@ async def _coordinator(
         metrics=metrics,
         grader_digest=bytes.fromhex(config.grader_digest),
     )
+    transactions = Transactions(ledger, accounts, metrics=metrics, clock=context.clock)
     spool = Spool(
-        Transactions(ledger, accounts, metrics=metrics, clock=context.clock),
+        transactions,
         rows=rows,
         is_published=published.has,
         notify=peers.notify,
@@ -150,8 +152,9 @@ async def _coordinator(
         held_back=HeldBack(context.state_dir / HELD_BACK_FILE),
     )
     bucket = bucket_mirror(context, store, config.bucket)
+    checking = RewardChecking(transactions, spool, rows=rows, notify=peers.notify, metrics=metrics)
     servers = [
-        _members_server(context, config, store, spool, peers, revocations, bucket),
+        _members_server(context, config, store, spool, checking, peers, revocations, bucket),
         *_enrolment_servers(context, config, revocations, records),
     ]
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
@@ -164,6 +167,7 @@ async def _coordinator(
         bucket=bucket,
         published=published,
         trust=trust,
+        checking=checking,
         servers=servers,
         metrics=metrics,
         clock=context.clock,
@@ -199,6 +203,7 @@ def _members_server(
     config: CoordinatorConfig,
     store: ArtifactStore,
     spool: Spool,
+    checking: RewardChecking,
     peers: Peers,
     revocations: RevocationList,
     bucket: BucketMirror | None,
@@ -208,6 +213,7 @@ def _members_server(
     rollouts = RolloutServicer(
         spool,
         peers,
+        checking,
         submission_door(context, hands_on=False),
         group_bytes=group_bytes,
         revocations=revocations,

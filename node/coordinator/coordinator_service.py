@@ -11,6 +11,7 @@ from node.clock import Clock
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
+from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.spool import Spool
 from node.coordinator.trust_upkeep import TrustUpkeep
 from node.errors import RefusedError
@@ -35,6 +36,7 @@ class CoordinatorService:
     bucket: BucketMirror | None
     published: Published
     trust: TrustUpkeep
+    checking: RewardChecking
     servers: Sequence[RpcServer]
     """The members' and, unless TLS is off, the enrolment's."""
     metrics: CoordinatorMetrics
@@ -94,6 +96,7 @@ class CoordinatorService:
             self.store.await_readers_of(None if evaluated is None else evaluated.version)
             await self.spool.expire()
             await self.trust.turn()
+            self.checking.turn(now)
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})

@@ -17,8 +17,9 @@ class DrainStream:
         self.credits = 0
         self.acknowledgement: int | None = None
         """The newest version to acknowledge: its records are on disk."""
-        self.has_pardons = False
-        """Whether the learner is to be told who is quarantined, now that an operator has pardoned others."""
+        self.has_quarantines = self.has_pardons = False
+        """Whether the learner is to be told who is quarantined: there are new ones, or an operator has
+        pardoned others."""
         self.is_ended = False
         self.refusal: RefusedError | None = None
         self._wake = asyncio.Event()

@@ -15,8 +15,8 @@ from node.coordinator.fleet.survey import NOTHING_SEEN, FleetSurvey
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.failure import FAULTS, Failure
-from node.rollout import Verdict
-from node.run import Evaluation, EvaluationStatus, Role, SamplerStanding
+from node.rollout import RewardCheck, Verdict
+from node.run import MEMBER_ROLES, Evaluation, EvaluationStatus, SamplerStanding
 from node.telemetry.fleet_totals import add_summary
 
 _STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
@@ -152,12 +152,25 @@ class CoordinatorMetrics:
         self.prompt_disagreements = counter(
             "prompt_disagreements", "Groups whose prompt has other tokens at other samplers."
         )
+        self.verifiers = gauge("verifiers", "Verifiers that check rewards; without one rewards are believed.")
+        self.reward_checks = counter(
+            "reward_checks",
+            "Groups drawn for a check of their rewards, by outcome: a verifier's finding, or that none came "
+            "in time (late) or too many waited (passed over), and they were delivered unchecked.",
+            "outcome",
+        )
+        self.proven_liars = counter("proven_liars", "Samplers that verifiers proved to lie about rewards.")
+        self.thrown_out_groups = counter(
+            "thrown_out_groups", "Groups of proven liars that were not yet trained on, and are sampled again."
+        )
         self.damaged_groups = counter(
             "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
         )
         for verdict in Verdict:
             self.groups.labels(verdict)
             self.evaluation_groups.labels(verdict)
+        for outcome in (*RewardCheck, "late", "passed over"):
+            self.reward_checks.labels(outcome)
         for cause in ("gone", "full", "late", "draining"):
             self.dropped_decisions.labels(cause)
         for fault in FAULTS:
@@ -240,7 +253,7 @@ class _PeerCollector(Collector):
         peers = GaugeMetricFamily(
             "heterorl_coordinator_peers", "Peers known, by role and state.", labels=["role", "state"]
         )
-        for role, state in itertools.product((Role.LEARNER, Role.SAMPLER, Role.RELAY), PeerState):
+        for role, state in itertools.product(MEMBER_ROLES, PeerState):
             peers.add_metric([role, state], survey.counts.get((role, state), 0))
         yield peers
         standings = GaugeMetricFamily(

@@ -39,6 +39,7 @@ from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
 from node.rollout import GroupVerdict, Verdict
 from node.run import (
+    MEMBER_ROLES,
     MOST_PEERS_A_PAGE,
     PEER_ORDERS,
     PEERS_A_PAGE,
@@ -540,7 +541,7 @@ class _View:
 
 _CLOSED: Final[dict[str, frozenset[str]]] = {
     "states": frozenset(PeerState),
-    "roles": frozenset({Role.LEARNER, Role.SAMPLER, Role.RELAY}),
+    "roles": frozenset(MEMBER_ROLES),
     "standings": frozenset(SamplerStanding),
     "sort_by": frozenset({"", *PEER_ORDERS}),
 }

@@ -5,11 +5,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peers import Peers
+from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.work.decisions import EMPTY_PAUSE_S
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
@@ -21,7 +22,15 @@ from node.identity.peer import is_name
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup, Verdict
+from node.rollout import (
+    EncodedGroup,
+    GroupHeader,
+    GroupVerdict,
+    LeaseGrant,
+    RewardFinding,
+    RolloutGroup,
+    Verdict,
+)
 from node.rpc.auth import Context, peer_of
 from node.run import Role, StepRecord
 from node.serving.submissions import SubmissionDoor
@@ -38,6 +47,8 @@ MESSAGES_IN_FLIGHT: Final = 64
 
 _DETAIL_CHARACTERS: Final = 1000
 
+_Request = TypeVar("_Request", rollout_pb2.DrainRolloutsRequest, rollout_pb2.CheckRewardsRequest)
+
 HELD_GROUPS: Final = 65_536
 """Groups a learner may hold: the largest buffer there is."""
 
@@ -48,6 +59,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
     spool: Spool
     peers: Peers
+    checking: RewardChecking
     door: SubmissionDoor
     group_bytes: int
     """Size of the largest group of the run."""
@@ -116,7 +128,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: Context
     ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
         """Send groups and acknowledgements while a second task listens to the learner."""
-        drain = await self._open(peer_of(context).node_id, await _hello(request_iterator))
+        drain = await self._open(peer_of(context).node_id, (await _first(request_iterator)).hello)
         listener = asyncio.create_task(self._listen(request_iterator, drain))
         listener.add_done_callback(lambda _: drain.end())
         try:
@@ -130,6 +142,37 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             await asyncio.wait({listener})
         if not listener.cancelled():
             listener.result()
+
+    async def CheckRewards(  # noqa: N802 - the rpc's name
+        self, request_iterator: AsyncIterator[rollout_pb2.CheckRewardsRequest], context: Context
+    ) -> AsyncIterator[rollout_pb2.CheckRewardsResponse]:
+        """Send groups while a second task takes the findings."""
+        peer, first = peer_of(context), await _first(request_iterator)
+        self.peers.check_present(peer)
+        hello = first.hello
+        verifier = self.checking.admit(
+            peer.node_id,
+            task_digest=hello.task_digest,
+            groups=hello.groups,
+            noise_ratio=hello.noise_ratio,
+        )
+        listener = asyncio.create_task(self._take_findings(request_iterator, verifier))
+        listener.add_done_callback(lambda _: self.checking.dismiss(verifier))
+        try:
+            async for group, row in self.checking.groups(verifier):
+                yield rollout_pb2.CheckRewardsResponse(group=delivery_to_wire(group).group, row=row)
+        finally:
+            listener.cancel()
+            await asyncio.wait({listener})
+        if not listener.cancelled():
+            listener.result()
+
+    async def _take_findings(
+        self, requests: AsyncIterator[rollout_pb2.CheckRewardsRequest], verifier: Verifier
+    ) -> None:
+        async for request in requests:
+            detail = detail_of(request.finding.detail)
+            await self.checking.note(verifier, from_wire(RewardFinding, request.finding, detail=detail))
 
     async def _open(self, node_id: str, hello: rollout_pb2.DrainHello) -> DrainStream:
         if len(hello.held_group_ids) > HELD_GROUPS:
@@ -196,14 +239,14 @@ def _read(group: EncodedGroup) -> GroupHeader | RolloutGroup | RefusedError:
     return read
 
 
-async def _hello(requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]) -> rollout_pb2.DrainHello:
+async def _first(requests: AsyncIterator[_Request]) -> _Request:
     first = None
     with contextlib.suppress(TimeoutError, StopAsyncIteration):
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             first = await anext(requests)
     if first is None or not first.HasField("hello"):
         raise RefusedError(Reason.MALFORMED, "the stream does not begin with a hello")
-    return first.hello
+    return first
 
 
 def _response(outgoing: EncodedGroup | int | Quarantines) -> rollout_pb2.DrainRolloutsResponse:

@@ -82,6 +82,8 @@ class Spool:
         self._metrics = metrics
         self._clock = clock
         self._drain: DrainStream | None = None
+        self.has_spooled: Callable[[], None] = lambda: None
+        """Called when a group for training was spooled."""
         transactions.went_back = self._end_drain
         for verdict, n in self._accounts.verdicts().items():
             metrics.groups.labels(verdict).inc(n)
@@ -232,8 +234,8 @@ class Spool:
         self._metrics.prompt_disagreements.inc(submitted.has_dissent)
         if submitted.verdict is Verdict.SPOOLED and is_for_training and isinstance(group, GroupTerms):
             self._observe_lags(sampler_id, group)
-            if self._drain is not None:
-                self._drain.wake()
+            self.wake_drain()
+            self.has_spooled()
         elif submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             logger.warning(
                 "group refused",
@@ -292,16 +294,18 @@ class Spool:
 
     async def deliver(self, drain: DrainStream) -> AsyncIterator[EncodedGroup | int | Quarantines]:
         """Yield what the learner is to be sent: groups, quarantines, versions whose records are on disk."""
-        if known := self._accounts.standings.quarantined():
-            yield Quarantines(known, releases_others=False)
+        drain.has_quarantines = True
+        is_held = self._accounts.reward_checks.is_held
         while not drain.is_ended:
-            if drain.has_pardons:
-                drain.has_pardons = False
-                yield Quarantines(self._accounts.standings.quarantined(), releases_others=True)
+            if drain.has_quarantines or drain.has_pardons:
+                told = Quarantines(self._accounts.standings.quarantined(), releases_others=drain.has_pardons)
+                drain.has_quarantines = drain.has_pardons = False
+                if told.samplers or told.releases_others:
+                    yield told
             elif drain.acknowledgement is not None:
                 version, drain.acknowledgement = drain.acknowledgement, None
                 yield version
-            elif drain.credits and (slot := self._accounts.slots.next_undelivered()) is not None:
+            elif drain.credits and (slot := self._accounts.slots.next_undelivered(is_held)) is not None:
                 drain.credits -= 1
                 stored = await self._transactions.read(slot)
                 if stored is None:
@@ -312,6 +316,12 @@ class Spool:
                 await drain.wait()
         if drain.refusal is not None:
             raise drain.refusal
+
+    def wake_drain(self, *, has_quarantines: bool = False) -> None:
+        """Let the learner's stream look for groups to deliver, and tell it who is quarantined."""
+        if self._drain is not None:
+            self._drain.has_quarantines |= has_quarantines
+            self._drain.wake()
 
     async def judge(self, drain: DrainStream, judged: GroupVerdict) -> None:
         """Apply the learner's verdict on a group, unless a newer stream may have delivered it again."""

@@ -140,7 +140,11 @@ def _installed_checks(config: NodeConfig, roles: Sequence[Role]) -> list[Check]:
 
 def _model_checks(config: NodeConfig, roles: Sequence[Role]) -> list[Check]:
     models = ((role, section.model_dir) for role, section in _sections(config, roles, having="model_dir"))
-    return [partial(_check_model, path, key=f"{role}.model_dir") for role, path in models if path is not None]
+    return [
+        partial(_check_model, path, key=f"{role}.model_dir", needs_weights=role is not Role.VERIFIER)
+        for role, path in models
+        if path is not None
+    ]
 
 
 def _data_checks(config: NodeConfig, roles: Sequence[Role], warn: Callable[[str], None]) -> Iterator[Check]:
@@ -170,17 +174,18 @@ def _check_path(key: str, path: Path) -> None:
         raise cannot_read(path, error, fix=f"Set {key} to a file on this machine.") from error
 
 
-def _check_model(model_dir: Path, *, key: str) -> None:
+def _check_model(model_dir: Path, *, key: str, needs_weights: bool) -> None:
+    weights = "model.safetensors (or its shards and their index) " if needs_weights else ""
     fix = (
-        f"{key} is a directory on this machine with config.json, model.safetensors (or its shards and their "
-        "index) and tokenizer.json, as transformers saves them; a model of the Hub is downloaded there first."
+        f"{key} is a directory on this machine with config.json, {weights}and tokenizer.json, as "
+        "transformers saves them; a model of the Hub is downloaded there first."
     )
     try:
         names = {entry.name for entry in os.scandir(model_dir)}
     except OSError as error:
         raise cannot_read(model_dir, error, fix=fix) from error
     missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
-    if not names & {"model.safetensors", "model.safetensors.index.json"}:
+    if needs_weights and not names & {"model.safetensors", "model.safetensors.index.json"}:
         missing.insert(1, "model.safetensors")
     if missing:
         raise StartupError(f"{model_dir} has no {', no '.join(missing)}", fix=fix)
@@ -188,7 +193,8 @@ def _check_model(model_dir: Path, *, key: str) -> None:
         for name in ("config.json", "tokenizer.json"):
             if not isinstance(json.loads((model_dir / name).read_bytes()), dict):
                 raise StartupError(f"{model_dir / name} is not a JSON object", fix=fix)
-        StoredDtypes.of(model_dir)
+        if needs_weights:
+            StoredDtypes.of(model_dir)
     except OSError as error:
         raise cannot_read(Path(error.filename or model_dir), error, fix=fix) from error
     except ValueError as error:

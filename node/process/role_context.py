@@ -29,6 +29,7 @@ ROLE_MODULES: Final = {
     "relay": "node.relay.relay_role",
     "learner": "learner.learner_role",
     "sampler": "sampler.sampler_role",
+    "verifier": "sampler.verifier_role",
 }
 """Role -> module, in the order in which roles of one process start: hubs before the peers that dial them."""
 

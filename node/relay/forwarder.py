@@ -197,6 +197,9 @@ class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     def DrainRollouts(self, request_iterator: object, context: object) -> NoReturn:  # noqa: N802
         raise _not_here()
 
+    def CheckRewards(self, request_iterator: object, context: object) -> NoReturn:  # noqa: N802
+        raise _not_here()
+
 
 def _not_here() -> RefusedError:
     return RefusedError(

@@ -16,7 +16,7 @@ from heterorl.v1 import common_pb2
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.rpc.call_rates import Rate
-from node.run import Role
+from node.run import MEMBER_ROLES, Role
 
 USER_AGENT_PREFIX: Final = "heterorl-peer="
 _USER_AGENT: Final = re.compile(USER_AGENT_PREFIX + r"(\S{1,300})(?:\s|$)")
@@ -70,7 +70,7 @@ class Rule:
     the RefusedError that says why."""
 
 
-_MEMBERS: Final = frozenset({Role.LEARNER, Role.SAMPLER, Role.RELAY})
+_MEMBERS: Final = frozenset(MEMBER_ROLES)
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
 _SUBMITTERS: Final = frozenset({Role.SAMPLER, Role.RELAY})
@@ -104,6 +104,7 @@ RULES: Final[dict[str, Rule]] = {
         is_answered_each=True,
     ),
     "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),
+    "/heterorl.v1.RolloutService/CheckRewards": Rule(frozenset({Role.VERIFIER}), is_endless=True),
 }
 """Every rpc; one that is missing here cannot be called."""
 

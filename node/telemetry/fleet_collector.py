@@ -27,7 +27,7 @@ from node.telemetry.metrics import MetricFamily
 
 SERIES: Final = 4_000
 """Most series of all other peers together; the coordinator's own are some hundreds."""
-SHOWN: Final[dict[Role, int]] = {Role.LEARNER: 2, Role.RELAY: 16, Role.SAMPLER: 16}
+SHOWN: Final[dict[Role, int]] = {Role.LEARNER: 2, Role.RELAY: 16, Role.SAMPLER: 16, Role.VERIFIER: 2}
 """Peers whose metrics are shown by name. Two learners: one that takes over from another."""
 WORST: Final[dict[str, bool]] = {
     "heterorl_sampler_starving_seconds": True,
@@ -53,7 +53,7 @@ LAYOUTS_KNOWN: Final = 64
 MISMATCH: Final = "heterorl_learner_sampler_mismatch_nats"
 """The learner's, by the label ``sampler``."""
 
-_ROLES: Final = (Role.LEARNER, Role.RELAY, Role.SAMPLER)
+_ROLES: Final = tuple(SHOWN)
 _ADDED_UP: Final = (Role.SAMPLER, Role.RELAY)
 
 

@@ -18,9 +18,14 @@ from node.run import Role
 from node.telemetry.metrics import MetricFamily
 
 RULES: Final = ("name", "shape", "samples")
-SAMPLES_PER_PEER: Final[dict[Role, int]] = {Role.LEARNER: 1200, Role.RELAY: 500, Role.SAMPLER: 500}
+SAMPLES_PER_PEER: Final[dict[Role, int]] = {
+    Role.LEARNER: 1200,
+    Role.RELAY: 500,
+    Role.SAMPLER: 500,
+    Role.VERIFIER: 500,
+}
 """Three to four times what a peer has."""
-_FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay)_[a-z0-9_]{1,100}")
+_FAMILY_NAME: Final = re.compile(r"heterorl_(node|learner|sampler|relay|verifier)_[a-z0-9_]{1,100}")
 _LABEL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _RESERVED_LABELS: Final = frozenset({"node", "role", "quantile"})
 _SUFFIXES: Final = {

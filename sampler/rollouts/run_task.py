@@ -12,9 +12,9 @@ from node.errors import RefusedError, StartupError
 from node.failure import Failure
 from node.limits import PROMPT_TOKENS
 from node.rollout import PromptLease
-from sampler.config import SamplerConfig
+from sampler.config import GradingConfig
 from sampler.engines.engine import Tokenizer
-from sampler.metrics import SamplerMetrics
+from sampler.metrics import GraderMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.task_setup import task_setup
 from sampler.tasks.grader_pool import GraderPool, Grades, Prompt
@@ -44,8 +44,8 @@ class RunTask:
         digest: bytes,
         rows: int,
         group_size: int,
-        config: SamplerConfig,
-        metrics: SamplerMetrics,
+        config: GradingConfig,
+        metrics: GraderMetrics,
     ) -> Self:
         """Start the graders of a task.
 
@@ -150,7 +150,7 @@ def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:
     return prompts
 
 
-def _grader(setup: TaskSetup, config: SamplerConfig, metrics: SamplerMetrics) -> Grader:
+def _grader(setup: TaskSetup, config: GradingConfig, metrics: GraderMetrics) -> Grader:
     return Grader(
         setup,
         wall_limit_s=config.grader_wall_limit_s,

@@ -21,7 +21,7 @@ from node.task_options import (
     checked_options,
 )
 from node.tokenizer import chat_template
-from sampler.config import SamplerConfig
+from sampler.config import GradingConfig
 from sampler.tasks.code.code_grader import completion_limit_s
 from sampler.tasks.task import TaskSetup, import_path
 
@@ -41,7 +41,7 @@ PROXIES: Final = tuple(
 
 
 def task_setup(
-    config: SamplerConfig, name: str, options: Mapping[str, Any], *, group_size: int = 1
+    config: GradingConfig, name: str, options: Mapping[str, Any], *, group_size: int = 1
 ) -> TaskSetup:
     """Return the run's task on this sampler, from the name and options that the coordinator sent.
 
@@ -91,7 +91,7 @@ def _template_need(options: TaskOptions | None) -> str | None:
     return "template_arguments are set" if options.template_arguments else None
 
 
-def _check_code(config: SamplerConfig, options: TaskOptions | None) -> None:
+def _check_code(config: GradingConfig, options: TaskOptions | None) -> None:
     """Raise if the options name code that this sampler does not allow."""
     if isinstance(options, JsonlOptions) and options.grader not in GRADERS:
         option, code = "grader", options.grader
@@ -108,7 +108,7 @@ def _check_code(config: SamplerConfig, options: TaskOptions | None) -> None:
         )
 
 
-def _judge_settings(config: SamplerConfig, options: JudgeOptions, group_size: int) -> Mapping[str, Any]:
+def _judge_settings(config: GradingConfig, options: JudgeOptions, group_size: int) -> Mapping[str, Any]:
     """Return what the task needs to know of this sampler's judge."""
     if (judge := config.judge) is None:
         raise _refused(
@@ -134,7 +134,7 @@ def _judge_settings(config: SamplerConfig, options: JudgeOptions, group_size: in
     return {"judge": judge.model_dump(mode="json"), "group_limit_s": GROUP_SHARE * config.grader_wall_limit_s}
 
 
-def _code_settings(config: SamplerConfig, options: CodeOptions, group_size: int) -> Mapping[str, Any]:
+def _code_settings(config: GradingConfig, options: CodeOptions, group_size: int) -> Mapping[str, Any]:
     """Return what the task needs to know of this sampler's sandbox."""
     if not config.run_code:
         raise _refused(
@@ -163,7 +163,7 @@ def _code_settings(config: SamplerConfig, options: CodeOptions, group_size: int)
     return {"at_once": at_once, "is_sandbox_tried": config.programs_socket is None}
 
 
-def _check_time(config: SamplerConfig, needed_s: float, because: str, other_fix: str) -> None:
+def _check_time(config: GradingConfig, needed_s: float, because: str, other_fix: str) -> None:
     if config.grader_wall_limit_s < needed_s:
         raise ConfigError(
             key="sampler.grader_wall_limit_s",

@@ -11,6 +11,7 @@ class AdditionTask:
     """Prompts ``a+b=`` for all pairs of digits; reward 1 for the exact sum, else 0."""
 
     prompts: int = _DIGITS * _DIGITS
+    noise_ratio = 0.0
 
     def prompt(self, index: int, row: object) -> str:
         a, b = divmod(index, _DIGITS)

@@ -123,23 +123,14 @@ class GraderPool:
             TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
                 what it needs is not available, or the process that has to do it has ended.
         """
-        given = [
-            (c.text, c.tokens, c.finish, *([c.conversation] if c.conversation else [])) for c in completions
-        ]
-        reply = await self._ask(prompt, Request.GRADE, completions=given)
-        try:
-            grades = Grades.model_validate(reply)
-        except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(map(str, fault["loc"]))
-            raise Request.GRADE.error(
-                f"returned {fault['input']!r:.100} for {where}: {fault['msg']}"
-            ) from error
-        columns: dict[str, Sequence[Any]] = {"rewards": grades.rewards, **grades.metrics}
-        for name, column in columns.items():
-            if len(column) != len(completions):
-                raise Request.GRADE.error(f"returned {len(column)} {name} for {len(completions)} completions")
-        return grades
+        reply = await self._ask(prompt, Request.GRADE, completions=_given(completions))
+        return _grades(reply, completions)
+
+    async def grade_again(self, index: int, row: str, completions: Sequence[CompletionText]) -> Grades:
+        """Return what ``grade`` does, for a prompt that was made elsewhere; not for stateful tasks."""
+        request = {"index": index, "row": row, "completions": _given(completions)}
+        async with self._any(Request.GRADE) as grader:
+            return _grades(await grader.ask(Request.GRADE, request), completions)
 
     async def close(self) -> None:
         """End every process."""
@@ -233,6 +224,24 @@ class GraderPool:
             await grader.describe()
         del self._starting[grader]
         self._give(grader)
+
+
+def _given(completions: Sequence[CompletionText]) -> list[tuple[Any, ...]]:
+    return [(c.text, c.tokens, c.finish, *([c.conversation] if c.conversation else [])) for c in completions]
+
+
+def _grades(reply: dict[str, Any], completions: Sequence[CompletionText]) -> Grades:
+    try:
+        grades = Grades.model_validate(reply)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise Request.GRADE.error(f"returned {fault['input']!r:.100} for {where}: {fault['msg']}") from error
+    columns: dict[str, Sequence[Any]] = {"rewards": grades.rewards, **grades.metrics}
+    for name, column in columns.items():
+        if len(column) != len(completions):
+            raise Request.GRADE.error(f"returned {len(column)} {name} for {len(completions)} completions")
+    return grades
 
 
 def _said(reply: dict[str, Any], kind: Request) -> str | list[Message]:

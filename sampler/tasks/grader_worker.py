@@ -68,6 +68,7 @@ def main(*limits: str) -> None:
             "is_stateful": bool(getattr(task, "is_stateful", False)),
             "max_prompt_tokens": getattr(task, "max_prompt_tokens", None),
             "max_turns": _max_turns(task),
+            "noise_ratio": getattr(task, "noise_ratio", None),
             "template_arguments": getattr(task, "template_arguments", {}),
             "code_digest": code_digest(setup).hex(),
         }

@@ -3,7 +3,7 @@
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from node.task_options import (
     GRADERS,
@@ -16,6 +16,13 @@ from sampler.tasks import answer_graders
 from sampler.tasks.judge_endpoint import JudgeEndpoint
 from sampler.tasks.task import CompletionText, Graded, GraderOutageError, Message, Outage, Row
 
+TIMED_NOISE: Final = 0.02
+"""Share of groups in which a grader with time limits may differ the second time, on a busier machine."""
+
+_NOISE: Final = dict.fromkeys(("exact", "contains", "number"), 0.0) | dict.fromkeys(
+    ("math_verify", "code"), TIMED_NOISE
+)
+
 _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
@@ -27,6 +34,7 @@ class JsonlTask:
     def __init__(self, *, local: Mapping[str, Any] | None = None, **options: Any) -> None:
         self._options = given = JsonlOptions.model_validate(options)
         self.max_prompt_tokens = given.max_prompt_tokens
+        self.noise_ratio: float | None = _NOISE.get(given.grader)
         self.outages: Counter[Outage] = Counter()
         self._grade_group: Callable[[Row, Sequence[CompletionText]], list[Graded]]
         if given.judge is not None:
@@ -52,6 +60,7 @@ class JsonlTask:
             self._grade_group = self._compared
         else:
             grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)
+            self.noise_ratio = getattr(grader, "noise_ratio", None)
             self._grade_group = lambda row, completions: [grader(row, each) for each in completions]
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
@@ -138,6 +147,7 @@ class ReasoningGymTask:
         self._options = given = ReasoningGymOptions.model_validate(options)
         self.max_prompt_tokens = given.max_prompt_tokens
         self.prompts = given.size
+        self.noise_ratio = TIMED_NOISE  # some of its generators score with time limits
         self._dataset = create_dataset(given.dataset, size=given.size, seed=given.seed, **given.arguments)
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:

@@ -81,6 +81,10 @@ class Task(Protocol):
     which is called instead and returns a list. It may raise ``GraderOutageError`` and count attempts that
     failed in an attribute ``outages``, a ``Counter`` of ``Outage``.
 
+    A task whose grader gives the same rewards again says so: ``noise_ratio = 0.0`` on the class, or the share
+    of groups, below 0.1, in which an honest second grading may differ, where it depends on time or machine.
+    Then verifiers work out the rewards of some groups again. Without it, None, rewards are believed.
+
     A task that answers what the model writes has ``reply(index, row, conversation)`` as well. It is called
     after each turn with what was said since the prompt, as messages of which the model's have the role
     ``assistant``. It returns what is said next, a text or messages, and the model goes on; or None, and the

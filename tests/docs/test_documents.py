@@ -24,7 +24,7 @@ from node.coordinator.config import CoordinatorConfig
 from node.exit_code import ExitCode
 from node.relay.config import RelayConfig
 from node.simulation.profile import Profile
-from sampler.config import SamplerConfig
+from sampler.config import SamplerConfig, VerifierConfig
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
@@ -53,6 +53,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "relay": RelayConfig,
     "learner": LearnerConfig,
     "sampler": SamplerConfig,
+    "verifier": VerifierConfig,
 }
 _SECTION: Final = "|".join(SECTIONS)
 

@@ -26,7 +26,7 @@ from node.run import Role
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from sampler.metrics import SamplerMetrics
+from sampler.metrics import SamplerMetrics, VerifierMetrics
 
 ROOT: Final = DEPLOY.parent
 MONITORING: Final = DEPLOY / "monitoring"
@@ -102,6 +102,7 @@ def instruments_in_code() -> dict[str, Instrument]:
     RelayMetrics(registry)
     LearnerMetrics(registry)
     SamplerMetrics(registry)
+    VerifierMetrics(registry)
     registry.register(FleetCollector())
     registered = (i for collector in registry.registered for i in instruments_of(collector))
     return {instrument.name: instrument for instrument in registered}
@@ -176,7 +177,9 @@ def test_the_document_and_the_code_have_the_same_metrics() -> None:
 
 def test_names_follow_the_house_style() -> None:
     for instrument in instruments_in_code().values():
-        assert re.fullmatch(r"heterorl_(node|coordinator|relay|learner|sampler)_[a-z0-9_]+", instrument.name)
+        assert re.fullmatch(
+            r"heterorl_(node|coordinator|relay|learner|sampler|verifier)_[a-z0-9_]+", instrument.name
+        )
         assert (instrument.type == "counter") == instrument.name.endswith("_total"), instrument.name
 
 

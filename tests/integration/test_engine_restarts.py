@@ -16,7 +16,7 @@ from sampler.engines import engine_thread
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
-from support.sampler import RunningSampler, learner_of, learning, sampling
+from support.sampler import RunningPeer, learner_of, learning, sampling
 from support.tiny_model import VOCABULARY_SIZE
 from support.waiting import until
 from support.warm_processes import ENGINES
@@ -24,7 +24,7 @@ from support.warm_processes import ENGINES
 
 def failing(
     made: MadeRun, hub: RunningHub, model_dir: Path, faults: Path, **settings: Any
-) -> AbstractAsyncContextManager[RunningSampler]:
+) -> AbstractAsyncContextManager[RunningPeer]:
     """Run a sampler whose engine fails as the file ``faults`` says, once it is there."""
     engine = {"engine": "support.failing_engine:load", "engine_options": {"faults": str(faults)}}
     return sampling(made, hub.address, model_dir, **engine, **settings)
@@ -94,7 +94,7 @@ async def test_a_sampler_whose_engine_cannot_be_mended_gives_its_leases_back_and
         assert (await learner.status()).slots.get("leased", 0) == 0
 
 
-async def spooled_from_now(learner: HandPeer, sampler: RunningSampler, *, groups: int) -> list[RolloutGroup]:
+async def spooled_from_now(learner: HandPeer, sampler: RunningPeer, *, groups: int) -> list[RolloutGroup]:
     """Wait for more groups; return all there are, which are whole and different."""
     wanted = int(sampler.value("groups_total", verdict="spooled")) + groups
     await until(lambda: sampler.value("groups_total", verdict="spooled") >= wanted, within_s=100)
@@ -111,7 +111,7 @@ def engine_process() -> int:
     return process
 
 
-async def generating(sampler: RunningSampler) -> None:
+async def generating(sampler: RunningPeer) -> None:
     """Wait until groups are in the engine."""
     await until(lambda: sampler.value("running_leases") >= 3, within_s=20)
     steps = sampler.value("decode_steps_total")

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from learner.export import best_in
+from learner.intake import copies
 from learner.journal.progress import BestVersion
 from learner.objective.slow_fast import EntropySwitch, slow_fast_step
 from learner.training import training_loop
@@ -222,6 +223,36 @@ async def test_a_learner_is_told_of_a_quarantine_at_its_start_and_tells_of_one_a
         hub.quarantined.clear()
         await hub.cut()
         await hub.wait_until(lambda: hub.quarantined.get("sampler-b") == "off")
+
+
+async def test_groups_that_wait_are_given_up_once_their_sampler_is_quarantined(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.give(running.delivered("0.1", sampler_id="liar"))
+        await hub.wait_until(lambda: hub.verdicts_of("0.1") == [Verdict.ACCEPTED])
+        running.drain.quarantine("liar", "its rewards are not its grader's")
+        await hub.give(*(running.delivered(f"{n}.1") for n in (1, 2)))
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        assert hub.trained_group_ids == ["1.1", "2.1"]
+        assert hub.verdicts_of("0.1") == [Verdict.ACCEPTED, Verdict.SUSPECT]
+
+
+async def test_whoever_hands_in_copies_trains_nothing_and_is_quarantined(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "LEAST_NATS", 0.1)  # a test's completions are short, and all the same
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        await hub.give(running.delivered("0.1"))
+        await hub.wait_until(lambda: hub.verdicts_of("0.1") == [Verdict.ACCEPTED])
+        names = [f"{n}.1" for n in range(1, copies.COPIES + 1)]
+        await hub.give(*(running.delivered(name, sampler_id="copier") for name in names))
+        await hub.wait_until(lambda: all(hub.verdicts_of(name) == [Verdict.SUSPECT] for name in names))
+        await hub.wait_until(
+            lambda: "of group 0.1, which sampler-a drew" in hub.quarantined.get("copier", "")
+        )
+        assert "sampler-a" not in hub.quarantined
+        assert hub.records == []
 
 
 async def test_a_sampler_whose_groups_are_all_stale_is_measured_or_said_not_to_be(

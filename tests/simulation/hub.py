@@ -17,6 +17,7 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.published import Published
+from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import TrustUpkeep
@@ -230,6 +231,9 @@ class Hub:
             store=store,
             published=self.published,
             trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
+            checking=RewardChecking(
+                self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
+            ),
             servers=(),
             metrics=instruments,
             clock=clock,

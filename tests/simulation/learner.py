@@ -242,7 +242,9 @@ class SimulatedLearner:
 
     async def _train(self) -> None:
         while True:
-            for _, judged in self._buffer.evict(version=self.version, task_digest=self._task_digest):
+            for _, judged in self._buffer.evict(
+                version=self.version, task_digest=self._task_digest, shut_out=self._outstanding.quarantined
+            ):
                 self._judged(judged)
             batch = () if self.is_stalled else self._buffer.take_batch()
             if not batch:

@@ -79,8 +79,8 @@ def _acknowledges_first(self: OutstandingRollouts, step: Any) -> None:
 _stepped = OutstandingRollouts.stepped
 
 
-def _evicts_late(self: BatchBuffer, *, version: int, task_digest: bytes | None) -> Any:
-    return _evict(self, version=version - 1, task_digest=task_digest)
+def _evicts_late(self: BatchBuffer, *, version: int, **others: Any) -> Any:
+    return _evict(self, version=version - 1, **others)
 
 
 _evict = BatchBuffer.evict

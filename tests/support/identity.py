@@ -31,6 +31,7 @@ class MadeRun:
     sampler: Identity
     other_sampler: Identity
     relay: Identity
+    verifier: Identity
     expired: Identity
     """A sampler whose certificate ran out an hour ago."""
     not_yet_valid: Identity
@@ -56,6 +57,7 @@ class MadeRun:
             Role.LEARNER: self.learner,
             Role.SAMPLER: self.sampler,
             Role.RELAY: self.relay,
+            Role.VERIFIER: self.verifier,
             Role.OPERATOR: self.operator,
         }[role]
 
@@ -82,6 +84,9 @@ def make_run(directory: Path, *, now: float, run_id: str = "example", hosts: tup
         peer = Peer(run_id, Role.SAMPLER, node_id)
         return issue_identity(issuer, peer, now=issued_at_s, lifetime_s=LEAF_LIFETIME_S)
 
+    def peer(role: Role, node_id: str) -> Identity:
+        return issue_identity(authority, Peer(run_id, role, node_id), now=now, lifetime_s=LEAF_LIFETIME_S)
+
     return MadeRun(
         directory=root,
         run=run,
@@ -93,9 +98,8 @@ def make_run(directory: Path, *, now: float, run_id: str = "example", hosts: tup
         operator=stored(Role.OPERATOR),
         sampler=sampler("sampler-1"),
         other_sampler=sampler("sampler-2"),
-        relay=issue_identity(
-            authority, Peer(run_id, Role.RELAY, "relay-1"), now=now, lifetime_s=LEAF_LIFETIME_S
-        ),
+        relay=peer(Role.RELAY, "relay-1"),
+        verifier=peer(Role.VERIFIER, "verifier-1"),
         expired=sampler("expired", issued_at_s=now - LEAF_LIFETIME_S - 3600),
         not_yet_valid=sampler("early", issued_at_s=now + CLOCK_SKEW_S + 86400),
         foreign=sampler("stranger", issuer=Authority.create(run_id, now=now)),

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from heterorl.v1 import common_pb2
 from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
+from node.process.role_context import RoleContext, load_build
 from node.run import Role
 from node.tokenizer import tokenizer_digest
 from node.weights.assembly.held import HeldPolicy
-from sampler import sampler_role as role
-from sampler.config import SamplerConfig
+from sampler.config import SamplerConfig, VerifierConfig
 from sampler.engines.model_words import frame_digests
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub
@@ -28,15 +28,16 @@ from support.weights import Learner
 
 
 @dataclass(slots=True)
-class RunningSampler:
-    """A sampler in the background of a test."""
+class RunningPeer:
+    """A sampler or a verifier in the background of a test."""
 
+    role: Role
     registry: CollectorRegistry
     stop: "asyncio.Event"
     ending: "asyncio.Task[ExitCode]"
 
     def value(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(f"heterorl_sampler_{name}", labels) or 0.0
+        return self.registry.get_sample_value(f"heterorl_{self.role}_{name}", labels) or 0.0
 
     def transferred(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"heterorl_node_{name}", labels) or 0.0
@@ -47,9 +48,7 @@ class RunningSampler:
 
 
 @asynccontextmanager
-async def sampling(
-    made: MadeRun, hub: str, model_dir: Path, **settings: Any
-) -> AsyncIterator[RunningSampler]:
+async def sampling(made: MadeRun, hub: str, model_dir: Path, **settings: Any) -> AsyncIterator[RunningPeer]:
     """Run a whole sampler as a stage of the daemon until the body ends."""
     values = {
         "model_dir": model_dir,
@@ -60,6 +59,22 @@ async def sampling(
         "save_policy_every_s": 0.0,
     }
     context = role_context(made, Role.SAMPLER, SamplerConfig.model_validate(values | settings), hub=hub)
+    async with _running(context) as running:
+        yield running
+
+
+@asynccontextmanager
+async def verifying(
+    made: MadeRun, hub: str, model_dir: Path, **settings: Any
+) -> AsyncIterator["RunningPeer"]:
+    """Run a whole verifier likewise."""
+    config = VerifierConfig.model_validate({"model_dir": model_dir} | settings)
+    async with _running(role_context(made, Role.VERIFIER, config, hub=hub)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _running(context: RoleContext) -> AsyncIterator["RunningPeer"]:
     stop = asyncio.Event()
 
     class Stopper:
@@ -70,13 +85,13 @@ async def sampling(
             await stop.wait()
 
     async def build() -> list[Any]:
-        return [*await role.build(context), Stopper()]
+        return [*await load_build(context.role)(context), Stopper()]
 
     ending = asyncio.create_task(
-        run_daemon([StartStage("sampler", build)], drain_timeout_s=10, announce=lambda _: None)
+        run_daemon([StartStage(context.role, build)], drain_timeout_s=10, announce=lambda _: None)
     )
     try:
-        yield RunningSampler(context.registry, stop, ending)
+        yield RunningPeer(context.role, context.registry, stop, ending)
     finally:
         stop.set()
         await asyncio.wait({ending})

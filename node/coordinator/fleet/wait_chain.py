@@ -50,6 +50,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "prompt lease: grader": "Its grader's code is not the run's: install the same everywhere.",
     "prompt lease: paused": "`heterorl-node resume` leases again.",
     "prompt lease: drained": "It is drained: stop it once it holds no leases, or `drain --undo`.",
+    # verifiers
+    "task whose rewards can be checked": "Its grader does not say that it repeats itself (noise_ratio).",
     "coordinator's clock": "The coordinator's clock is wrong; nothing else needs to be done.",
     "this machine's clock": "That machine's clock is wrong; nothing else needs to be done.",
 }

@@ -12,7 +12,7 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.slots import SETTLED, SlotState
 from node.errors import StartupError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 OPEN_STATES: Final = ", ".join(f"'{state}'" for state in SlotState if state not in SETTLED)
 """As in a query."""
@@ -71,7 +71,8 @@ CREATE TABLE standings (
     sampler_id TEXT PRIMARY KEY, allowance INTEGER NOT NULL, expired INTEGER NOT NULL, faulted INTEGER NOT
     NULL, contradicted INTEGER NOT NULL, strikes INTEGER NOT NULL, struck_at_s REAL NOT NULL, halved_at_s REAL
     NOT NULL, quarantines INTEGER NOT NULL, quarantine TEXT NOT NULL, quarantined_at_s REAL NOT NULL,
-    probed_at_s REAL NOT NULL
+    probed_at_s REAL NOT NULL, checks INTEGER NOT NULL, differing INTEGER NOT NULL, stake REAL NOT NULL,
+    proven_at_s REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE evaluations (
     version INTEGER PRIMARY KEY, first_prompt INTEGER NOT NULL, prompts INTEGER NOT NULL,

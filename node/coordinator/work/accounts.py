@@ -21,6 +21,7 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.reward_checks import RewardChecks, checked_share
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
 from node.coordinator.work.standing import Share, Standing, Standings
@@ -94,6 +95,8 @@ class RunTerms:
     """Age beyond which no heartbeat keeps a lease."""
     prompt_retry_s: float
     evaluation: EvaluationSettings = NO_EVALUATION
+    check_secret: bytes = b""
+    """By which groups are drawn whose rewards are checked; a new one for each process."""
 
 
 class Accounts:
@@ -104,6 +107,7 @@ class Accounts:
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
         self.length_balance = LengthBalance()
+        self.reward_checks = RewardChecks(terms.check_secret)
         self.work = terms.work
         """The terms of every lease of the run."""
         self._latest_s = now
@@ -120,6 +124,7 @@ class Accounts:
         graders stays.
         """
         terms = self.terms
+        self.reward_checks.forget()
         task = balance.task
         is_same_task = task is not None and task.name == terms.work.task and task.prompts > 0
         self.task = task if is_same_task else None
@@ -216,6 +221,7 @@ class Accounts:
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
+                self.reward_checks.drop(slot.number)
                 if size_bytes := self._spooled_bytes.pop(slot.number, 0):
                     self._spooled_bytes_total -= size_bytes
                     self.length_balance.note(size_bytes, is_used=slot.state in CONSUMED)
@@ -223,6 +229,8 @@ class Accounts:
             self.spooled_at_s[number] = stored.spooled_at_s
             self._spooled_bytes[number] = stored.size_bytes
             self._spooled_bytes_total += stored.size_bytes
+            share = checked_share(self.standings.of(stored.sampler_id).checks)
+            self.reward_checks.draw(number, stored.group_id, stored.sampler_id, share=share, now=now)
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:

@@ -160,9 +160,12 @@ class SlotTable:
             is_held = group_id(slot.number, slot.winner) in held
             (self.open.undelivered.discard if is_held else self.open.undelivered.add)(slot.number)
 
-    def next_undelivered(self) -> Slot | None:
-        """Return the oldest slot whose group was not delivered, and count it as delivered; None: none."""
-        number = next(iter(self.open.undelivered), None)
+    def next_undelivered(self, is_held: Callable[[int], bool] = lambda _: False) -> Slot | None:
+        """Return the oldest slot whose group was not delivered, and count it as delivered; None: none.
+
+        Groups that are held back are passed over.
+        """
+        number = next((number for number in self.open.undelivered if not is_held(number)), None)
         if number is None:
             return None
         self.open.undelivered.discard(number)

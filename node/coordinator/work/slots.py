@@ -104,6 +104,12 @@ class Slot:
         """Whether a sampler, or this one, found a fault with its prompt."""
         return any(a.failure in FAULTS and holder in (None, a.holder) for a in self.attempts)
 
+    @property
+    def winning_holder(self) -> str:
+        """The sampler whose group won; empty while none has."""
+        winner = self.attempt(self.winner)
+        return "" if winner is None else winner.holder
+
     def attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
 

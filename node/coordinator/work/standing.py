@@ -6,8 +6,9 @@
        |-- a group is refused, or another sampler
        |   answers the prompt it failed ----------------> MISHAP_LEASES fewer
        |-- STRIKES_OUT failures, hardly a group -----------> one lease at a time, with pauses that double
-       '-- the learner quarantines it ------------------> one probe, now and then, until the learner is
-       content
+       |-- the learner quarantines it ------------------> one probe, now and then, until the learner is
+       |   content
+       '-- a verifier proves that it lies --------------> none, until an operator pardons it
 
 This is TCP's slow start: what a sampler may hold follows what it delivers within a round of its own, whether
 a round takes a second or an hour. On top of that nobody holds so much of the fleet's room that the others
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from node.coordinator.work.reward_checks import is_proof, stake_after
 from node.limits import LEASES_PER_PEER, PROBE_S
 from node.run import SamplerStanding
 
@@ -53,6 +55,9 @@ LONGEST_PROBE_S: Final = 86_400.0
 """Limit on the time between two groups of a sampler that is quarantined, which begins with PROBE_S and
 doubles with each quarantine it had before."""
 
+MOST_STAKE: Final = 1e300
+"""Stands for certainty, which a ledger cannot store."""
+
 AGE_FACTOR: Final = 4.0
 
 RECENT_GROUPS: Final = 256
@@ -78,6 +83,14 @@ class Standing:
     quarantine: str = ""
     quarantined_at_s: float = 0.0
     probed_at_s: float = 0.0
+    checks: int = 0
+    """Groups whose rewards were worked out again."""
+    differing: int = 0
+    """How many of those claimed other rewards."""
+    stake: float = 0.0
+    """Winnings of a bet that it lies; see ``reward_checks``."""
+    proven_at_s: float = 0.0
+    """When it was proved to lie; 0: it was not."""
 
     def granted(self, leases: int, *, free: int, now: float) -> "Standing":
         """Return what so many leases make of it; ``free``: those it found, and those it has."""
@@ -112,6 +125,20 @@ class Standing:
         """Return what a refused group makes of it: it had been taken for a delivery."""
         return self._shrunk(2, now=now)
 
+    def after_check(self, *, differs: bool, noise_ratio: float, what: str, now: float) -> "Standing":
+        """Return what a check of a group's rewards makes of it; ``what`` differs, for people."""
+        stake = stake_after(self.stake, checks=self.checks, differs=differs, noise_ratio=noise_ratio)
+        checked = replace(
+            self,
+            checks=self.checks + 1,
+            differing=self.differing + differs,
+            stake=min(stake, MOST_STAKE),
+        )
+        if not differs or not is_proof(stake):
+            return checked
+        reason = f"its rewards are not its grader's in {checked.differing} of {checked.checks} checks: {what}"
+        return replace(checked.in_quarantine(reason, now=now), proven_at_s=now)
+
     def in_quarantine(self, reason: str, *, now: float) -> "Standing":
         """Return it quarantined; the first probe is due a pause from ``now``."""
         return replace(
@@ -121,10 +148,16 @@ class Standing:
     def pardoned(self) -> "Standing":
         """Return it with nothing held against it; one that had lost its leases is a newcomer again."""
         allowance = self.allowance if self.allowance >= NEWCOMER_LEASES else 0
-        return replace(self.released(), allowance=allowance, quarantines=0)
+        forgiven = replace(self, checks=0, differing=0, stake=0.0, proven_at_s=0.0)
+        return replace(forgiven.released(), allowance=allowance, quarantines=0)
 
     def released(self) -> "Standing":
         return replace(self, quarantine="", strikes=0)
+
+    @property
+    def is_proven_liar(self) -> bool:
+        """Whether it gets no lease and hands nothing in until an operator pardons it."""
+        return self.proven_at_s > 0
 
     @property
     def is_struck_out(self) -> bool:
@@ -133,6 +166,8 @@ class Standing:
 
     def pause_s(self, now: float) -> float:
         """Return how long a sampler that is quarantined or struck out waits for its one lease."""
+        if self.is_proven_liar:
+            return LONGEST_PAUSE_S
         if self.quarantine:
             since_s = self.probed_at_s
             term_s = min(PROBE_S * 2.0 ** min(self.quarantines - 1, 30), LONGEST_PROBE_S)

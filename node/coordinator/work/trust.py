@@ -3,6 +3,7 @@
 revoked        its leases are free at once, and whatever rests on its word alone goes with it
 pardoned       by an operator: its word on prompts goes, and nothing is held against it any more
 quarantined    by the learner, which measures it; leased a probe now and then until the learner releases it
+proven liar    by a verifier; leased nothing until it is pardoned, and its groups are thrown out
 """
 
 from collections.abc import Collection
@@ -12,9 +13,11 @@ from typing import Final
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import NO_PROMPTS
 from node.coordinator.work.decisions import Decision
+from node.coordinator.work.reward_checks import Held
+from node.coordinator.work.slots import group_id
 from node.coordinator.work.task_size import agreed_size, size_without
 from node.errors import RefusedError
-from node.rollout import Verdict
+from node.rollout import GroupVerdict, RewardCheck, RewardFinding, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,64 @@ def pardon(accounts: Accounts, node_ids: Collection[str] | None) -> Decision[Und
 
 def quarantine(accounts: Accounts, sampler_id: str, reason: str, *, now: float) -> Decision[None]:
     standing = accounts.standings.of(sampler_id)
-    if bool(reason) is bool(standing.quarantine):
+    if bool(reason) is bool(standing.quarantine) or standing.is_proven_liar:
         return Decision(None)
     changed = standing.in_quarantine(reason, now=now) if reason else standing.released()
     return Decision(None, Transaction(standings=(changed,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of a check."""
+
+    sampler_id: str
+    thrown_out: tuple[GroupVerdict, ...] = ()
+    """Groups that are not trained on, because of it."""
+    proof: str = ""
+    """Why the sampler is a proven liar, since just now; empty: it is none."""
+
+
+def reward_checked(
+    accounts: Accounts, held: Held, finding: RewardFinding, *, noise_ratio: float, now: float
+) -> Decision[Checked]:
+    """Decide what becomes of a group that was checked, and of its sampler.
+
+    A group with other rewards, or one that the grader cannot grade, is thrown out. A proven liar loses its
+    leases and all of its groups that are not yet trained on; what the learner holds of them it is told.
+    """
+    name, before = held.sampler_id, accounts.standings.of(held.sampler_id)
+    if finding.outcome is RewardCheck.SKIPPED or before.is_proven_liar:
+        return Decision(Checked(name))
+    if finding.outcome is RewardCheck.UNGRADABLE:
+        after = before.after_refusal(now=now)
+    else:
+        differs = finding.outcome is RewardCheck.DISAGREED
+        after = before.after_check(differs=differs, noise_ratio=noise_ratio, what=finding.detail, now=now)
+    transaction = Transaction(standings=(after,))
+    if finding.outcome is RewardCheck.AGREED:
+        return Decision(Checked(name), transaction)
+    if after.is_proven_liar:
+        suspect = [slot for slot in accounts.slots.untrained() if slot.winning_holder == name]
+        transaction = replace(
+            revocation(accounts, [name], now=now).transaction, standings=transaction.standings
+        )
+    else:
+        slot = accounts.slots.open_slots.get(held.slot)
+        suspect = [slot] if slot is not None and group_id(slot.number, slot.winner) == held.group_id else []
+    refused = [
+        (group_id(slot.number, slot.winner), again)
+        for slot in suspect
+        if (again := accounts.slots.refused(slot.number, slot.winner)) is not None
+    ]
+    verdicts = tuple(GroupVerdict(lied, Verdict.SUSPECT, finding.detail) for lied, _ in refused)
+    return Decision(
+        Checked(name, verdicts, after.quarantine if after.is_proven_liar else ""),
+        replace(
+            transaction,
+            slots=(*transaction.slots, *(again for _, again in refused)),
+            verdicts=((name, Verdict.SUSPECT),) * len(refused),
+        ),
+    )
 
 
 def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
@@ -77,7 +134,7 @@ def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
         return Decision(0)
     untrained = accounts.slots.untrained() if before else []
     reopened = [(slot, accounts.slots.refused(slot.number, slot.winner)) for slot in untrained]
-    holders = [attempt.holder for slot in untrained if (attempt := slot.attempt(slot.winner)) is not None]
+    holders = [slot.winning_holder for slot in untrained]
     transaction = Transaction(
         slots=tuple(slot for _, slot in reopened if slot is not None),
         verdicts=tuple((holder, Verdict.FOREIGN) for holder in holders),

@@ -16,6 +16,7 @@ from node.coordinator.work.decisions import Decision, held_against_odd
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.reward_checks import PROVEN_CHECKS
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id
 from node.errors import Reason, RefusedError
@@ -66,6 +67,8 @@ def submission(
         RefusedError: BUSY; the spool is full.
     """
     sampler_id, name = encoded.sampler_id, encoded.group_id
+    if (standing := accounts.standings.of(sampler_id)).is_proven_liar:
+        return _answer(Verdict.SUSPECT, standing.quarantine)
     if is_evaluation_lease(name):
         return _evaluated(accounts, sampler_id, name, group, is_published, now=now)
     work, parsed = accounts.work, parse_group_id(name)
@@ -132,6 +135,11 @@ def _spooled(
             Reason.BUSY,
             f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
             fix="send it again later",
+        )
+    is_newcomer = accounts.standings.of(stored.sampler_id).checks < PROVEN_CHECKS
+    if accounts.reward_checks.is_full and is_newcomer:
+        raise RefusedError(
+            Reason.BUSY, "too many groups wait for a check of their rewards", fix="send it again later"
         )
     slot = accounts.slots.submitted(*slot_and_attempt)
     transaction = Transaction(

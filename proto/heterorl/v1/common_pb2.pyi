@@ -37,6 +37,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """Serves policy versions and spools groups, nearer to samplers than the coordinator."""
     ROLE_OPERATOR: _Role.ValueType  # 5
     """A person or a script that asks for the state of the run; changes nothing."""
+    ROLE_VERIFIER: _Role.ValueType  # 6
+    """Works out again the rewards of some groups; needs no GPU."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """What a peer may do in a run. The role is part of the peer's certificate."""
@@ -53,6 +55,8 @@ ROLE_RELAY: Role.ValueType  # 4
 """Serves policy versions and spools groups, nearer to samplers than the coordinator."""
 ROLE_OPERATOR: Role.ValueType  # 5
 """A person or a script that asks for the state of the run; changes nothing."""
+ROLE_VERIFIER: Role.ValueType  # 6
+"""Works out again the rewards of some groups; needs no GPU."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _Verdict:
@@ -76,7 +80,7 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     VERDICT_MALFORMED: _Verdict.ValueType  # 6
     """Breaks a rule of the message itself: lengths, ranges, NaN."""
     VERDICT_SUSPECT: _Verdict.ValueType  # 7
-    """Well-formed, but unlikely to be written by the policy it claims."""
+    """Well-formed, but unlikely to be written by the policy it claims, or with rewards that its grader does not give."""
     VERDICT_TRAINED: _Verdict.ValueType  # 8
     """A gradient step was taken on it."""
     VERDICT_UNINFORMATIVE: _Verdict.ValueType  # 110
@@ -102,7 +106,7 @@ VERDICT_FOREIGN: Verdict.ValueType  # 5
 VERDICT_MALFORMED: Verdict.ValueType  # 6
 """Breaks a rule of the message itself: lengths, ranges, NaN."""
 VERDICT_SUSPECT: Verdict.ValueType  # 7
-"""Well-formed, but unlikely to be written by the policy it claims."""
+"""Well-formed, but unlikely to be written by the policy it claims, or with rewards that its grader does not give."""
 VERDICT_TRAINED: Verdict.ValueType  # 8
 """A gradient step was taken on it."""
 VERDICT_UNINFORMATIVE: Verdict.ValueType  # 110

@@ -88,6 +88,38 @@ LEASE_FAULT_ENGINE_REFUSED: LeaseFault.ValueType  # 6
 """The engine refused it for another reason than its length."""
 Global___LeaseFault: _TypeAlias = LeaseFault  # noqa: Y015
 
+class _RewardCheck:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RewardCheckEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RewardCheck.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REWARD_CHECK_UNSPECIFIED: _RewardCheck.ValueType  # 0
+    """Never sent."""
+    REWARD_CHECK_AGREED: _RewardCheck.ValueType  # 1
+    """The grader gives the rewards that the group claims."""
+    REWARD_CHECK_DISAGREED: _RewardCheck.ValueType  # 2
+    """It gives others."""
+    REWARD_CHECK_UNGRADABLE: _RewardCheck.ValueType  # 3
+    """It raises or is killed, although the group says that it was graded."""
+    REWARD_CHECK_SKIPPED: _RewardCheck.ValueType  # 4
+    """It could not be asked, through no fault of the group: it is not to be had here, or has other code."""
+
+class RewardCheck(_RewardCheck, metaclass=_RewardCheckEnumTypeWrapper):
+    """The outcome of a check."""
+
+REWARD_CHECK_UNSPECIFIED: RewardCheck.ValueType  # 0
+"""Never sent."""
+REWARD_CHECK_AGREED: RewardCheck.ValueType  # 1
+"""The grader gives the rewards that the group claims."""
+REWARD_CHECK_DISAGREED: RewardCheck.ValueType  # 2
+"""It gives others."""
+REWARD_CHECK_UNGRADABLE: RewardCheck.ValueType  # 3
+"""It raises or is killed, although the group says that it was graded."""
+REWARD_CHECK_SKIPPED: RewardCheck.ValueType  # 4
+"""It could not be asked, through no fault of the group: it is not to be had here, or has other code."""
+Global___RewardCheck: _TypeAlias = RewardCheck  # noqa: Y015
+
 @_typing.final
 class LeasePromptsRequest(_message.Message):
     """A request for work."""
@@ -941,3 +973,125 @@ class StepAcknowledged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepAcknowledged: _TypeAlias = StepAcknowledged  # noqa: Y015
+
+@_typing.final
+class CheckRewardsRequest(_message.Message):
+    """A message of a verifier to the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    FINDING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___VerifierHello:
+        """First, once."""
+
+    @_builtins.property
+    def finding(self) -> Global___RewardFinding:
+        """What it found out about a group."""
+
+    def __init__(
+        self,
+        *,
+        hello: Global___VerifierHello | None = ...,
+        finding: Global___RewardFinding | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finding", b"finding", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finding", b"finding", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "finding"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___CheckRewardsRequest: _TypeAlias = CheckRewardsRequest  # noqa: Y015
+
+@_typing.final
+class VerifierHello(_message.Message):
+    """Opens the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    NOISE_RATIO_FIELD_NUMBER: _builtins.int
+    task_digest: _builtins.bytes
+    """As in JoinResponse: the name and options by which it grades. It is sent no group of others."""
+    groups: _builtins.int
+    """How many groups it takes at once, 1 to 256."""
+    noise_ratio: _builtins.float
+    """Share of an honest sampler's groups that it may grade otherwise, at most, 0 to 0.1; 0: none, the grader is
+    deterministic.
+    """
+    def __init__(
+        self,
+        *,
+        task_digest: _builtins.bytes = ...,
+        groups: _builtins.int = ...,
+        noise_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "noise_ratio", b"noise_ratio", "task_digest", b"task_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifierHello: _TypeAlias = VerifierHello  # noqa: Y015
+
+@_typing.final
+class RewardFinding(_message.Message):
+    """What a verifier found out about a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """Which."""
+    outcome: Global___RewardCheck.ValueType
+    """What."""
+    detail: _builtins.str
+    """Which completions, with the values; at most 200 characters. Empty where it agrees."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        outcome: Global___RewardCheck.ValueType = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "group_id", b"group_id", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewardFinding: _TypeAlias = RewardFinding  # noqa: Y015
+
+@_typing.final
+class CheckRewardsResponse(_message.Message):
+    """A group to check."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    row: _builtins.bytes
+    """The prompt's row, as in PromptLease."""
+    @_builtins.property
+    def group(self) -> Global___EncodedGroup:
+        """As its sampler encoded it."""
+
+    def __init__(
+        self,
+        *,
+        group: Global___EncodedGroup | None = ...,
+        row: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "row", b"row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckRewardsResponse: _TypeAlias = CheckRewardsResponse  # noqa: Y015

@@ -56,6 +56,11 @@ class RolloutServiceStub(object):
                 request_serializer=heterorl_dot_v1_dot_rollout__pb2.DrainRolloutsRequest.SerializeToString,
                 response_deserializer=heterorl_dot_v1_dot_rollout__pb2.DrainRolloutsResponse.FromString,
                 _registered_method=True)
+        self.CheckRewards = channel.stream_stream(
+                '/heterorl.v1.RolloutService/CheckRewards',
+                request_serializer=heterorl_dot_v1_dot_rollout__pb2.CheckRewardsRequest.SerializeToString,
+                response_deserializer=heterorl_dot_v1_dot_rollout__pb2.CheckRewardsResponse.FromString,
+                _registered_method=True)
 
 
 class RolloutServiceServicer(object):
@@ -122,6 +127,14 @@ class RolloutServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckRewards(self, request_iterator, context):
+        """Verifiers only. Groups whose rewards are to be worked out again flow to the verifier, no more at once than its
+        hello allows; its findings flow back. Which groups is drawn by chance and told to nobody else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RolloutServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +157,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.DrainRollouts,
                     request_deserializer=heterorl_dot_v1_dot_rollout__pb2.DrainRolloutsRequest.FromString,
                     response_serializer=heterorl_dot_v1_dot_rollout__pb2.DrainRolloutsResponse.SerializeToString,
+            ),
+            'CheckRewards': grpc.stream_stream_rpc_method_handler(
+                    servicer.CheckRewards,
+                    request_deserializer=heterorl_dot_v1_dot_rollout__pb2.CheckRewardsRequest.FromString,
+                    response_serializer=heterorl_dot_v1_dot_rollout__pb2.CheckRewardsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -256,6 +274,33 @@ class RolloutService(object):
             '/heterorl.v1.RolloutService/DrainRollouts',
             heterorl_dot_v1_dot_rollout__pb2.DrainRolloutsRequest.SerializeToString,
             heterorl_dot_v1_dot_rollout__pb2.DrainRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckRewards(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/heterorl.v1.RolloutService/CheckRewards',
+            heterorl_dot_v1_dot_rollout__pb2.CheckRewardsRequest.SerializeToString,
+            heterorl_dot_v1_dot_rollout__pb2.CheckRewardsResponse.FromString,
             options,
             channel_credentials,
             insecure,

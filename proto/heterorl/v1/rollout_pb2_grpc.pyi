@@ -78,6 +78,10 @@ class RolloutServiceStub:
       of: an older one was restored. Nothing was taken. Ask again after a pause.
     * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
     """
+    CheckRewards: _grpc.StreamStreamMultiCallable[_rollout_pb2.CheckRewardsRequest, _rollout_pb2.CheckRewardsResponse]
+    """Verifiers only. Groups whose rewards are to be worked out again flow to the verifier, no more at once than its
+    hello allows; its findings flow back. Which groups is drawn by chance and told to nobody else.
+    """
 
 @_typing.type_check_only
 class RolloutServiceAsyncStub(RolloutServiceStub):
@@ -128,6 +132,10 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     * `FAILED_PRECONDITION` (ledger_behind): the ledger lacks steps, or groups, that the learner knows
       of: an older one was restored. Nothing was taken. Ask again after a pause.
     * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
+    """
+    CheckRewards: _aio.StreamStreamMultiCallable[_rollout_pb2.CheckRewardsRequest, _rollout_pb2.CheckRewardsResponse]  # type: ignore[assignment]
+    """Verifiers only. Groups whose rewards are to be worked out again flow to the verifier, no more at once than its
+    hello allows; its findings flow back. Which groups is drawn by chance and told to nobody else.
     """
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -200,6 +208,16 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (ledger_behind): the ledger lacks steps, or groups, that the learner knows
           of: an older one was restored. Nothing was taken. Ask again after a pause.
         * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
+        """
+
+    @_abc_1.abstractmethod
+    def CheckRewards(
+        self,
+        request_iterator: _MaybeAsyncIterator[_rollout_pb2.CheckRewardsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_rollout_pb2.CheckRewardsResponse], _abc.AsyncIterator[_rollout_pb2.CheckRewardsResponse]]:
+        """Verifiers only. Groups whose rewards are to be worked out again flow to the verifier, no more at once than its
+        hello allows; its findings flow back. Which groups is drawn by chance and told to nobody else.
         """
 
 def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,6 +3,7 @@
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from node.enrolment.tokens import issue_token
 from node.errors import ConfigError, NotReadyError
 from node.process.preflight import check_everything
 from node.run import Role
-from sampler.config import SamplerConfig
+from sampler.config import SamplerConfig, VerifierConfig
 from support.identity import MadeRun, make_run
 from support.model_files import write_model_files
 from support.tiny_model import make_tiny_model
@@ -130,6 +131,15 @@ def test_all_faults_come_at_once(made: MadeRun, tmp_path: Path) -> None:
         f"{tmp_path}/model has no tokenizer.json",
     ):
         assert any(said in fault for fault in found), (said, found)
+
+
+def test_a_verifier_needs_no_weights(made: MadeRun, tmp_path: Path) -> None:
+    write_token(made, tmp_path)
+    base = sampler(made, tmp_path)
+    config = replace(base, verifier=VerifierConfig(model_dir=tmp_path / "model"))
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert not [fault for fault in faults(config, Role.VERIFIER) if "model" in fault]
+    assert [fault for fault in faults(config, Role.SAMPLER) if "has no model.safetensors" in fault]
 
 
 def test_a_state_directory_that_cannot_be_made_is_found(made: MadeRun, tmp_path: Path) -> None:

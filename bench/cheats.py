@@ -1,0 +1,266 @@
+"""``python -m bench.cheats``: what samplers that lie about rewards do to a run, and how soon they are found.
+
+Each cheat meets a run of the demo's task of its own: coordinator, learner, three samplers and a verifier,
+real processes over mutual TLS. Liars draw honestly, with honest logprobs. Prints a row for each: groups the
+liar handed in and lies it told before it was shut out, lies that were trained on, honest samplers shut out,
+the score of the version evaluated last (on held-out prompts, which nobody lies about), and the verifier's CPU
+time over that of all samplers. The first run has no liar, the last has one and no verifier. Exits with 1 if a
+liar was not found or an honest sampler was, the score fell by more than ``MOST_LOSS`` or checks cost more
+than ``MOST_COST``.
+"""
+
+import argparse
+import asyncio
+import json
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.cheat_lab.lies import CHEATS, Cheat
+from bench.cheat_lab.lying_node import CHEAT, LIES
+from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
+from deploy.runs.processes import ChildError, Children, children_below
+from deploy.runs.records import read_ledger
+from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
+from deploy.runs.run_session import RunSession
+from node.coordinator.ledger.ledger_check import read_evaluations
+from sampler.process_tree import cpu_seconds
+
+MOST_LOSS: Final = 0.02
+MOST_COST: Final = 0.03
+SAMPLERS: Final = ("sampler-1", "sampler-2", "sampler-3")
+VERIFIER: Final = "verifier-1"
+HELD_OUT: Final = 40
+READY_TIMEOUT_S: Final = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run."""
+
+    name: str
+    liars: int
+    has_verifier: bool
+    found: int
+    """Liars that were shut out."""
+    falsely_found: int
+    groups: int
+    """Handed in by the liars."""
+    lies: int
+    lies_trained_on: int
+    score: float
+    """Mean reward on held-out prompts of the version evaluated last."""
+    cost: float
+    """CPU time of the verifier over that of all samplers, after their starts."""
+    seconds: float
+
+
+class CheatRun(RunSession):
+    """One run below ``root``, some of whose samplers lie. The caller ends the children that are left."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        children: Children,
+        cheat: Cheat | None,
+        has_verifier: bool,
+        versions: int,
+        seed: int,
+    ) -> None:
+        self.directory = RunDirectory(root)
+        enrolled = (*SAMPLERS, *([VERIFIER] if has_verifier else []))
+        super().__init__(
+            self.directory, enrolled=enrolled, children=children, ready_timeout_s=READY_TIMEOUT_S
+        )
+        self.cheat = cheat
+        self.liars = SAMPLERS[len(SAMPLERS) - cheat.liars :] if cheat is not None else ()
+        self.measured = (*SAMPLERS, *([VERIFIER] if has_verifier else []))
+        self._versions, self._seed = versions, seed
+
+    async def begin(self, model: Path) -> None:
+        """Make the run on ``model`` and bring every process up, the verifier before samplers.
+
+        Raises:
+            ChildError: one did not come up.
+        """
+        self.directory.make_folders()
+        self.directory.model.symlink_to(model)
+        await self.make_run(self._configurations())
+        await self.start(COORDINATOR, environ={})
+        for name in self._enrolled:
+            await self.let_in(name)
+        if VERIFIER in self._enrolled:
+            await self.start(VERIFIER, environ={})
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.start(LEARNER, environ={}))
+            for name in SAMPLERS:
+                tasks.create_task(self._start_sampler(name))
+
+    def told(self, name: str) -> set[str]:
+        """Return the ids of the groups that a liar lied about."""
+        path = self._lies(name)
+        return set(path.read_text().split()) if path.exists() else set()
+
+    async def _start_sampler(self, name: str) -> None:
+        if name not in self.liars:
+            await self.start(name, environ={})
+            return
+        assert self.cheat is not None
+        environ = {CHEAT: json.dumps(asdict(self.cheat)), LIES: str(self._lies(name))}
+        await self.start(name, environ=environ, module="bench.cheat_lab.lying_node")
+
+    def _lies(self, name: str) -> Path:
+        return self.directory.root / f"{name}.lies"
+
+    def _configurations(self) -> dict[str, dict[str, Section]]:
+        directory, ports = self.directory, self.ports
+        model = {"model_dir": str(directory.model), "threads": 1}
+        coordinator: Section = {
+            "listen": f"127.0.0.1:{ports.members}",
+            "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
+            "task": "addition",
+            "prompt_seed": self._seed,
+            "group_size": GROUP_SIZE,
+            "batch_groups": BATCH_GROUPS,
+            "max_staleness_versions": MAX_STALENESS_VERSIONS,
+            "max_new_tokens": 4,
+            "heartbeat_interval_s": 0.5,
+            "lease_ttl_s": 20.0,
+            "concurrency_groups": 3 * BATCH_GROUPS,
+            "buffer_groups": 4 * BATCH_GROUPS,
+        }
+        evaluation = {"every_versions": self._versions // 4, "prompts": HELD_OUT}
+        learner = {
+            **model,
+            "learning_rate": LEARNING_RATE,
+            "buffer_groups": 2 * BATCH_GROUPS,
+            "max_versions": self._versions,
+        }
+        sections: dict[str, Mapping[str, Section]] = {
+            COORDINATOR: {"coordinator": coordinator, "coordinator.evaluation": evaluation},
+            LEARNER: {"learner": learner},
+            VERIFIER: {"verifier": {"model_dir": str(directory.model)}},
+        }
+        for number, name in enumerate(SAMPLERS):
+            seed = len(SAMPLERS) * self._seed + number
+            sections[name] = {"sampler": {**model, "seed": seed, "concurrency_groups": 16}}
+        return {
+            name: {
+                **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
+                **sections[name],
+            }
+            for name in (COORDINATOR, LEARNER, *self._enrolled)
+        }
+
+
+async def measure(run: CheatRun, children: Children, model: Path, *, timeout_s: float) -> Measured:
+    """Run until the learner has made its last version.
+
+    Raises:
+        ChildError: a process ended, or the learner did not within ``timeout_s``.
+    """
+    began_s = time.monotonic()
+    await run.begin(model)
+    started = {name: cpu_seconds(children.pid(name)) for name in run.measured}
+    if not await run.wait_for_last_step(timeout_s=timeout_s):
+        raise children.failure(LEARNER, f"has not made its last version after {timeout_s:.0f} s")
+    cpu_s = {name: cpu_seconds(children.pid(name)) - started[name] for name in run.measured}
+    await run.drain()
+    ledger = read_ledger(run.directory.ledger, run_id=run.directory.run_id)
+    trained = {group_id for group_ids in ledger.steps.values() for group_id in group_ids}
+    told = set[str]().union(*map(run.told, run.liars))
+    finished = [one for one in read_evaluations(run.directory.ledger) if one.finished_at_s]
+    with closing(sqlite3.connect(f"file:{run.directory.ledger}?mode=ro", uri=True)) as connection:
+        shut_out = {
+            name for (name,) in connection.execute("SELECT sampler_id FROM standings WHERE proven_at_s > 0")
+        }
+    sampled_s = sum(cpu_s[name] for name in SAMPLERS)
+    return Measured(
+        name="honest" if run.cheat is None else run.cheat.name,
+        liars=len(run.liars),
+        has_verifier=VERIFIER in cpu_s,
+        found=len(shut_out.intersection(run.liars)),
+        falsely_found=len(shut_out.difference(run.liars)),
+        groups=sum(ledger.verdicts.get(name, {}).get("spooled", 0) for name in run.liars),
+        lies=len(told),
+        lies_trained_on=len(told & trained),
+        score=max(finished, key=lambda one: one.version).reward_mean if finished else float("nan"),
+        cost=cpu_s.get(VERIFIER, 0.0) / sampled_s if sampled_s else float("nan"),
+        seconds=time.monotonic() - began_s,
+    )
+
+
+async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given: argparse.Namespace) -> bool:
+    (root / "logs").mkdir(parents=True, exist_ok=True)
+    model, honest_score, is_kept = root / "model", None, True
+    async with children_below(root) as children:
+        accuracy = ("--accuracy", str(BASE_ACCURACY), "--seed", str(given.seed))
+        await children.run("model", "deploy.demo.warm_start", str(model), *accuracy)
+    print(
+        "cheat                     verifier  found  false  groups  lies  trained on  score   cost", flush=True
+    )
+    for number, (cheat, has_verifier) in enumerate(runs):
+        place = root / f"run-{number}"
+        async with children_below(place) as children:
+            run = CheatRun(
+                place,
+                children=children,
+                cheat=cheat,
+                has_verifier=has_verifier,
+                versions=given.versions,
+                seed=given.seed,
+            )
+            one = await children.guard(measure(run, children, model, timeout_s=given.timeout))
+        print(
+            f"{one.name:25} {'yes' if one.has_verifier else 'no':8}  {one.found}/{one.liars}    "
+            f"{one.falsely_found:5}  {one.groups:6}  {one.lies:4}  {one.lies_trained_on:10}  "
+            f"{one.score:5.3f}  {one.cost:6.2%}",
+            flush=True,
+        )
+        (place / "measured.json").write_text(json.dumps(asdict(one)))
+        if cheat is None:
+            honest_score = one.score
+        loss = 0.0 if honest_score is None else honest_score - one.score
+        if has_verifier:
+            is_kept &= one.found == one.liars and not one.falsely_found
+            is_kept &= loss <= MOST_LOSS and one.cost <= MOST_COST
+    return is_kept
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    given = _arguments()
+    root = Path(given.directory or tempfile.mkdtemp(prefix="heterorl-cheats-"))
+    chosen = [cheat for cheat in CHEATS if not given.cheats or cheat.name in given.cheats]
+    runs: list[tuple[Cheat | None, bool]] = [(None, True), *((cheat, True) for cheat in chosen)]
+    if not given.cheats:
+        runs.append((Cheat("inverted"), False))
+    try:
+        return 0 if asyncio.run(_measure_all(root, runs, given)) else 1
+    except ChildError as error:
+        print(f"a run did not end: {error}; logs are below {root}", file=sys.stderr)
+        return 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.cheats", description=__doc__.partition("\n")[0])
+    names = [cheat.name for cheat in CHEATS]
+    parser.add_argument("cheats", nargs="*", choices=[*names, []], default=[], help="default: all of them")
+    parser.add_argument("--versions", type=int, default=100, help="of each run; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--timeout", type=float, default=3600.0, help="of each run, seconds; default: %(default)s"
+    )
+    parser.add_argument("--directory", help="where the runs are kept; default: a temporary one")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The verifier's half of CheckRewards: groups come, findings go, side by side and in any order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import grpc.aio
+
+from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from node.errors import RefusedError
+from node.failure import detail_of
+from node.rollout import EncodedGroup, RewardCheck, RewardFinding, RolloutGroup, check_group
+from node.rpc.channel import ConnectionLost, classified
+from node.waits import side_by_side
+from node.wire.mapping import to_wire
+from node.wire.rollouts import encoded_from_wire, group_from_wire
+
+Check = Callable[[RolloutGroup, bytes], Awaitable[RewardFinding]]
+"""Works out the rewards of a group again, given the prompt's row."""
+
+MOST_AT_ONCE: Final = 256
+
+
+class RewardCheckClient:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+
+    async def answer(self, check: Check, *, task_digest: bytes, groups: int, noise_ratio: float) -> None:
+        """Check groups until the stream ends, at most ``groups`` at once.
+
+        Raises:
+            RefusedError, ConnectionLost: see ``node.rpc.channel``.
+        """
+        call = self._stub.CheckRewards()
+        hello = rollout_pb2.VerifierHello(task_digest=task_digest, groups=groups, noise_ratio=noise_ratio)
+        writing = asyncio.Lock()
+
+        async def answer_one(encoded: EncodedGroup, row: bytes) -> None:
+            finding = await _finding(check, encoded, row)
+            message = to_wire(rollout_pb2.RewardFinding, finding, detail=detail_of(finding.detail))
+            async with writing:
+                await call.write(rollout_pb2.CheckRewardsRequest(finding=message))
+
+        try:
+            with classified():
+                await call.write(rollout_pb2.CheckRewardsRequest(hello=hello))
+                async with side_by_side() as tasks:
+                    under_way: set[asyncio.Task[None]] = set()
+                    while isinstance(response := await call.read(), rollout_pb2.CheckRewardsResponse):
+                        if len(under_way) == MOST_AT_ONCE:
+                            raise ConnectionLost("the coordinator sent more groups than the verifier takes")
+                        task = tasks.create_task(answer_one(encoded_from_wire(response.group), response.row))
+                        under_way.add(task)
+                        task.add_done_callback(under_way.discard)
+        finally:
+            call.cancel()
+
+
+async def _finding(check: Check, encoded: EncodedGroup, row: bytes) -> RewardFinding:
+    try:
+        group = group_from_wire(encoded)
+        check_group(group)
+    except RefusedError as refused:
+        return RewardFinding(encoded.group_id, RewardCheck.UNGRADABLE, str(refused))
+    return await check(group, row)

@@ -1,0 +1,162 @@
+"""Groups to verifiers, findings back; what is drawn and what a finding proves is in ``work.reward_checks``.
+
+Any number of verifiers share the groups that wait. A stream that ends leaves the groups it was sent held
+until they are late; once the last has ended, every group is delivered unchecked.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from node.coordinator.data.rows import Rows
+from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.spool import Notify, Spool
+from node.coordinator.transactions import Transactions
+from node.coordinator.work import trust
+from node.errors import Reason, RefusedError
+from node.rollout import EncodedGroup, RewardCheck, RewardFinding
+
+logger = logging.getLogger(__name__)
+
+MOST_GROUPS: Final = 256
+"""That a verifier takes at once."""
+
+MOST_NOISE: Final = 0.1
+"""Share of an honest sampler's groups that a grader may grade otherwise the second time. A noisier one proves
+nothing within a run."""
+
+
+@dataclass(eq=False, slots=True)
+class Verifier:
+    """One stream."""
+
+    node_id: str
+    groups: int
+    """It takes at once."""
+    noise_ratio: float
+    busy: int = 0
+    """Groups it was sent and has not answered for."""
+
+
+class RewardChecking:
+    """Used on the event loop's thread."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        spool: Spool,
+        *,
+        rows: Rows | None,
+        notify: Notify,
+        metrics: CoordinatorMetrics,
+    ) -> None:
+        self._transactions = transactions
+        self._accounts = transactions.accounts
+        self._checks = transactions.accounts.reward_checks
+        self._spool = spool
+        self._rows = rows
+        self._notify = notify
+        self._metrics = metrics
+        self._verifiers: set[Verifier] = set()
+        self._news = asyncio.Event()
+        spool.has_spooled = self._news.set
+        metrics.verifiers.set_function(lambda: len(self._verifiers))
+
+    def admit(self, node_id: str, *, task_digest: bytes, groups: int, noise_ratio: float) -> Verifier:
+        """Begin a verifier's stream.
+
+        Raises:
+            RefusedError: MALFORMED; BUSY, where it grades by other options than the run's.
+        """
+        if not 1 <= groups <= MOST_GROUPS or not 0 <= noise_ratio <= MOST_NOISE:
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"a verifier that takes {groups} groups and differs in {noise_ratio} of them; allowed are "
+                f"1 to {MOST_GROUPS}, and 0 to {MOST_NOISE}",
+            )
+        if task_digest != self._accounts.work.task_digest:
+            raise RefusedError(
+                Reason.BUSY,
+                f"the verifier grades by task options {task_digest.hex()}, the run's are "
+                f"{self._accounts.work.task_digest.hex()}",
+                fix="join again, and load the task as it is now",
+            )
+        verifier = Verifier(node_id, groups, noise_ratio)
+        self._verifiers.add(verifier)
+        self._checks.is_open = True
+        logger.info("verifier checks rewards", extra={"verifier": node_id, "noise_ratio": noise_ratio})
+        return verifier
+
+    def dismiss(self, verifier: Verifier) -> None:
+        """End a stream; without a verifier nothing is held back."""
+        self._verifiers.discard(verifier)
+        self._news.set()
+        if not self._verifiers:
+            self._checks.is_open = False
+            self._checks.forget()
+            self._spool.wake_drain()
+            logger.warning("no verifier is left: rewards are believed", extra={"verifier": verifier.node_id})
+
+    async def groups(self, verifier: Verifier) -> AsyncIterator[tuple[EncodedGroup, bytes]]:
+        """Yield the groups that a verifier is to check, each with its row."""
+        while verifier in self._verifiers:
+            if verifier.busy == verifier.groups or (held := self._checks.next()) is None:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            slot = self._accounts.slots.open_slots.get(held.slot)
+            group = None if slot is None else await self._transactions.read(slot)
+            if slot is None or group is None or group.group_id != held.group_id:
+                self._checks.answered(held.group_id)
+                continue
+            verifier.busy += 1
+            row = b"" if self._rows is None else await asyncio.to_thread(self._rows.row, slot.prompt_index)
+            yield group, row
+
+    async def note(self, verifier: Verifier, finding: RewardFinding) -> None:
+        """Take in what a verifier found out about a group it was sent."""
+        verifier.busy = max(0, verifier.busy - 1)
+        self._news.set()
+        held = self._checks.answered(finding.group_id)
+        if held is None:
+            return
+        try:
+            checked = await self._transactions.settle(
+                lambda now: trust.reward_checked(
+                    self._accounts, held, finding, noise_ratio=verifier.noise_ratio, now=now
+                )
+            )
+        finally:
+            self._checks.let_go(held)
+            self._spool.wake_drain()
+        self._metrics.reward_checks.labels(finding.outcome).inc()
+        about = {"sampler": held.sampler_id, "group_id": held.group_id, "detail": finding.detail}
+        if finding.outcome is not RewardCheck.AGREED:
+            logger.warning("rewards not confirmed", extra={"outcome": finding.outcome, **about})
+        for verdict in checked.thrown_out:
+            self._metrics.groups.labels(verdict.verdict).inc()
+            self._notify(held.sampler_id, verdict)
+        if checked.proof:
+            self._metrics.proven_liars.inc()
+            self._metrics.thrown_out_groups.inc(len(checked.thrown_out))
+            self._spool.wake_drain(has_quarantines=True)
+            logger.error(
+                "sampler lies about rewards; it is shut out, and what it made is sampled again",
+                extra={
+                    "sampler": held.sampler_id,
+                    "reason": checked.proof,
+                    "groups": len(checked.thrown_out),
+                    "fix": "look at its machine; `heterorl-node pardon` lets it in again, `revoke` never",
+                },
+            )
+
+    def turn(self, now: float) -> None:
+        """Deliver unchecked what has been held for too long."""
+        if late := self._checks.late(now):
+            self._metrics.reward_checks.labels("late").inc(late)
+            self._spool.wake_drain()
+        if passed_over := self._checks.passed_over:
+            self._checks.passed_over = 0
+            self._metrics.reward_checks.labels("passed over").inc(passed_over)

@@ -1,0 +1,158 @@
+"""Which groups have their rewards worked out again, and what that proves; pure.
+
+    spooled --drawn by a secret--> held --> sent to a verifier --> finding
+       |                            |          '-- no finding in time: delivered, unchecked
+       |                            '-- no verifier has room in time, or none is left: delivered, unchecked
+       '-- not drawn, or too many are held: delivered
+
+A group that is held back waits for no other, and no other waits for it. The share that is drawn follows the
+sampler's record: every group of a newcomer, so that it moves nothing unchecked, and fewer with each check
+that agreed. Nobody can tell which: the draw is a keyed hash of the group's id, and the key never leaves this
+process. While too many groups are held, newcomers are told to come back.
+
+Where the grader is deterministic, one group with other rewards is proof. Where honest samplers may differ in
+a share of their groups, checks are bets against "it differs no more often than that": the stake grows by
+``LYING_SHARE`` over that share with each difference, shrinks a little with each agreement, and is spread over
+all moments at which a sampler may begin to lie. An honest sampler's stake reaches 1 / ``FALSE_ALARM`` in a
+whole run with probability ``FALSE_ALARM`` at most (Ville's inequality).
+"""
+
+import hashlib
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+LEAST_SHARE: Final = 0.05
+"""A proven sampler that lies in a part b of its groups is found within 60 / b of them, 19 times in 20."""
+
+PROVEN_CHECKS: Final = 8
+"""Checks after which a sampler is no newcomer; its share then falls as one over their number."""
+
+HELD_GROUPS: Final = 64
+"""Proven samplers' groups beyond them are delivered unchecked."""
+
+HELD_S: Final = 60.0
+"""Twice what a grader may take for one group by default."""
+
+FALSE_ALARM: Final = 0.01
+LYING_SHARE: Final = 0.25
+"""Share of differing groups that the bet wins most on."""
+
+
+def checked_share(checks: int) -> float:
+    """Return the share of a sampler's groups to check, by how many checks agreed."""
+    return max(LEAST_SHARE, min(1.0, PROVEN_CHECKS / max(1, checks)))
+
+
+def stake_after(stake: float, *, checks: int, differs: bool, noise_ratio: float) -> float:
+    """Return the stake against a sampler after one more check.
+
+    Args:
+        checks: How many there were before.
+        noise_ratio: Share of an honest sampler's groups that differ, at most; below ``LYING_SHARE``.
+    """
+    begins_now = 1.0 / ((checks + 1) * (checks + 2))
+    if differs:
+        odds = LYING_SHARE / noise_ratio if noise_ratio else math.inf
+    else:
+        odds = (1.0 - LYING_SHARE) / (1.0 - noise_ratio)
+    return (stake + begins_now) * odds
+
+
+def is_proof(stake: float) -> bool:
+    return stake * FALSE_ALARM >= 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A group that waits for a check or is being checked."""
+
+    slot: int
+    group_id: str
+    sampler_id: str
+    since_s: float
+
+
+class RewardChecks:
+    """The groups being checked, in memory only: what waited when the process ended is delivered unchecked."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._waiting: OrderedDict[int, Held] = OrderedDict()
+        self._sent: dict[str, Held] = {}
+        """By group id; some may have been delivered since."""
+        self._held: dict[int, str] = {}
+        """Slot -> the group that is held back."""
+        self.is_open = False
+        """Whether there is a verifier."""
+        self.passed_over = 0
+        """Groups that were drawn and not held, because too many were."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many groups are held that newcomers have to wait."""
+        return len(self._held) >= HELD_GROUPS
+
+    def is_held(self, slot: int) -> bool:
+        return slot in self._held
+
+    def draw(self, slot: int, group_id: str, sampler_id: str, *, share: float, now: float) -> None:
+        """Hold a group that was just spooled back, if it is drawn."""
+        if not self.is_open or self._number(group_id) >= share:
+            return
+        if self.is_full:
+            self.passed_over += 1
+            return
+        self._held[slot] = group_id
+        self._waiting[slot] = Held(slot, group_id, sampler_id, now)
+
+    def next(self) -> Held | None:
+        """Return the group that has waited longest, and count it as sent; None: none waits."""
+        if not self._waiting:
+            return None
+        _, held = self._waiting.popitem(last=False)
+        self._sent[held.group_id] = held
+        return held
+
+    def answered(self, group_id: str) -> Held | None:
+        """Return a group that a verifier has answered for; None: it was not asked, or has answered before.
+
+        It stays held until what the answer means is settled: ``let_go``.
+        """
+        return self._sent.pop(group_id, None)
+
+    def let_go(self, held: Held) -> None:
+        """Let the learner have a group."""
+        if self._held.get(held.slot) == held.group_id:
+            self.drop(held.slot)
+
+    def drop(self, slot: int) -> None:
+        """Forget a group that is not wanted any more; one that was sent may still be found out."""
+        self._waiting.pop(slot, None)
+        self._held.pop(slot, None)
+
+    def late(self, now: float) -> int:
+        """Let groups go that have been held for too long; return how many."""
+        due = [
+            held for held in (*self._waiting.values(), *self._sent.values()) if now - held.since_s > HELD_S
+        ]
+        were_held = sum(self._held.get(held.slot) == held.group_id for held in due)
+        for held in due:
+            self.let_go(held)
+            if now - held.since_s > 2 * HELD_S:
+                self._sent.pop(held.group_id, None)
+        return were_held
+
+    def forget(self) -> None:
+        """Let every group go: no verifier is left, or the accounts begin again."""
+        self._waiting.clear()
+        self._sent.clear()
+        self._held.clear()
+
+    def _number(self, group_id: str) -> float:
+        digest = hashlib.blake2b(group_id.encode(), key=self._secret, digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2.0**64

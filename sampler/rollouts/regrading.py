@@ -1,0 +1,53 @@
+"""Compares the rewards that a group claims with those that the grader gives its own tokens; pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from node.rollout import Finish, RewardCheck, RewardFinding, RolloutGroup
+from sampler.engines.stop_strings import text_before_stop
+from sampler.tasks.task import CompletionText
+
+TOLERANCE: Final = 1e-4
+"""Largest difference of equal rewards, relative beyond 1: rewards travel as float32, and sums may be added up
+in another order elsewhere."""
+
+_NAMED: Final = 3
+"""Completions that a finding names."""
+
+
+def completion_texts(group: RolloutGroup, texts: Sequence[str]) -> list[CompletionText]:
+    """Return what its grader saw of a group whose task does not reply, by its completions' uncut texts."""
+    return [
+        CompletionText(text_before_stop(text, group.sampling.stop), len(one.token_ids), one.finish.value)
+        for one, text in zip(group.completions, texts, strict=True)
+    ]
+
+
+def misstated_finish(group: RolloutGroup, texts: Sequence[str], end_ids: frozenset[int]) -> str:
+    """Return which completion cannot have ended as it says, for people; "" if all can.
+
+    Graders read more into a text that a stop string ended.
+
+    Args:
+        texts: Of the completions, uncut.
+        end_ids: The tokens that end a completion.
+    """
+    for number, (one, text) in enumerate(zip(group.completions, texts, strict=True)):
+        if one.finish is Finish.END and int(one.token_ids[-1]) not in end_ids:
+            return f"completion {number} claims to have ended, and has no end token"
+        if one.finish is Finish.STOP and not any(stop in text for stop in group.sampling.stop):
+            return f"completion {number} claims to have been stopped, and has no stop string"
+    return ""
+
+
+def compared(group: RolloutGroup, rewards: Sequence[float]) -> RewardFinding:
+    """Return what the grader's rewards say of a group."""
+    odd = [
+        f"completion {number} claims {one.reward:g}, the grader gives {reward:g}"
+        for number, (one, reward) in enumerate(zip(group.completions, rewards, strict=True))
+        if abs(one.reward - reward) > TOLERANCE * max(1.0, abs(reward))
+    ]
+    if not odd:
+        return RewardFinding(group.group_id, RewardCheck.AGREED)
+    more = f", and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
+    return RewardFinding(group.group_id, RewardCheck.DISAGREED, "; ".join(odd[:_NAMED]) + more)

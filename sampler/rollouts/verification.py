@@ -1,0 +1,146 @@
+"""The verifier's work: the run's task is loaded as by a sampler, and grades groups again that others graded.
+
+load the task --> grade what the coordinator sends --task changed, stream lost--> again
+'-- a grader that cannot repeat itself: wait until the task changes
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.clients.membership_client import MembershipClient
+from node.clients.reward_checks import RewardCheckClient
+from node.errors import RefusedError
+from node.rollout import RewardCheck, RewardFinding, RolloutGroup
+from node.rpc.channel import Backoff, ConnectionLost
+from node.telemetry.metrics import NodeMetrics
+from node.waits import run_until
+from sampler.config import VerifierConfig
+from sampler.metrics import VerifierMetrics
+from sampler.rollouts.regrading import compared, completion_texts, misstated_finish
+from sampler.rollouts.run_task import RunTask
+from sampler.tasks.grader_process import TaskError
+
+logger = logging.getLogger(__name__)
+
+
+class Decoder(Protocol):
+    """The run's tokenizer, as far as a verifier needs it."""
+
+    end_ids: frozenset[int]
+    """The tokens that end a completion."""
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        """Return the text of a completion, without special tokens."""
+        ...
+
+
+class Verification:
+    """A service, ready once it knows its task."""
+
+    name = "verification"
+
+    def __init__(
+        self,
+        client: RewardCheckClient,
+        *,
+        membership: MembershipClient,
+        task_changed: asyncio.Event,
+        decoder: Decoder,
+        config: VerifierConfig,
+        backoff: Backoff,
+        metrics: VerifierMetrics,
+        node_metrics: NodeMetrics,
+    ) -> None:
+        self._client = client
+        self._membership = membership
+        self._task_changed = task_changed
+        self._decoder = decoder
+        self._config = config
+        self._backoff = backoff
+        self._metrics = metrics
+        self._node_metrics = node_metrics
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Verify until ``stopping``.
+
+        Raises:
+            ConfigError: this verifier does not know the run's task, or lacks a package that it needs.
+            StartupError: the task does not start.
+            RefusedError: for a reason after which a peer stops.
+        """
+        while not stopping.is_set():
+            self._task_changed.clear()
+            task = await self._load()
+            ready()
+            try:
+                await run_until(stopping, run_until(self._task_changed, self._verify(task)))
+            finally:
+                await task.graders.close()
+
+    async def _load(self) -> RunTask:
+        settings = await self._membership.settings()
+        return await RunTask.load(
+            settings.task,
+            json.loads(settings.task_options_json or "{}"),
+            digest=settings.task_digest,
+            rows=settings.prompts,
+            group_size=settings.group_size,
+            config=self._config,
+            metrics=self._metrics,
+        )
+
+    async def _verify(self, task: RunTask) -> None:
+        said = task.description
+        if said.noise_ratio is None or said.is_stateful or said.max_turns > 1:
+            logger.warning(
+                "the rewards of this task cannot be worked out again",
+                extra={"task": task.name, "is_stateful": said.is_stateful, "max_turns": said.max_turns},
+            )
+            with self._node_metrics.waiting("task whose rewards can be checked"):
+                await asyncio.Event().wait()
+        assert said.noise_ratio is not None
+        while True:
+            try:
+                await self._client.answer(
+                    lambda group, row: self._check(task, group, row),
+                    task_digest=task.digest,
+                    groups=self._config.groups_at_once,
+                    noise_ratio=said.noise_ratio,
+                )
+            except (RefusedError, ConnectionLost) as error:
+                if isinstance(error, RefusedError) and not error.reason.is_retryable:
+                    raise
+                logger.warning("stream of checks lost", extra={"detail": str(error)})
+            await self._backoff.wait()
+
+    async def _check(self, task: RunTask, group: RolloutGroup, row: bytes) -> RewardFinding:
+        self._backoff.reset()
+        with self._metrics.check_seconds.time():
+            finding = await self._finding(task, group, row)
+        self._metrics.checks.labels(finding.outcome).inc()
+        return finding
+
+    async def _finding(self, task: RunTask, group: RolloutGroup, row: bytes) -> RewardFinding:
+        if group.grader_digest != task.description.code_digest:
+            what = f"grader code {group.grader_digest.hex()} is not this verifier's"
+            return RewardFinding(group.group_id, RewardCheck.SKIPPED, what)
+        texts = await asyncio.to_thread(_decoded, group, self._decoder)
+        if odd := misstated_finish(group, texts, self._decoder.end_ids):
+            return RewardFinding(group.group_id, RewardCheck.UNGRADABLE, odd)
+        seen = completion_texts(group, texts)
+        try:
+            grades = await task.graders.grade_again(group.prompt_index, row.decode(errors="replace"), seen)
+        except TaskError as error:
+            outcome = RewardCheck.SKIPPED if error.fault is None else RewardCheck.UNGRADABLE
+            return RewardFinding(group.group_id, outcome, str(error))
+        return compared(group, grades.rewards)
+
+
+def _decoded(group: RolloutGroup, decoder: Decoder) -> list[str]:
+    return [decoder.decode(one.token_ids) for one in group.completions]

@@ -1,0 +1,77 @@
+"""Builds a verifier from its section of the configuration: a tokenizer and graders, no engine and no GPU."""
+
+import asyncio
+import os
+import random
+
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
+from node.clients.reward_checks import RewardCheckClient
+from node.errors import StartupError
+from node.identity.peer import Peer
+from node.process.role_context import RoleContext
+from node.process.service import Service, StopsAfter
+from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.hub import Hub
+from node.run import Role
+from node.telemetry.metrics import snapshot
+from sampler.config import VerifierConfig
+from sampler.engines.model_tokenizer import ModelTokenizer
+from sampler.metrics import VerifierMetrics
+from sampler.process_tree import cpu_seconds
+from sampler.rollouts.verification import Verification
+
+
+async def build(context: RoleContext) -> list[Service]:
+    """Load the tokenizer, in a thread, and return the verifier's services.
+
+    Raises:
+        StartupError: the tokenizer cannot be used, or the coordinator's address is missing.
+    """
+    config = context.config.section(VerifierConfig)
+    target = context.config.node.coordinator
+    if target is None:
+        raise StartupError("The verifier has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
+    try:
+        decoder = await asyncio.to_thread(ModelTokenizer, config.model_dir)
+    except (OSError, ValueError) as error:
+        raise StartupError(
+            f"the tokenizer of {config.model_dir} cannot be loaded: {error}",
+            fix="Copy the model directory of the samplers; the weights are not needed.",
+        ) from error
+    caller = context.identity or Peer(context.run.run_id, Role.VERIFIER, context.node_id)
+    hub = Hub(target)
+    control, rollouts = (
+        dial(hub, caller, purpose=purpose, now=context.clock.now())
+        for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
+    )
+    task_changed = asyncio.Event()
+    membership = MembershipClient(
+        control,
+        Member(context.run.run_id, Role.VERIFIER),
+        reports=PeerReports(
+            held=lambda: None,
+            waits_for=lambda: context.node_metrics.waits_for,
+            metrics=lambda: snapshot(context.registry, Role.VERIFIER),
+        ),
+        notices=Notices(task_changed=task_changed.set),
+        clock=context.clock,
+        backoff=Backoff(random.random),
+        waiting=context.node_metrics.waiting,
+        identity=context.identity,
+        hub=hub,
+    )
+    metrics = VerifierMetrics(context.registry)
+    metrics.watch(cpu_seconds=lambda: cpu_seconds(os.getpid()))
+    verification = Verification(
+        RewardCheckClient(rollouts),
+        membership=membership,
+        task_changed=task_changed,
+        decoder=decoder,
+        config=config,
+        backoff=Backoff(random.random),
+        metrics=metrics,
+        node_metrics=context.node_metrics,
+    )
+    verifying = StopsAfter(verification)
+    return [StopsAfter(membership, other=verifying), verifying]

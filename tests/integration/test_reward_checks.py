@@ -1,0 +1,104 @@
+"""A sampler that lies about rewards: real coordinator, sampler and verifier; the learner by hand."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heterorl.v1 import common_pb2, membership_pb2
+from node.coordinator.trust_upkeep import PARDONS, ask_pardon
+from node.rollout import Finish, RolloutGroup
+from sampler.engines.torch_engine import TorchEngine
+from sampler.rollouts.group_pipeline import GroupPipeline
+from support.hub import HandPeer, RunningHub, running_hub
+from support.identity import MadeRun
+from support.sampler import RunningPeer, learning, sampling, verifying
+from support.waiting import eventually, until
+
+HONEST = GroupPipeline._group
+
+
+def lie(self: GroupPipeline, *arguments: Any, **keywords: Any) -> RolloutGroup:
+    group = HONEST(self, *arguments, **keywords)
+    inverted = tuple(replace(one, reward=1.0 - one.reward) for one in group.completions)
+    return replace(group, completions=inverted)
+
+
+def checks(hub: RunningHub, outcome: str) -> float:
+    return hub.metric("heterorl_coordinator_reward_checks_total", outcome=outcome)
+
+
+async def standing(learner: HandPeer) -> membership_pb2.PeerStatus:
+    status = await learner.status()
+    return next(peer for peer in status.peers if peer.role == common_pb2.ROLE_SAMPLER)
+
+
+async def has_checked(hub: RunningHub, verifier: RunningPeer, groups: int) -> None:
+    await until(lambda: checks(hub, "agreed") >= groups, within_s=60)
+    assert verifier.value("checks_total", outcome="agreed") >= groups
+
+
+async def test_a_sampler_with_inverted_rewards_is_shut_out_with_its_groups_until_it_is_pardoned(
+    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running_hub(made, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        verifying(made, hub.address, model_dir) as verifier,
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        drain = await learner.drain(credits=1000)
+        await has_checked(hub, verifier, 3)
+        honest = dict((await learner.status()).slots)["spooled"]
+        assert honest > 0
+        monkeypatch.setattr(GroupPipeline, "_group", lie)
+        await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1, within_s=60)
+        assert hub.metric("heterorl_coordinator_thrown_out_groups_total") >= honest
+        told = await standing(learner)
+        assert told.standing == "quarantined"
+        assert "the grader gives 0" in told.standing_detail
+        slots = dict((await learner.status()).slots)
+        assert (slots["spooled"], slots["leased"]) == (0, 0)
+        async with asyncio.timeout(10):
+            while (response := await drain.hear()).WhichOneof("message") != "quarantines":
+                pass
+        assert [one.sampler_id for one in response.quarantines.samplers] == ["sampler-1"]
+        await until(lambda: sampler.value("groups_total", verdict="suspect") >= honest)
+
+        monkeypatch.setattr(GroupPipeline, "_group", HONEST)
+        ask_pardon(made.directory / "coordinator" / PARDONS, ["sampler-1"])
+
+        async def is_forgiven() -> bool:
+            return (await standing(learner)).standing == "established"
+
+        await eventually(is_forgiven)
+
+
+async def test_a_verifier_survives_groups_that_nobody_honest_sends(
+    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token ids below 0 and beyond the vocabulary: both are thrown out, and the next group is checked."""
+    strange = iter((-1, 2**31 - 1))
+
+    def twist(self: GroupPipeline, *arguments: Any, **keywords: Any) -> RolloutGroup:
+        group = HONEST(self, *arguments, **keywords)
+        if (odd := next(strange, None)) is None:
+            return group
+        first, *others = group.completions
+        ids = np.full_like(first.token_ids, odd)
+        return replace(group, completions=(replace(first, token_ids=ids, finish=Finish.END), *others))
+
+    monkeypatch.setattr(GroupPipeline, "_group", twist)
+    async with (
+        running_hub(made, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        verifying(made, hub.address, model_dir) as verifier,
+        sampling(made, hub.address, model_dir),
+    ):
+        await learner.drain(credits=1000)
+        await until(lambda: checks(hub, "ungradable") == 2, within_s=60)
+        await has_checked(hub, verifier, 1)
+        assert (await standing(learner)).standing == "established"

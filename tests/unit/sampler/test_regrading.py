@@ -1,0 +1,72 @@
+"""The texts that a verifier grades, and how it compares rewards."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from node.rollout import Finish, RewardCheck, RewardFinding, RolloutGroup
+from sampler.rollouts.regrading import TOLERANCE, compared, completion_texts, misstated_finish
+from support.groups import make_group
+
+
+def claiming(*rewards: float) -> RolloutGroup:
+    group = make_group("7.1", size=len(rewards))
+    completions = (replace(one, reward=r) for one, r in zip(group.completions, rewards, strict=True))
+    return replace(group, completions=tuple(completions))
+
+
+def test_a_grader_is_shown_what_it_was_shown_before() -> None:
+    group = claiming(0.0)
+    stopped = replace(group, sampling=replace(group.sampling, stop=("\n\n",)))
+    (text,) = completion_texts(stopped, ["answer\n\nand more"])
+    (one,) = group.completions
+    assert (text.text, text.tokens, text.finish, text.conversation) == (
+        "answer",
+        len(one.token_ids),
+        one.finish.value,
+        (),
+    )
+
+
+@pytest.mark.parametrize(
+    ("finish", "last", "text", "odd"),
+    [
+        (Finish.END, 7, "text", ""),
+        (Finish.END, 8, "text", "completion 0 claims to have ended, and has no end token"),
+        (Finish.STOP, 8, "a;b", ""),
+        (Finish.STOP, 8, "ab", "completion 0 claims to have been stopped, and has no stop string"),
+        (Finish.LENGTH, 8, "ab", ""),
+    ],
+)
+def test_a_completion_can_have_ended_as_it_says(finish: Finish, last: int, text: str, odd: str) -> None:
+    group = claiming(0.0)
+    (one,) = group.completions
+    ids = np.append(one.token_ids[:-1], np.int32(last))
+    group = replace(
+        group,
+        completions=(replace(one, token_ids=ids, finish=finish),),
+        sampling=replace(group.sampling, stop=(";",)),
+    )
+    assert misstated_finish(group, [text], frozenset({7})) == odd
+
+
+def test_equal_rewards_agree() -> None:
+    assert compared(claiming(0.0, 1.0), [0.0, 1.0]) == RewardFinding("7.1", RewardCheck.AGREED)
+
+
+@pytest.mark.parametrize("reward", [0.1, 1.0, 1000.0])
+def test_rounding_on_the_way_is_no_difference_and_ten_times_as_much_is(reward: float) -> None:
+    rounded = reward + TOLERANCE / 2 * max(1.0, reward)
+    assert compared(claiming(rounded), [reward]).outcome is RewardCheck.AGREED
+    other = reward + 10 * TOLERANCE * max(1.0, reward)
+    assert compared(claiming(other), [reward]).outcome is RewardCheck.DISAGREED
+
+
+def test_a_finding_names_a_few_completions_with_the_values() -> None:
+    finding = compared(claiming(1.0, 1.0, 1.0, 1.0, 0.5), [0.0] * 5)
+    assert finding.outcome is RewardCheck.DISAGREED
+    assert finding.detail == (
+        "completion 0 claims 1, the grader gives 0; completion 1 claims 1, the grader gives 0; "
+        "completion 2 claims 1, the grader gives 0, and 2 more"
+    )
