@@ -13,11 +13,14 @@ from node.coordinator.data.row_sources import open_rows
 from node.coordinator.data.rows import Rows
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peer_requests import PeerRequests
+from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
-from node.coordinator.rollout_servicer import RolloutServicer
+from node.coordinator.run_members import RunMembers
+from node.coordinator.run_rollouts import RunRollouts
+from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
@@ -39,7 +42,9 @@ from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.membership_servicer import MembershipServicer
 from node.serving.policy_servicer import PolicyServicer
+from node.serving.rollout_servicer import RolloutServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
 from node.wire.mapping import to_wire
@@ -83,7 +88,6 @@ async def build(context: RoleContext) -> list[Service]:
         silent_after_s=config.silent_after_s,
         heartbeat_interval_s=config.heartbeat_interval_s,
         head=published.head,
-        revoked=lambda: revocations.current().node_ids,
         fleet=fleet,
         metrics=metrics,
         grader_digest=bytes.fromhex(config.grader_digest),
@@ -96,8 +100,9 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         clock=context.clock,
     )
+    table = PeerTable(peers, revoked=lambda: revocations.current().node_ids)
     servers = [
-        _members_server(context, config, store, spool, peers, revocations),
+        _members_server(context, config, store, spool, table, revocations),
         *_enrolment_servers(context, config, revocations),
     ]
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
@@ -105,6 +110,7 @@ async def build(context: RoleContext) -> list[Service]:
         CoordinatorService(
             spool=spool,
             peers=peers,
+            table=table,
             store=store,
             published=published,
             trust=trust,
@@ -144,27 +150,22 @@ def _members_server(
     config: CoordinatorConfig,
     store: ArtifactStore,
     spool: Spool,
-    peers: Peers,
+    table: PeerTable,
     revocations: RevocationList,
 ) -> RpcServer:
-    group_bytes = _group_bytes(config)
+    group_bytes, clock = _group_bytes(config), context.clock
     policy = PolicyServicer(store, metrics=context.transfer_metrics)
-    rollouts = RolloutServicer(
-        spool,
-        peers,
-        submission_door(context, hands_on=False),
-        group_bytes=group_bytes,
-        revocations=revocations,
-        metrics=context.transfer_metrics,
-    )
-    membership = MembershipServicer(
-        peers,
-        spool,
-        run_id=context.run.run_id,
+    requests = PeerRequests(table.peers, spool, revocations, clock)
+    rollouts = RunRollouts(requests, spool, group_bytes=group_bytes, metrics=context.transfer_metrics)
+    members = RunMembers(
+        requests,
+        RunReport(context.run.run_id, table, clock),
         settings=to_wire(membership_pb2.JoinResponse, _settings(config, spool.rows, group_bytes=group_bytes)),
         revocations=revocations,
-        clock=context.clock,
+        clock=clock,
     )
+    membership_servicer = MembershipServicer(members)
+    rollout_servicer = RolloutServicer(rollouts, submission_door(context, hands_on=False))
     return make_server(
         context,
         "members",
@@ -172,9 +173,9 @@ def _members_server(
         listen=config.listen,
         revocations=revocations,
         servicers=(
-            partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
+            partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership_servicer),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
-            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
+            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollout_servicer),
         ),
     )
 

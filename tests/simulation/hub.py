@@ -1,7 +1,7 @@
 """The coordinator of a simulated run: production's spool, peers, transactions, upkeep and ledger.
 
-What the servicers do between the wire and these is said again here, without the wire: who is refused, which
-call a message becomes. The store of policy versions is a list of artifacts without bytes.
+Peers call ``PeerRequests``, as the servicers do for them. The store of policy versions is a list of artifacts
+without bytes.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from typing import Any
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.peer_requests import Joining, PeerRequests, SamplerModel
+from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.published import Published
 from node.coordinator.spool import Spool
@@ -23,7 +25,6 @@ from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work.accounts import Accounts, RunTerms, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import EMPTY_PAUSE_S
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
@@ -42,7 +43,6 @@ from node.rollout import (
     LeaseGrant,
     RolloutGroup,
     SamplingParameters,
-    Verdict,
 )
 from node.rpc.channel import ConnectionLost
 from node.run import Role, StepRecord
@@ -208,7 +208,6 @@ class Hub:
             silent_after_s=SILENT_AFTER_S,
             heartbeat_interval_s=HEARTBEAT_S,
             head=self.published.head,
-            revoked=lambda: revocations.node_ids,
             fleet=FleetCollector(),
             metrics=instruments,
         )
@@ -223,10 +222,12 @@ class Hub:
             clock=clock,
         )
         lists: Any = revocations
+        self.requests = PeerRequests(self.peers, self.spool, lists, clock)
         self.pardons = disk.directory.parent / "pardoned"
         self.service = CoordinatorService(
             spool=self.spool,
             peers=self.peers,
+            table=PeerTable(self.peers, revoked=lambda: revocations.node_ids),
             store=store,
             published=self.published,
             trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
@@ -248,56 +249,38 @@ class Hub:
 
     async def join_sampler(self, peer: Peer, held: PolicyVersion, *, instance: str, prompts: int) -> None:
         self._check_not_revoked(peer.node_id)
-        await self.spool.admit_sampler(peer.node_id, prompts=prompts)
-        before = self.peers.instance(peer)
-        member = self.peers.join(
-            peer, held, now=self._clock.now(), instance=instance, completes=bool(prompts)
-        )
-        if before not in ("", member.instance):
-            await self.spool.end_leases(peer.node_id)
+        model = SamplerModel(LAYOUT, TOKENIZER)
+        joining = Joining(held, model, instance=instance, prompts=prompts, completes=bool(prompts))
+        await self.requests.join(peer, joining)
 
     async def join_learner(self, peer: Peer, learner: Learner) -> bytes:
         """Admit a learner; return the digest of the task's options."""
-        await self.spool.admit_learner(learner)
-        self.peers.join(peer, PolicyVersion(learner.version), now=self._clock.now())
+        await self.requests.join(peer, Joining(PolicyVersion(learner.version), learner))
         return self.accounts.work.task_digest
 
     async def heartbeat(
         self, peer: Peer, report: HeartbeatReport, running: tuple[str, ...]
     ) -> tuple[HeartbeatAnswer, tuple[str, ...]]:
         self._check_not_revoked(peer.node_id)
-        answer = self.peers.heartbeat(peer, report, now=self._clock.now())
-        return answer, self.spool.renew(peer.node_id, running)
+        return self.requests.heartbeat(peer, report, running)
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
         self._check_not_revoked(peer.node_id)
-        self.peers.check_present(peer)
-        if self.peers.objection_to_grader(peer):
-            return LeaseGrant((), EMPTY_PAUSE_S, "grader")
-        grant = await self.spool.lease(peer.node_id, wanted, held, stays=stays)
+        grant = await self.requests.lease(peer, wanted, held, stays=stays)
         self._granted(self, peer.node_id, grant)
         return grant
 
     async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
         self._check_not_revoked(peer.node_id)
-        return await self.spool.release(peer.node_id, lease_ids, failed)
+        return await self.requests.release(peer, lease_ids, failed)
 
     async def submit(
         self, encoded: EncodedGroup, group: RolloutGroup, *, is_relayed: bool = False
     ) -> Submitted:
         """Take a group in, whose sampler is proved."""
-        name, sampler_id = encoded.group_id, encoded.sampler_id
-        if self.revocations.is_revoked(sampler_id):
-            submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
-        else:
-            is_held_out = is_evaluation_lease(name)
-            read: RolloutGroup | GroupHeader = (
-                group if is_held_out else self._header_of(encoded.columns, group)
-            )
-            submitted = await self.spool.submit(encoded, read)
-        if is_relayed and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
-            self.peers.notify(sampler_id, GroupVerdict(name, submitted.verdict, submitted.detail))
-        return submitted
+        is_held_out = is_evaluation_lease(encoded.group_id)
+        read: RolloutGroup | GroupHeader = group if is_held_out else self._header_of(encoded.columns, group)
+        return await self.requests.submit(encoded, read, is_relayed=is_relayed)
 
     def _header_of(self, key: bytes, group: RolloutGroup) -> GroupHeader:
         header = self._headers.get(key)
