@@ -32,6 +32,7 @@ import grpc.aio
 import numpy as np
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+from node.clients.hub_route import HubRoute
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clients.submission_stream import SubmissionStream
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
@@ -182,7 +183,7 @@ async def _signed(
     """Join, lease, and return a submission for each lease."""
     await _join(channel, identity)
     signer = GroupSigner(identity)
-    client = SamplerRolloutClient(channel, signer)
+    client = SamplerRolloutClient(HubRoute.only(channel), signer)
     requests: list[EncodedGroup] = []
     while len(requests) <= groups:
         grant = await client.lease(min(LEASES, groups + 1 - len(requests)), PolicyVersion(0))

@@ -43,6 +43,7 @@ from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.clients.heartbeats import Notices, PeerReports
+from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
 from node.clock import Clock
@@ -269,7 +270,7 @@ def _join(
         best_version=lambda: state.best_version,
     )
     membership = MembershipClient(
-        control,
+        HubRoute.only(control),
         member,
         reports=reports,
         notices=Notices(),

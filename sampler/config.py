@@ -92,14 +92,14 @@ class SamplerConfig(BaseModel):
     """Length of the submission queue: finished groups kept while the hub is away or slow. No more prompts are
     leased while it is full."""
 
-    weight_sources: tuple[Target, ...] = ()
-    """Relays (or the coordinator) to fetch weights from, ``host:port`` each, used in parallel in proportion
-    to what they deliver. The coordinator is asked only when all of them are behind it. Empty: only the
-    coordinator."""
+    relays: tuple[Target, ...] = ()
+    """Relays to speak through, ``host:port`` each: heartbeats, leases and groups go over the first that
+    answers, else over ``node.coordinator``, which may be unset where it cannot be reached from here. Weights
+    are fetched from all of them. Empty: the coordinator."""
 
-    rollout_via: Target | None = None
-    """A relay to submit finished groups to, ``host:port``; it keeps them on its disk while the coordinator is
-    away. Unset: groups are submitted to the coordinator."""
+    weight_sources: tuple[Target, ...] = ()
+    """More relays (or the coordinator) to fetch weights from, ``host:port`` each, used in parallel in
+    proportion to what they deliver. The coordinator is asked only when all of them are behind it."""
 
     custom_tasks: dict[str, str] = Field(default_factory=dict)
     """Task name -> ``package.module:Class``, for tasks that are not built in. Only this setting and the next

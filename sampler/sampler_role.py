@@ -5,9 +5,10 @@
          |  '------> served policy <--- leasing ----------'---- settings, lost leases, clock: membership
          '---- announcements, frames
 
-Weights come from relays if there are any, otherwise from the hub, over channels of their own, so that a
-heartbeat never waits behind them. Policy sync stops first, then rollouts, then membership: leases are renewed
-until finished groups are submitted, and nobody writes to the engine's words once it is closed.
+The hub is the first of the sampler's relays that answers, or the coordinator. Weights come from relays if
+there are any, over channels of their own, so that a heartbeat never waits behind them. Policy sync stops
+first, then rollouts, then membership: leases are renewed until finished groups are submitted, and nobody
+writes to the engine's words once it is closed.
 """
 
 import asyncio
@@ -18,12 +19,14 @@ from typing import Final
 import grpc.aio
 
 from node.clients.heartbeats import Notices, PeerReports
+from node.clients.hub_route import Hub, HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import StartupError
 from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
+from node.identity.relay_voucher import vouch
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
@@ -64,9 +67,10 @@ async def build(context: RoleContext) -> list[Service]:
         StartupError: the model cannot be used, or the hub's address is missing.
     """
     config = context.config.section(SamplerConfig)
-    target = context.config.node.coordinator
-    if target is None:
-        raise StartupError("The sampler has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
+    if not _hub_addresses(context):
+        raise StartupError(
+            "The sampler has no hub to dial", fix="Set node.coordinator = HOST:PORT, or sampler.relays."
+        )
     # This takes seconds to minutes, during which the watchdog and /healthz must be answered.
     engine = await asyncio.to_thread(RestartableEngine, partial(load_configured_engine, config))
     metrics = SamplerMetrics(context.registry)
@@ -78,11 +82,22 @@ async def build(context: RoleContext) -> list[Service]:
     step_limit_s = None if config.engine_process == "own" else config.engine_step_limit_s
     engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
     caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
-    control = dial(target, caller, purpose=Purpose.CONTROL, now=context.clock.now())
+    route = HubRoute(
+        [
+            Hub(
+                *(
+                    dial(address, caller, purpose=purpose, now=context.clock.now())
+                    for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
+                )
+            )
+            for address in _hub_addresses(context)
+        ],
+        monotonic=context.clock.monotonic,
+    )
     held = _held_version(context, engine, engine_thread, policy)
-    policy_sync = _policy_sync(context, _sources(context, target, caller, control), held, metrics)
-    pipeline = _pipeline(context, engine, engine_thread, policy, work_queue, caller=caller, metrics=metrics)
-    membership = _membership(context, control, engine, pipeline, policy_sync, policy, held)
+    policy_sync = _policy_sync(context, _sources(context, caller, route.hub.control), held, metrics)
+    pipeline = _pipeline(context, engine, engine_thread, policy, work_queue, route=route, metrics=metrics)
+    membership = _membership(context, caller, route, engine, pipeline, policy_sync, policy, held)
     rollouts = RolloutLoop(
         pipeline,
         membership=membership,
@@ -105,24 +120,31 @@ async def build(context: RoleContext) -> list[Service]:
     return [StopsAfter(membership, other=sampling), syncing, sampling]
 
 
-def _sources(
-    context: RoleContext, target: str, caller: Identity | Peer, control: grpc.aio.Channel
-) -> Sources:
-    wanted = context.config.section(SamplerConfig).weight_sources
-    hub, *relays = (
-        dial_source(
+def _hub_addresses(context: RoleContext) -> tuple[str, ...]:
+    """Return the hubs that the sampler speaks through, the first one first."""
+    relays, coordinator = context.config.section(SamplerConfig).relays, context.config.node.coordinator
+    return tuple(dict.fromkeys((*relays, coordinator) if coordinator else relays))
+
+
+def _sources(context: RoleContext, caller: Identity | Peer, control: grpc.aio.Channel) -> Sources:
+    """Return the sources of weights; ``control`` is the channel to the first hub."""
+    config, target = context.config.section(SamplerConfig), context.config.node.coordinator
+    wanted = dict.fromkeys((*config.weight_sources, *config.relays))
+    first = _hub_addresses(context)[0]
+    dialled = {
+        address: dial_source(
             address,
             caller,
             connections=BULK_CONNECTIONS,
             now=context.clock.now(),
-            control=control if address == target else None,
+            control=control if address == first else None,
         )
-        for address in dict.fromkeys((target, *wanted))
-    )
-    has_last_resort = bool(relays) and target not in wanted
+        for address in (*wanted, *((target,) if target else ()))
+    }
+    last_resort = dialled[target] if wanted and target and target not in wanted else None
     return Sources(
-        relays if has_last_resort else [hub, *relays],
-        last_resort=hub if has_last_resort else None,
+        [source for source in dialled.values() if source is not last_resort],
+        last_resort=last_resort,
         clock=context.clock,
         random=random.random,
         metrics=context.transfer_metrics,
@@ -181,32 +203,26 @@ def _pipeline(
     policy: ServedPolicy,
     work_queue: WorkQueue,
     *,
-    caller: Identity | Peer,
+    route: HubRoute,
     metrics: SamplerMetrics,
 ) -> GroupPipeline:
-    config, hub = context.config.section(SamplerConfig), context.config.node.coordinator
-    assert hub is not None, "build has looked"
+    config = context.config.section(SamplerConfig)
     signer = None if context.identity is None else GroupSigner(context.identity)
-    leases, submissions = (
-        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer)
-        for address in (hub, config.rollout_via or hub)
-    )
+    client = SamplerRolloutClient(route, signer)
     return GroupPipeline(
         engine,
         engine_thread,
         run_id=context.run.run_id,
         policy=policy,
         leasing=Leasing(
-            leases,
+            client,
             policy,
             work_queue=work_queue,
             node_metrics=context.node_metrics,
             random=random.random,
             monotonic=context.clock.monotonic,
         ),
-        submitter=GroupSubmitter(
-            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
-        ),
+        submitter=GroupSubmitter(client.submit, capacity_groups=config.outbox_groups, random=random.random),
         metrics=metrics,
         clock=context.clock,
     )
@@ -214,7 +230,8 @@ def _pipeline(
 
 def _membership(
     context: RoleContext,
-    control: grpc.aio.Channel,
+    caller: Identity | Peer,
+    route: HubRoute,
     engine: Engine,
     pipeline: GroupPipeline,
     policy_sync: PolicySync,
@@ -223,7 +240,7 @@ def _membership(
 ) -> MembershipClient:
     model_dir = context.config.section(SamplerConfig).model_dir
     return MembershipClient(
-        control,
+        route,
         Member(
             context.run.run_id,
             Role.SAMPLER,
@@ -249,6 +266,7 @@ def _membership(
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
+        vouch=lambda relay_id, instance: vouch(caller, relay_id, instance=instance, now=context.clock.now()),
     )
 
 

@@ -14,6 +14,7 @@ import grpc.aio
 from bench.attack_lab.enemy import CALL_TIMEOUT_S, Enemy, Foe
 from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, rollout_pb2
+from node.clients.hub_route import HubRoute
 from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
@@ -302,7 +303,7 @@ async def _sampler(enemy: Enemy) -> Foe:
 
 async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: LeasePurpose) -> None:
     foe = await _sampler(enemy)
-    client = SamplerRolloutClient(foe.channel, GroupSigner(foe.identity))
+    client = SamplerRolloutClient(HubRoute.only(foe.channel), GroupSigner(foe.identity))
     async with enemy.heartbeats(foe, ()):
         while True:
             unwanted = []

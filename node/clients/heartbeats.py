@@ -14,6 +14,7 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
+from node.clients.hub_route import HubRoute
 from node.clock import Clock
 from node.identity.revocation import Revocations
 from node.policy import BaseModel, PolicyVersion
@@ -96,14 +97,14 @@ class Heartbeats:
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        route: HubRoute,
         reports: PeerReports,
         notices: Notices,
         *,
         instance: str,
         clock: Clock,
     ) -> None:
-        self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
+        self._route = route
         self._reports = reports
         self._notices = notices
         self._instance = instance
@@ -129,9 +130,9 @@ class Heartbeats:
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
 
-        Raises RefusedError, ConnectionLost: the stream ended before.
+        Raises RefusedError, ConnectionLost: the stream ended before. What ``answered`` raises ends it, too.
         """
-        stream = self._stub.Heartbeat()
+        stream = membership_pb2_grpc.MembershipServiceStub(self._route.hub.control).Heartbeat()
         # The coordinator may be another process, without our metrics.
         self._metrics_every_s, self._metrics_sent_s = None, -math.inf
         self._metrics_shape = self._next_heartbeat_s = None

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
-import grpc.aio
-
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
+from node.clients.hub_route import HubRoute
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
+from node.identity.relay_voucher import RelayVoucher
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
 from node.run import EvaluationNotice, Role, RunSettings
@@ -54,7 +54,7 @@ class MembershipClient:
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        route: HubRoute,
         member: Member,
         *,
         reports: PeerReports,
@@ -63,20 +63,23 @@ class MembershipClient:
         backoff: Backoff,
         waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         identity: Identity | None = None,
+        vouch: Callable[[str, str], RelayVoucher] | None = None,
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
         ``waiting`` counts a wait under its name, as ``NodeMetrics.waiting``; ``identity`` is this peer's,
-        whose dates are compared with the clocks, None where TLS is off.
+        whose dates are compared with the clocks, None where TLS is off; ``vouch`` lets a relay of this name
+        speak for this process, by its instance; None: this peer does not join by relays.
         """
-        self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
+        self._route = route
+        self._vouch = vouch
         self._member = member
         self._held = reports.held
         self._base = reports.base
         self._task_changed = notices.task_changed
         self._backoff = backoff
         self._instance = secrets.token_hex(8)
-        self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=clock)
+        self._heartbeats = Heartbeats(route, reports, notices, instance=self._instance, clock=clock)
         self._waiting = waiting
         self._identity = identity
         self._clock = clock
@@ -139,7 +142,7 @@ class MembershipClient:
                 _warn_of_other_grader(await self._call_join(), grader_digest)
                 return
             except (RefusedError, ConnectionLost) as error:
-                if _is_final(error):
+                if _is_final(error) and not self._route.refused():
                     raise
                 _log(error)
             with self._waiting("task that samplers agree on"):
@@ -161,15 +164,27 @@ class MembershipClient:
                     await self._heartbeats.send(
                         interval_s=self._settings.heartbeat_interval_s,
                         stopping=stopping,
-                        answered=self._backoff.reset,
+                        answered=self._note_answer,
                     )
+            except _FirstHubAgainError:
+                logger.info("the first hub is tried again")
+                continue
             except (RefusedError, ConnectionLost) as error:
                 is_displaced = isinstance(error, RefusedError) and error.reason is Reason.NAME_IN_USE
-                if _is_final(error) or (is_displaced and self._joins):
+                is_final = _is_final(error) or (is_displaced and self._joins > 0)
+                if is_final and not self._route.refused():
                     raise
                 wait = self._wait_after(error)
+                if not is_final and not _is_joinable(error):
+                    self._route.failed()
             with wait:
                 await self._backoff.wait(stopping)
+
+    def _note_answer(self) -> None:
+        self._backoff.reset()
+        self._route.works()
+        if self._route.returns():
+            raise _FirstHubAgainError
 
     def _wait_after(self, error: RefusedError | ConnectionLost) -> contextlib.AbstractContextManager[object]:
         """Log a failure; return a wait for the next attempt, which has a name where a clock is wrong.
@@ -214,8 +229,17 @@ class MembershipClient:
             task_digest=self._task_digest,
             grader_digest=self._grader_digest,
         )
-        response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        stub = membership_pb2_grpc.MembershipServiceStub(self._route.hub.control)
+        response = await call(stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        if response.relay_id and self._vouch is not None:
+            voucher = self._vouch(response.relay_id, self._instance)
+            request.voucher.CopyFrom(to_wire(membership_pb2.RelayVoucher, voucher))
+            response = await call(stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
         return from_wire(RunSettings, response)
+
+
+class _FirstHubAgainError(Exception):
+    """Ends the heartbeats to another hub, which goes on as if the stream were cut."""
 
 
 def _task(settings: RunSettings) -> tuple[bytes, int]:
@@ -237,6 +261,11 @@ def _warn_of_other_grader(settings: RunSettings, grader_digest: bytes) -> None:
 
 def _is_final(error: RefusedError | ConnectionLost) -> bool:
     return isinstance(error, RefusedError) and error.reason.recovery is Recovery.STOP
+
+
+def _is_joinable(error: RefusedError | ConnectionLost) -> bool:
+    """Return whether the same hub takes this peer once it joins again."""
+    return isinstance(error, RefusedError) and error.reason.recovery is Recovery.REPLAN
 
 
 def _log(error: RefusedError | ConnectionLost, *, detail: object = None) -> None:

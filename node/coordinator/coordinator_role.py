@@ -5,7 +5,13 @@ import logging
 from contextlib import ExitStack, closing
 from functools import partial
 
-from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2_grpc, rollout_pb2_grpc
+from heterorl.v1 import (
+    membership_pb2,
+    membership_pb2_grpc,
+    policy_pb2_grpc,
+    relay_pb2_grpc,
+    rollout_pb2_grpc,
+)
 from node import limits
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
@@ -18,6 +24,7 @@ from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
+from node.coordinator.relay_servicer import RelayServicer
 from node.coordinator.run_members import RunMembers
 from node.coordinator.run_rollouts import RunRollouts
 from node.coordinator.run_status import RunReport
@@ -34,6 +41,7 @@ from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.errors import ConfigError, StartupError
+from node.identity.relay_voucher import VoucherVerifier
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
@@ -166,6 +174,9 @@ def _members_server(
     )
     membership_servicer = MembershipServicer(members)
     rollout_servicer = RolloutServicer(rollouts, submission_door(context, hands_on=False))
+    identity = context.identity
+    vouchers = VoucherVerifier(None if identity is None else identity.ca_pem, run_id=context.run.run_id)
+    relay_servicer = RelayServicer(members, rollouts, vouchers=vouchers, clock=clock)
     return make_server(
         context,
         "members",
@@ -176,6 +187,7 @@ def _members_server(
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership_servicer),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
             partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollout_servicer),
+            partial(relay_pb2_grpc.add_RelayServiceServicer_to_server, relay_servicer),
         ),
     )
 

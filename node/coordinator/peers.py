@@ -16,9 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.fleet.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
-from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
@@ -27,6 +25,8 @@ from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict
 from node.run import Role, StepReport, Teaching
+from node.serving.heartbeat_pause import drawn_pause_s, pause_s, silence_s
+from node.serving.pending_verdicts import PendingVerdicts
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
@@ -149,7 +149,8 @@ class Peers:
             self._samplers.add(peer.node_id)
         else:
             self._few[peer] = None
-        self._fleet.admit(peer)
+        if not via:  # a relay shows its samplers' metrics itself
+            self._fleet.admit(peer)
         if grader_digest:
             self._graders[peer.node_id] = grader_digest
             self._is_grader_due = True
@@ -186,7 +187,8 @@ class Peers:
         if self._reports[peer].waits_for != heartbeat.waits_for:
             self._waits_since_s[peer] = now
         self._reports[peer] = heartbeat
-        self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
+        if peer not in self._via:
+            self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
         if metrics:
             self._fleet.update(peer, metrics)
         elif metric_values:
@@ -214,6 +216,16 @@ class Peers:
             evaluating_version=self.accounts.evaluations.awaited_version(head),
             is_evaluated=self.accounts.evaluations.is_configured,
         )
+
+    @property
+    def pause_s(self) -> float:
+        """Mean time between two heartbeats of a sampler."""
+        return self._pause_s
+
+    @property
+    def relayed(self) -> int:
+        """How many peers relays speak for."""
+        return len(self._via)
 
     @property
     def members(self) -> tuple[KnownPeer, ...]:

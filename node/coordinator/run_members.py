@@ -47,7 +47,7 @@ class RunMembers:
     """Admits peers, answers their heartbeats, returns the state of the run."""
 
     requests: PeerRequests
-    report: RunReport
+    run: RunReport
     settings: membership_pb2.JoinResponse
     """The head of the run is filled in for each answer."""
     revocations: RevocationList
@@ -58,10 +58,10 @@ class RunMembers:
         self, peer: Peer, request: membership_pb2.JoinRequest, *, address: str, via: str = ""
     ) -> membership_pb2.JoinResponse:
         """Admit a peer that has the run's model; ``via`` names the relay that speaks for it."""
-        if request.run_id != self.report.run_id:
+        if request.run_id != self.run.run_id:
             raise RefusedError(
                 Reason.FOREIGN_RUN,
-                f"the peer is configured for run {request.run_id[:100]!r}, this is {self.report.run_id!r}",
+                f"the peer is configured for run {request.run_id[:100]!r}, this is {self.run.run_id!r}",
                 fix="check node.run_file",
             )
         if (role := member_from_wire(Role, request, "role")) is not peer.role:
@@ -106,10 +106,10 @@ class RunMembers:
         now = self.clock.now()
         if request.HasField("query"):
             query = from_wire(PeerQuery, request.query)
-            return to_wire(membership_pb2.GetStatusResponse, self.report.status(query))
+            return to_wire(membership_pb2.GetStatusResponse, self.run.status(query))
         if self._shared_status is not None and 0 <= now - self._shared_status[0] < SHARED_STATUS_S:
             return self._shared_status[1]
-        answer = to_wire(membership_pb2.GetStatusResponse, self.report.status(PeerQuery()))
+        answer = to_wire(membership_pb2.GetStatusResponse, self.run.status(PeerQuery()))
         self._shared_status = (now, answer) if len(answer.peers) >= LARGE_FLEET_PEERS else None
         return answer
 
@@ -140,6 +140,21 @@ class RunMembers:
         self, peer: Peer, request: membership_pb2.HeartbeatRequest, *, has_heard: bool, address: str
     ) -> membership_pb2.HeartbeatResponse:
         received_at_s = self.clock.now()
+        report = self.report_in(peer, request, has_heard=has_heard)
+        with self._twins_noted(peer, address):
+            answer, lost = self.requests.heartbeat(
+                peer,
+                report,
+                tuple(request.running_lease_ids),
+                metrics=metric_families_from_wire(request.metrics) if request.metrics else (),
+                metric_values=request.metric_values,
+            )
+        return self._response(peer, request, answer, lost, received_at_s=received_at_s)
+
+    def report_in(
+        self, peer: Peer, request: membership_pb2.HeartbeatRequest, *, has_heard: bool
+    ) -> HeartbeatReport:
+        """Return what a heartbeat reports. Raises RefusedError: MALFORMED, OVER_LIMIT, WRONG_ROLE."""
         check_owners(request, peer.role)
         if not abs(request.clock_offset_s) <= STAMP_S:  # neither is NaN
             raise RefusedError(
@@ -158,7 +173,7 @@ class RunMembers:
                 f"a heartbeat with {len(request.metric_values)} values of metrics, allowed are "
                 f"{METRIC_SAMPLES_PER_HEARTBEAT}",
             )
-        heartbeat = HeartbeatReport(
+        return HeartbeatReport(
             held=_held(request),
             clock_offset_s=request.clock_offset_s,
             waits_for=request.waits_for[:_WAITS_FOR_CHARACTERS],
@@ -168,15 +183,6 @@ class RunMembers:
             instance=request.instance[:_INSTANCE_CHARACTERS],
             best_version=request.best_version if request.HasField("best_version") else None,
         )
-        with self._twins_noted(peer, address):
-            answer, lost = self.requests.heartbeat(
-                peer,
-                heartbeat,
-                tuple(request.running_lease_ids),
-                metrics=metric_families_from_wire(request.metrics) if request.metrics else (),
-                metric_values=request.metric_values,
-            )
-        return self._response(peer, request, answer, lost, received_at_s=received_at_s)
 
     def _response(
         self,

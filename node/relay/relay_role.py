@@ -1,7 +1,8 @@
-"""Builds a relay from its section of the configuration: a hub without leases, which can forge no weight.
+"""Builds a relay from its section of the configuration: a hub that decides nothing and can forge no weight.
 
     upstream --announcements, frames--> mirror --> store --> policy servicer --> samplers, relays
     coordinator <--groups-- forwarder <-- spool <-- rollout servicer <--groups-- samplers
+    coordinator <--joins, leases, summaries of heartbeats-- carrier <-- sessions <-- samplers
 
 The server starts first and needs nobody: what was mirrored before is served while the coordinator is away.
 """
@@ -14,9 +15,9 @@ from typing import Final
 
 import grpc.aio
 
-from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
-from node import limits
+from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, relay_pb2_grpc, rollout_pb2_grpc
 from node.clients.heartbeats import Notices, PeerReports
+from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.submission_stream import SubmissionStream
 from node.errors import StartupError
@@ -27,16 +28,22 @@ from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList, Revocations
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
+from node.relay.carried import CarriedMembers, CarriedRollouts
+from node.relay.carrier import Carrier
 from node.relay.config import RelayConfig
-from node.relay.forwarder import Forwarder, RelayRolloutServicer
+from node.relay.forwarder import Forwarder
 from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
 from node.relay.rollout_spool import RolloutSpool
+from node.relay.sessions import Sessions
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.server import RpcServer
 from node.run import Role
 from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.membership_servicer import MembershipServicer
 from node.serving.policy_servicer import PolicyServicer
+from node.serving.rollout_servicer import RolloutServicer
+from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import snapshot
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
@@ -76,11 +83,18 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         random=random.random,
     )
-    metrics.watch(store, spool)
+    sessions = Sessions()
+    # A connection of its own: leases may come with a thousand rows, and groups fill theirs.
+    carrying = relay_pb2_grpc.RelayServiceStub(dial(target, caller, purpose=Purpose.CARRIED, now=clock.now()))
+    carrier = Carrier(
+        carrying.Carry, sessions, metrics=metrics, monotonic=clock.monotonic, random=random.random
+    )
+    metrics.watch(store, spool, samplers=lambda: len(sessions), requests=carrier.waiting)
     membership = _membership(context, store, control)
-    serving = StopsAfter(_server(context, config, store, forwarder, membership))
+    serving = StopsAfter(_server(context, config, store, forwarder, carrier, sessions, membership))
     mirror = _mirror(context, store, _sources(context, config, target, caller, control))
-    return [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+    carrying_on = StopsAfter(carrier, other=serving)
+    return [serving, StopsAfter(forwarder, other=serving), carrying_on, mirror, membership]
 
 
 def _sources(
@@ -119,7 +133,7 @@ def _mirror(context: RoleContext, store: ArtifactStore, sources: Sources) -> Mir
 def _membership(context: RoleContext, store: ArtifactStore, control: grpc.aio.Channel) -> MembershipClient:
     copy = context.state_dir / REVOCATION_COPY
     return MembershipClient(
-        control,
+        HubRoute.only(control),
         Member(context.run.run_id, Role.RELAY),
         reports=PeerReports(
             held=store.head,
@@ -140,14 +154,24 @@ def _server(
     config: RelayConfig,
     store: ArtifactStore,
     forwarder: Forwarder,
+    carrier: Carrier,
+    sessions: Sessions,
     membership: MembershipClient,
 ) -> RpcServer:
-    policy = PolicyServicer(store, metrics=context.transfer_metrics)
-    rollouts = RelayRolloutServicer(
-        forwarder,
-        submission_door(context, hands_on=True),
-        group_bytes=lambda: membership.group_bytes or limits.ROLLOUT_MESSAGE_BYTES,
+    fleet = FleetCollector()
+    context.registry.register(fleet)
+    members = CarriedMembers(
+        context.node_id,
+        sessions,
+        carrier,
+        fleet,
+        context.clock,
+        clock_offset_s=lambda: membership.clock_offset_s,
     )
+    rollouts = CarriedRollouts(sessions, carrier, forwarder, lambda: membership.group_bytes)
+    membership_servicer = MembershipServicer(members)
+    rollout_servicer = RolloutServicer(rollouts, submission_door(context, hands_on=True))
+    policy = PolicyServicer(store, metrics=context.transfer_metrics)
     revocations = RevocationList(context.state_dir / REVOCATION_FILE, context.state_dir / REVOCATION_COPY)
     return make_server(
         context,
@@ -156,7 +180,8 @@ def _server(
         revocations=revocations,
         servicers=(
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
-            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
+            partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership_servicer),
+            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollout_servicer),
         ),
     )
 

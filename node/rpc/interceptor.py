@@ -389,7 +389,7 @@ def _port_of(service: str) -> str:
     if service == "EnrolmentService":
         return f"the coordinator's enrolment port (coordinator.enrolment_listen, {ENROLMENT_PORT} by default)"
     members = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
-    return members if service == "MembershipService" else f"{members} and at relays"
+    return members if service == "RelayService" else f"{members} and at relays"
 
 
 def _draining() -> RefusedError:

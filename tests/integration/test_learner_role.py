@@ -24,6 +24,7 @@ from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import read_masters, versions_in
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
+from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
@@ -120,7 +121,7 @@ async def sampling(
     )
     verdicts: Counter[Verdict] = Counter()
     membership = MembershipClient(
-        control,
+        HubRoute.only(control),
         Member(made.run_id, Role.SAMPLER, layout.digest, tokenizer_digest(model_dir)),
         reports=PeerReports(held=lambda: version0, waits_for=str, metrics=tuple, base=lambda: base),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
@@ -130,7 +131,7 @@ async def sampling(
 
     async def work() -> None:
         await membership.settings()
-        client = SamplerRolloutClient(rollouts, GroupSigner(made.sampler))
+        client = SamplerRolloutClient(HubRoute.only(rollouts), GroupSigner(made.sampler))
         pause = Backoff(random.random, first_s=0.02, cap_s=0.05)
         while True:
             grant = await client.lease(4, version0)

@@ -48,7 +48,7 @@ class RunningSampler:
 
 @asynccontextmanager
 async def sampling(
-    made: MadeRun, hub: str, model_dir: Path, **settings: Any
+    made: MadeRun, hub: str | None, model_dir: Path, **settings: Any
 ) -> AsyncIterator[RunningSampler]:
     """Run a whole sampler as a stage of the daemon until the body ends."""
     values = {

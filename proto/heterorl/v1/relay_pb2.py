@@ -27,7 +27,7 @@ from heterorl.v1 import membership_pb2 as heterorl_dot_v1_dot_membership__pb2
 from heterorl.v1 import rollout_pb2 as heterorl_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17heterorl/v1/relay.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\x1a\x1cheterorl/v1/membership.proto\x1a\x19heterorl/v1/rollout.proto\"\x94\x01\n\x0c\x43\x61rryRequest\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.heterorl.v1.CarriedRequest\x12\x31\n\nheartbeats\x18\x02 \x03(\x0b\x32\x1d.heterorl.v1.CarriedHeartbeat\x12\x11\n\tunchanged\x18\x03 \x03(\r\x12\x0f\n\x07summary\x18\x04 \x01(\x04\"\xfb\x01\n\x0e\x43\x61rriedRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07session\x18\x02 \x01(\r\x12(\n\x04join\x18\x03 \x01(\x0b\x32\x18.heterorl.v1.JoinRequestH\x00\x12\x31\n\x05lease\x18\x04 \x01(\x0b\x32 .heterorl.v1.LeasePromptsRequestH\x00\x12\x34\n\x07release\x18\x05 \x01(\x0b\x32!.heterorl.v1.ReleaseLeasesRequestH\x00\x12*\n\x05leave\x18\x06 \x01(\x0b\x32\x19.heterorl.v1.CarriedLeaveH\x00\x42\t\n\x07request\"\x0e\n\x0c\x43\x61rriedLeave\"U\n\x10\x43\x61rriedHeartbeat\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1d.heterorl.v1.HeartbeatRequest\"\xb5\x01\n\rCarryResponse\x12+\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1a.heterorl.v1.CarriedAnswer\x12+\n\x07notices\x18\x02 \x03(\x0b\x32\x1a.heterorl.v1.CarriedNotice\x12\x0f\n\x07summary\x18\x03 \x01(\x04\x12(\n\x04head\x18\x04 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x0f\n\x07pause_s\x18\x05 \x01(\x01\"\xf3\x01\n\rCarriedAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\x06joined\x18\x02 \x01(\x0b\x32\x19.heterorl.v1.JoinResponseH\x00\x12\x33\n\x06leased\x18\x03 \x01(\x0b\x32!.heterorl.v1.LeasePromptsResponseH\x00\x12\x36\n\x08released\x18\x04 \x01(\x0b\x32\".heterorl.v1.ReleaseLeasesResponseH\x00\x12.\n\x07refused\x18\x05 \x01(\x0b\x32\x1b.heterorl.v1.CarriedRefusalH\x00\x42\x08\n\x06\x61nswer\"z\n\rCarriedNotice\x12\x0f\n\x07session\x18\x01 \x01(\r\x12,\n\x04told\x18\x02 \x01(\x0b\x32\x1e.heterorl.v1.HeartbeatResponse\x12*\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1b.heterorl.v1.CarriedRefusal\"0\n\x0e\x43\x61rriedRefusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t2R\n\x0cRelayService\x12\x42\n\x05\x43\x61rry\x12\x19.heterorl.v1.CarryRequest\x1a\x1a.heterorl.v1.CarryResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17heterorl/v1/relay.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\x1a\x1cheterorl/v1/membership.proto\x1a\x19heterorl/v1/rollout.proto\"\xaa\x01\n\x0c\x43\x61rryRequest\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.heterorl.v1.CarriedRequest\x12\x31\n\nheartbeats\x18\x02 \x03(\x0b\x32\x1d.heterorl.v1.CarriedHeartbeat\x12\x11\n\tunchanged\x18\x03 \x03(\r\x12\x0f\n\x07summary\x18\x04 \x01(\x04\x12\x14\n\x0c\x64isconnected\x18\x05 \x03(\r\"\xfb\x01\n\x0e\x43\x61rriedRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07session\x18\x02 \x01(\r\x12(\n\x04join\x18\x03 \x01(\x0b\x32\x18.heterorl.v1.JoinRequestH\x00\x12\x31\n\x05lease\x18\x04 \x01(\x0b\x32 .heterorl.v1.LeasePromptsRequestH\x00\x12\x34\n\x07release\x18\x05 \x01(\x0b\x32!.heterorl.v1.ReleaseLeasesRequestH\x00\x12*\n\x05leave\x18\x06 \x01(\x0b\x32\x19.heterorl.v1.CarriedLeaveH\x00\x42\t\n\x07request\"\x0e\n\x0c\x43\x61rriedLeave\"U\n\x10\x43\x61rriedHeartbeat\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x30\n\theartbeat\x18\x02 \x01(\x0b\x32\x1d.heterorl.v1.HeartbeatRequest\"\xb5\x01\n\rCarryResponse\x12+\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1a.heterorl.v1.CarriedAnswer\x12+\n\x07notices\x18\x02 \x03(\x0b\x32\x1a.heterorl.v1.CarriedNotice\x12\x0f\n\x07summary\x18\x03 \x01(\x04\x12(\n\x04head\x18\x04 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x0f\n\x07pause_s\x18\x05 \x01(\x01\"\xf3\x01\n\rCarriedAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\x06joined\x18\x02 \x01(\x0b\x32\x19.heterorl.v1.JoinResponseH\x00\x12\x33\n\x06leased\x18\x03 \x01(\x0b\x32!.heterorl.v1.LeasePromptsResponseH\x00\x12\x36\n\x08released\x18\x04 \x01(\x0b\x32\".heterorl.v1.ReleaseLeasesResponseH\x00\x12.\n\x07refused\x18\x05 \x01(\x0b\x32\x1b.heterorl.v1.CarriedRefusalH\x00\x42\x08\n\x06\x61nswer\"z\n\rCarriedNotice\x12\x0f\n\x07session\x18\x01 \x01(\r\x12,\n\x04told\x18\x02 \x01(\x0b\x32\x1e.heterorl.v1.HeartbeatResponse\x12*\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1b.heterorl.v1.CarriedRefusal\"0\n\x0e\x43\x61rriedRefusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t2R\n\x0cRelayService\x12\x42\n\x05\x43\x61rry\x12\x19.heterorl.v1.CarryRequest\x1a\x1a.heterorl.v1.CarryResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'heterorl.v1.relay_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CARRYREQUEST']._serialized_start=124
-  _globals['_CARRYREQUEST']._serialized_end=272
-  _globals['_CARRIEDREQUEST']._serialized_start=275
-  _globals['_CARRIEDREQUEST']._serialized_end=526
-  _globals['_CARRIEDLEAVE']._serialized_start=528
-  _globals['_CARRIEDLEAVE']._serialized_end=542
-  _globals['_CARRIEDHEARTBEAT']._serialized_start=544
-  _globals['_CARRIEDHEARTBEAT']._serialized_end=629
-  _globals['_CARRYRESPONSE']._serialized_start=632
-  _globals['_CARRYRESPONSE']._serialized_end=813
-  _globals['_CARRIEDANSWER']._serialized_start=816
-  _globals['_CARRIEDANSWER']._serialized_end=1059
-  _globals['_CARRIEDNOTICE']._serialized_start=1061
-  _globals['_CARRIEDNOTICE']._serialized_end=1183
-  _globals['_CARRIEDREFUSAL']._serialized_start=1185
-  _globals['_CARRIEDREFUSAL']._serialized_end=1233
-  _globals['_RELAYSERVICE']._serialized_start=1235
-  _globals['_RELAYSERVICE']._serialized_end=1317
+  _globals['_CARRYREQUEST']._serialized_end=294
+  _globals['_CARRIEDREQUEST']._serialized_start=297
+  _globals['_CARRIEDREQUEST']._serialized_end=548
+  _globals['_CARRIEDLEAVE']._serialized_start=550
+  _globals['_CARRIEDLEAVE']._serialized_end=564
+  _globals['_CARRIEDHEARTBEAT']._serialized_start=566
+  _globals['_CARRIEDHEARTBEAT']._serialized_end=651
+  _globals['_CARRYRESPONSE']._serialized_start=654
+  _globals['_CARRYRESPONSE']._serialized_end=835
+  _globals['_CARRIEDANSWER']._serialized_start=838
+  _globals['_CARRIEDANSWER']._serialized_end=1081
+  _globals['_CARRIEDNOTICE']._serialized_start=1083
+  _globals['_CARRIEDNOTICE']._serialized_end=1205
+  _globals['_CARRIEDREFUSAL']._serialized_start=1207
+  _globals['_CARRIEDREFUSAL']._serialized_end=1255
+  _globals['_RELAYSERVICE']._serialized_start=1257
+  _globals['_RELAYSERVICE']._serialized_end=1339
 # @@protoc_insertion_point(module_scope)

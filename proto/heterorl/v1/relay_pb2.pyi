@@ -31,6 +31,7 @@ class CarryRequest(_message.Message):
     HEARTBEATS_FIELD_NUMBER: _builtins.int
     UNCHANGED_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
+    DISCONNECTED_FIELD_NUMBER: _builtins.int
     summary: _builtins.int
     """Counts the summaries of this stream from 1; the next follows the answer to this one. A summary of many sessions comes
     in several messages, of which the last has this. 0: not the last, or no summary.
@@ -47,6 +48,10 @@ class CarryRequest(_message.Message):
     def unchanged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sessions that were heard of since and report the same; at most 4096."""
 
+    @_builtins.property
+    def disconnected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sessions whose heartbeat stream at the relay has ended: another process may take the sampler's name; at most 4096."""
+
     def __init__(
         self,
         *,
@@ -54,10 +59,11 @@ class CarryRequest(_message.Message):
         heartbeats: _abc.Iterable[Global___CarriedHeartbeat] | None = ...,
         unchanged: _abc.Iterable[_builtins.int] | None = ...,
         summary: _builtins.int = ...,
+        disconnected: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeats", b"heartbeats", "requests", b"requests", "summary", b"summary", "unchanged", b"unchanged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disconnected", b"disconnected", "heartbeats", b"heartbeats", "requests", b"requests", "summary", b"summary", "unchanged", b"unchanged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

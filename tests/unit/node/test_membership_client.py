@@ -10,6 +10,7 @@ import pytest
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients import heartbeats
 from node.clients.heartbeats import Notices, PeerReports
+from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clock import SystemClock
 from node.errors import Reason, Recovery, RefusedError
@@ -112,7 +113,7 @@ class Peering:
             f"127.0.0.1:{port}", Peer("run", Role.SAMPLER, "one"), purpose=Purpose.CONTROL, now=time.time()
         )
         self.client = MembershipClient(
-            self.channel,
+            HubRoute.only(self.channel),
             Member("run", Role.SAMPLER, b"l" * 16, b"t" * 16),
             reports=PeerReports(
                 held=lambda: self.held,
