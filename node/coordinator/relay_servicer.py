@@ -7,7 +7,8 @@ Where the relay does not read, answers fill the queue, requests keep their place
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Final
 
 from heterorl.v1 import common_pb2, relay_pb2, relay_pb2_grpc
@@ -53,7 +54,17 @@ class RelayServicer(relay_pb2_grpc.RelayServiceServicer):
     async def Carry(  # noqa: N802 - the rpc's name
         self, request_iterator: AsyncIterator[relay_pb2.CarryRequest], context: Context
     ) -> AsyncIterator[relay_pb2.CarryResponse]:
-        relay = peer_of(context)
+        async with aclosing(self.carry(peer_of(context), request_iterator)) as responses:
+            async for response in responses:
+                yield response
+
+    async def carry(
+        self, relay: Peer, requests: AsyncIterator[relay_pb2.CarryRequest]
+    ) -> AsyncGenerator[relay_pb2.CarryResponse]:
+        """Serve a relay's stream; its newest ends the one before.
+
+        Raises RefusedError: NAME_IN_USE, OVER_LIMIT, MALFORMED.
+        """
         carried = CarriedSamplers(
             relay,
             self._members,
@@ -63,7 +74,7 @@ class RelayServicer(relay_pb2_grpc.RelayServiceServicer):
             clock=self._clock,
         )
         outgoing: asyncio.Queue[relay_pb2.CarryResponse | None] = asyncio.Queue(OUTGOING)
-        reader = asyncio.create_task(self._read(request_iterator, carried, outgoing))
+        reader = asyncio.create_task(self._read(requests, carried, outgoing))
         if (before := self._streams.get(relay.node_id)) is not None:
             before.cancel()
         self._streams[relay.node_id] = reader

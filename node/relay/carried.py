@@ -1,4 +1,4 @@
-"""What a relay answers its samplers: what the coordinator decides, handed up and down by the carrier.
+"""Answers of a relay to its samplers: the coordinator's decisions, handed up and down by the carrier.
 
 Heartbeats are answered at once with what the last summary brought; everything else goes up and comes down.
 Groups go into the relay's own spool. Samplers' metrics stay here: this relay's /metrics shows them.

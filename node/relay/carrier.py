@@ -1,10 +1,10 @@
 """The relay's stream to the coordinator, on which it speaks for its samplers.
 
-    ask --outbox, bounded--> request, several a message --> coordinator --answer--> asked
+    ask --unsent, bounded--> request, several a message --> coordinator --answer--> asked
     sessions --summary, when the one before is answered and it is time--> notices --> sessions
 
-While the coordinator reads no more, requests gather in the outbox; when that is full, samplers are told to
-wait. When the stream ends, so do all sessions: samplers join again, and go on with the leases they have.
+While the coordinator reads no more, requests gather here; when they are too many, samplers are told to wait.
+When the stream ends, so do all sessions: samplers join again, and go on with the leases they have.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from node.wire.relayed import refusal_from_wire
 
 logger = logging.getLogger(__name__)
 
-OUTBOX: Final = 1024
+UNSENT_REQUESTS: Final = 1024
 """Requests that wait to be written: one of each sampler behind a large relay."""
 
 ANSWER_TIMEOUT_S: Final = 20.0
@@ -64,7 +64,7 @@ class Carrier:
         self._connected = asyncio.Event()
         self._wake = asyncio.Event()
         self._number = 0
-        self._outbox: deque[relay_pb2.CarriedRequest] = deque()
+        self._unsent: deque[relay_pb2.CarriedRequest] = deque()
         self._asked: dict[int, asyncio.Future[relay_pb2.CarriedAnswer]] = {}
         self._summary = 0
         self._is_summary_answered = True
@@ -96,8 +96,8 @@ class Carrier:
         """
         if not self._connected.is_set():
             raise _away()
-        if len(self._outbox) >= OUTBOX:
-            what = f"{OUTBOX} requests wait for the coordinator"
+        if len(self._unsent) >= UNSENT_REQUESTS:
+            what = f"{UNSENT_REQUESTS} requests wait for the coordinator"
             raise RefusedError(Reason.BUSY, what, fix="try again later")
         self._number += 1
         request = relay_pb2.CarriedRequest(
@@ -105,7 +105,7 @@ class Carrier:
         )
         asked: asyncio.Future[relay_pb2.CarriedAnswer] = asyncio.get_running_loop().create_future()
         self._asked[request.number] = asked
-        self._outbox.append(request)
+        self._unsent.append(request)
         self._wake.set()
         try:
             answer = await asked
@@ -117,11 +117,11 @@ class Carrier:
 
     def leave(self, session: int) -> None:
         """Tell the coordinator that a sampler leaves; nobody waits for the answer."""
-        if self._connected.is_set() and len(self._outbox) < OUTBOX:
+        if self._connected.is_set() and len(self._unsent) < UNSENT_REQUESTS:
             self._number += 1
             leave = relay_pb2.CarriedLeave()
             self._asked[self._number] = asyncio.get_running_loop().create_future()
-            self._outbox.append(relay_pb2.CarriedRequest(number=self._number, session=session, leave=leave))
+            self._unsent.append(relay_pb2.CarriedRequest(number=self._number, session=session, leave=leave))
             self._wake.set()
 
     def waiting(self) -> int:
@@ -165,7 +165,7 @@ class Carrier:
     def _lose(self) -> None:
         self._connected.clear()
         self._sessions.clear()
-        self._outbox.clear()
+        self._unsent.clear()
         asked, self._asked = self._asked, {}
         for one in asked.values():
             if not one.done():
@@ -176,8 +176,8 @@ class Carrier:
         while True:
             self._wake.clear()
             message = relay_pb2.CarryRequest(disconnected=self._sessions.take_disconnected())
-            while self._outbox and len(message.requests) < CARRIED_REQUESTS:
-                request = self._outbox.popleft()
+            while self._unsent and len(message.requests) < CARRIED_REQUESTS:
+                request = self._unsent.popleft()
                 if request.number in self._asked:  # else its caller has gone
                     message.requests.append(request)
             if message.requests or message.disconnected:
@@ -187,7 +187,7 @@ class Carrier:
                 self._is_summary_answered = False
                 for part in self._sessions.summary(self._summary):
                     await call.write(part)
-            if self._outbox:
+            if self._unsent:
                 continue
             wait_s = max(0.0, self._summary_due_s - self._monotonic()) if self._is_summary_answered else None
             try:

@@ -42,7 +42,7 @@ class Session:
     reported: bytes | None = None
     """The report that the coordinator has; None: none yet."""
     held: bytes = b""
-    """What it held in that one, encoded."""
+    """The version it held by that report, encoded."""
     lost: tuple[str, ...] = ()
     verdicts: PendingVerdicts = field(
         default_factory=lambda: PendingVerdicts(capacity=VERDICTS_PER_HEARTBEAT)

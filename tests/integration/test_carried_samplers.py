@@ -22,17 +22,10 @@ from support.hub import LAYOUT, TIMEOUT_S, TOKENIZER, HandPeer, joined, reason, 
 from support.identity import MadeRun
 from support.relay import RunningRelay, running_relay
 from support.sampler import learner_of, learning, sampling
-from support.waiting import until
+from support.waiting import eventually, until
 
 SPOOLED = common_pb2.VERDICT_SPOOLED
 INSTANCE = "first"
-
-
-async def eventually(condition: Any) -> None:
-    """Wait until an asynchronous condition holds."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not await condition():
-            pass
 
 
 async def joins(peer: HandPeer, relay_id: str = "relay-1", **changes: Any) -> membership_pb2.JoinResponse:

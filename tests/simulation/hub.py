@@ -7,11 +7,12 @@ without bytes.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from heterorl.v1 import membership_pb2, relay_pb2
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import FILE_NAME
@@ -19,6 +20,10 @@ from node.coordinator.peer_requests import Joining, PeerRequests, SamplerModel
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.published import Published
+from node.coordinator.relay_servicer import RelayServicer
+from node.coordinator.run_members import RunMembers
+from node.coordinator.run_rollouts import RunRollouts
+from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import TrustUpkeep
@@ -35,6 +40,7 @@ from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer
+from node.identity.relay_voucher import VoucherVerifier
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rollout import (
     EncodedGroup,
@@ -168,6 +174,18 @@ class WatchedTransactions(Transactions):
         return failure
 
 
+@dataclass
+class WatchedRequests(PeerRequests):
+    """Says what was leased to whom, by whatever way."""
+
+    granted: Callable[[str, LeaseGrant], None]
+
+    async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
+        grant = await PeerRequests.lease(self, peer, wanted, held, stays=stays)
+        self.granted(peer.node_id, grant)
+        return grant
+
+
 class Hub:
     """One life of the coordinator."""
 
@@ -189,7 +207,6 @@ class Hub:
         self.revocations = revocations
         self.shelf = shelf
         self._clock = clock
-        self._granted = granted
         loop: VirtualLoop = process.loop
         instruments: Any = Instruments(reached)
         self.ledger = SimulatedLedger.open(disk.directory / FILE_NAME, run_id=RUN_ID)
@@ -202,6 +219,7 @@ class Hub:
             self.ledger.record(decision.transaction)
             self.accounts.apply(decision.transaction, now=clock.now())
         store: Any = shelf
+        lists: Any = revocations
         self.published = Published(store, self.accounts)
         self.peers = Peers(
             self.accounts,
@@ -221,13 +239,33 @@ class Hub:
             metrics=instruments,
             clock=clock,
         )
-        lists: Any = revocations
-        self.requests = PeerRequests(self.peers, self.spool, lists, clock)
         self.pardons = disk.directory.parent / "pardoned"
+        table = PeerTable(self.peers, revoked=lambda: revocations.node_ids)
+        self.requests = WatchedRequests(
+            self.peers,
+            self.spool,
+            lists,
+            clock,
+            granted=lambda sampler_id, grant: granted(self, sampler_id, grant),
+        )
+        self._relays = RelayServicer(
+            RunMembers(
+                self.requests,
+                RunReport(RUN_ID, table, clock),
+                settings=membership_pb2.JoinResponse(
+                    prompts=plan.prompts if plan.are_prompts_configured else 0
+                ),
+                revocations=lists,
+                clock=clock,
+            ),
+            RunRollouts(self.requests, self.spool, group_bytes=1 << 20, metrics=instruments),
+            vouchers=VoucherVerifier(None, run_id=RUN_ID),
+            clock=clock,
+        )
         self.service = CoordinatorService(
             spool=self.spool,
             peers=self.peers,
-            table=PeerTable(self.peers, revoked=lambda: revocations.node_ids),
+            table=table,
             store=store,
             published=self.published,
             trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
@@ -266,9 +304,7 @@ class Hub:
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
         self._check_not_revoked(peer.node_id)
-        grant = await self.requests.lease(peer, wanted, held, stays=stays)
-        self._granted(self, peer.node_id, grant)
-        return grant
+        return await self.requests.lease(peer, wanted, held, stays=stays)
 
     async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
         self._check_not_revoked(peer.node_id)
@@ -287,6 +323,24 @@ class Hub:
         if header is None:
             header = self._headers[key] = group.header
         return header
+
+    async def serve_relay(self, said: Stream[Any], told: Stream[Any]) -> None:
+        """Serve the stream of the relay until it ends."""
+
+        async def requests() -> AsyncIterator[relay_pb2.CarryRequest]:
+            while (message := await said.next()) is not None:
+                yield message
+
+        try:
+            async with aclosing(self._relays.carry(peer_of("relay", Role.RELAY), requests())) as responses:
+                async for response in responses:
+                    told.send(response)
+            told.end()
+        except (RefusedError, ConnectionLost) as error:
+            told.end(error)
+        except asyncio.CancelledError:
+            told.end(ConnectionLost("the coordinator is gone"))
+            raise
 
     async def upload(self, version: int, base: int, epoch: int) -> None:
         """Take an artifact of the learner's; it is on disk on return."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from node.clients.hub_route import HubRoute
 from node.coordinator.peers import HeartbeatReport
-from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -97,8 +97,16 @@ class SimulatedSampler:
         self._submitter = GroupSubmitter(self._submit, capacity_groups=8, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
         self._encoded: dict[str, EncodedGroup] = {}
+        hubs: Any = ("relay", "coordinator") if relay is not None else ("coordinator",)
+        self._route = HubRoute(hubs, monotonic=process.loop.time)
         self._has_joined = False
         self._heard: frozenset[GroupVerdict] = frozenset()
+
+    @property
+    def is_by_relay(self) -> bool:
+        """Whether it speaks through the relay now."""
+        hub: Any = self._route.hub
+        return bool(hub == "relay")
 
     @property
     def waits_for(self) -> str:
@@ -130,6 +138,7 @@ class SimulatedSampler:
                 )
                 return
             except (ConnectionLost, RefusedError):
+                self._route.failed()
                 with self._waits.waiting("coordinator"):
                     await backoff.wait()
 
@@ -144,7 +153,26 @@ class SimulatedSampler:
         released: int = await self._call(lambda hub: hub.release(self.peer, lease_ids, failed))
         return released
 
-    async def _call(self, handle: Callable[[Hub], Any]) -> Any:
+    async def _call(self, handle: Callable[[Any], Any]) -> Any:
+        """Ask the hub that it speaks through: the relay or the coordinator."""
+        if not self.is_by_relay:
+            return await self._call_coordinator(handle)
+
+        async def handled() -> Any:
+            if (relay := self._relay_now()) is None:
+                raise ConnectionLost("the relay is down")
+            return await handle(relay)
+
+        self._reached["asked by relay"] += 1
+        link = self._network.link(self.name, "relay")
+        return await call(
+            self.process.loop,
+            link,
+            lambda: None if (now := self._relay_now()) is None else now.process,
+            handled,
+        )
+
+    async def _call_coordinator(self, handle: Callable[[Hub], Any]) -> Any:
         def of_process() -> Process | None:
             hub = self._hub()
             return None if hub is None else hub.process
@@ -206,9 +234,8 @@ class SimulatedSampler:
 
     async def _submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         name, encoded = group.group_id, self._encoded[group.group_id]
-        relay = None if self._relay is None or is_evaluation_lease(name) else self._relay()
-        if self._relay is not None and not is_evaluation_lease(name):
-            if relay is None:
+        if self.is_by_relay:
+            if (relay := self._relay_now()) is None:
                 raise ConnectionLost("the relay is down")
             link = self._network.link(self.name, "relay")
             is_new = await call(
@@ -219,7 +246,7 @@ class SimulatedSampler:
             )
             self._witness.told_by_relay(self.name, name)
             return (Verdict.SPOOLED if is_new else Verdict.DUPLICATE), ""
-        submitted = await self._call(lambda hub: hub.submit(encoded, group))
+        submitted = await self._call_coordinator(lambda hub: hub.submit(encoded, group))
         self._witness.told(self.name, name, submitted.verdict)
         return submitted.verdict, submitted.detail
 
@@ -246,6 +273,10 @@ class SimulatedSampler:
                 )
             except ConnectionLost:
                 has_heard = False
+                if self._relay is not None:
+                    self._route.failed()
+                    await self._join()
+                    continue
             except RefusedError as refused:
                 has_heard = False
                 if refused.reason is Reason.NOT_JOINED:
@@ -253,8 +284,13 @@ class SimulatedSampler:
                     continue
             else:
                 has_heard = True
-                self._witness.heard_head(self.name, answer.head)
+                if self.is_by_relay:  # a relay's head may be older than one that it heard of elsewhere
+                    self._witness.heard_head(f"{self.name} by relay", answer)
+                else:
+                    self._witness.heard_head(self.name, answer.head)
                 self.lost(lost)
+                if self._route.returns():
+                    await self._join()
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _follow(self) -> None:
@@ -265,7 +301,7 @@ class SimulatedSampler:
             if self.policy.command(now=now) is not Command.LOOK:
                 continue
             try:
-                announced = await self._call(_announcement)
+                announced = await self._call_coordinator(_announcement)
             except (ConnectionLost, RefusedError):
                 continue
             if announced is None or announced.head.number <= self.policy.held.number:
