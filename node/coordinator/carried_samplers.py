@@ -86,7 +86,7 @@ class CarriedSamplers:
                     released = await self._rollouts.release(self._session(number).peer, request.release)
                     return relay_pb2.CarriedAnswer(number=request.number, released=released)
                 case "leave":
-                    self._members.leave(self._session(number).peer)
+                    self._members.leave(self._session(number).peer, via=self._relay.node_id)
                     self._end(number)
                     released = rollout_pb2.ReleaseLeasesResponse()
                     return relay_pb2.CarriedAnswer(number=request.number, released=released)
@@ -98,8 +98,7 @@ class CarriedSamplers:
     def hear(self, message: relay_pb2.CarryRequest) -> Iterator[relay_pb2.CarriedNotice | None]:
         """Note what samplers report, one a turn; yield what each is to be told, None where it is nothing."""
         for number in message.disconnected:
-            if number in self._sessions and self._is_current(self._sessions[number]):
-                self._members.disconnected(self._sessions[number].peer)
+            self._disconnected(number)
         for heartbeat in message.heartbeats:
             yield self._hear(heartbeat.session, heartbeat.heartbeat)
         for number in message.unchanged:
@@ -108,9 +107,7 @@ class CarriedSamplers:
     def end(self) -> None:
         """End all sessions: their samplers are not heard of any more."""
         for number in tuple(self._sessions):
-            session = self._sessions[number]
-            if self._is_current(session):
-                self._members.disconnected(session.peer)
+            self._disconnected(number)
             self._end(number)
 
     async def _join(self, number: int, request: membership_pb2.JoinRequest) -> membership_pb2.JoinResponse:
@@ -175,6 +172,11 @@ class CarriedSamplers:
         if self._members.revocations.is_revoked(peer.node_id):
             what = f"{peer.node_id} was revoked"
             raise RefusedError(Reason.UNAUTHENTICATED, what, fix="ask the operator of the run")
+
+    def _disconnected(self, number: int) -> None:
+        session = self._sessions.get(number)
+        if session is not None and self._sessions_of.get(session.peer) is session:
+            self._members.disconnected(session.peer, via=self._relay.node_id)
 
     def _end(self, number: int) -> None:
         session = self._sessions.pop(number, None)

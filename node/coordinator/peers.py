@@ -223,11 +223,6 @@ class Peers:
         return self._pause_s
 
     @property
-    def relayed(self) -> int:
-        """How many peers relays speak for."""
-        return len(self._via)
-
-    @property
     def members(self) -> tuple[KnownPeer, ...]:
         """Every peer known, in the order of their first join."""
         return self._membership.members
@@ -277,6 +272,7 @@ class Peers:
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)
+        self._via.pop(peer, None)
         self._fleet.drop(peer)
         self._is_grader_due = self._is_grader_due or peer.node_id in self._graders
 
@@ -298,6 +294,7 @@ class Peers:
         self._pause_s = pause_s(
             interval_s=self._heartbeat_interval_s,
             peers=self._membership.present_peers,
+            relayed=len(self._via),
             lease_ttl_s=self.accounts.terms.lease_ttl_s,
         )
         self._membership.be_patient(silence_s(configured_s=self._silent_after_s, pause_s=self._pause_s))

@@ -113,11 +113,15 @@ class RunMembers:
         self._shared_status = (now, answer) if len(answer.peers) >= LARGE_FLEET_PEERS else None
         return answer
 
-    def disconnected(self, peer: Peer) -> None:
-        self.requests.peers.disconnected(peer)
+    def disconnected(self, peer: Peer, *, via: str = "") -> None:
+        """Note that a peer's stream ended, unless it has come by another way since."""
+        if self.requests.peers.via(peer) == via:
+            self.requests.peers.disconnected(peer)
 
-    def leave(self, peer: Peer) -> None:
-        self.requests.peers.leave(peer)
+    def leave(self, peer: Peer, *, via: str = "") -> None:
+        """Note that a peer left, unless it has come by another way since."""
+        if self.requests.peers.via(peer) == via:
+            self.requests.peers.leave(peer)
 
     def _prompts(self, request: membership_pb2.JoinRequest) -> int:
         """Return the prompts that a sampler found; 0: it does not know, or the coordinator has the rows."""

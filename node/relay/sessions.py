@@ -60,7 +60,7 @@ class Sessions:
         self._numbers = itertools.count(1)
         self._heard: dict[Session, None] = {}
         """Heard of since the last summary."""
-        self._disconnected: list[int] = []
+        self._disconnected: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._of)
@@ -113,7 +113,7 @@ class Sessions:
     def disconnected(self, peer: Peer) -> None:
         """Note that a sampler's heartbeat stream ended."""
         if peer in self._of:
-            self._disconnected.append(self._of[peer].number)
+            self._disconnected[self._of[peer].number] = None
 
     def leave(self, peer: Peer) -> int | None:
         """End a session; return its number."""
@@ -138,8 +138,8 @@ class Sessions:
 
     def take_disconnected(self) -> list[int]:
         """Return the sessions that ended their streams since the last call."""
-        taken, self._disconnected = self._disconnected, []
-        return taken
+        taken, self._disconnected = self._disconnected, {}
+        return list(taken)
 
     def summary(self, number: int) -> Iterator[relay_pb2.CarryRequest]:
         """Yield the parts of a summary of what was heard since the one before; the last is numbered."""
@@ -173,6 +173,7 @@ class Sessions:
         if session is not None:
             del self._of[session.peer], self._by_number[session.number]
             self._heard.pop(session, None)
+            self._disconnected.pop(session.number, None)
 
 
 def _report(request: membership_pb2.HeartbeatRequest) -> bytes:
