@@ -9,7 +9,7 @@ PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
 PIP := $(BIN)/python -m pip install -q -c deploy/constraints.txt
-TESTED := learner,sampler,data,judge,bench,demo,test
+TESTED := learner,sampler,data,judge,objects,bench,demo,test
 # What takes a C compiler: a package of reasoning-gym's, and the kernel of the weight codec where it was not made before.
 COMPILED = @! $(PYTHON) deploy/needs.py --look tasks || $(MAKE) -s $(BIN)/.compiled
 
@@ -52,7 +52,7 @@ real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.comp
 
 test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
 	$(COMPILED)
-	$(BIN)/pytest -q -n 3 --dist worksteal -m "not gpu"
+	$(BIN)/pytest -q -n 4 --dist worksteal -m "not gpu"
 
 deep: needs-test $(BIN)/.test ## Properties with 2000 examples in place of 60 (hypothesis)
 	$(BIN)/pytest -q -n 3 --dist worksteal -m hypothesis --hypothesis-profile deep --timeout 3600
@@ -121,10 +121,9 @@ proto-check: $(GEN)/.installed ## buf lint, and fail if the stubs are not what t
 	  --grpc_python_out=.venv-proto/drift --mypy_out=quiet:.venv-proto/drift --mypy_grpc_out=quiet:.venv-proto/drift $(PROTOS)
 	for f in .venv-proto/drift/heterorl/v1/*; do diff -q $$f proto/heterorl/v1/$$(basename $$f) || exit 1; done
 
-proto-breaking: $(GEN)/.installed ## buf breaking against the last release; passes where none is tagged yet
-	@release=$$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null); \
-	if [ -z "$$release" ]; then echo "proto-breaking: no release is tagged yet, so there is nothing to break"; \
-	else $(GEN)/buf breaking proto --against "$$(git rev-parse --git-common-dir)#tag=$$release,subdir=proto"; fi
+proto-breaking: $(GEN)/.installed ## buf breaking against the last release, by the commit that CHANGELOG.md names
+	@commit=$$(sed -n 's/^## .*, commit \([0-9a-f]\{40\}\)$$/\1/p' CHANGELOG.md | head -n 1); \
+	$(GEN)/buf breaking proto --against "$$(git rev-parse --git-common-dir)#ref=$$commit,subdir=proto"
 
 deploy-check: needs-check $(BIN)/.test ## Validate units, manifests, rules, dashboards and the Dockerfile offline
 	$(BIN)/python -m deploy.check

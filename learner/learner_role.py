@@ -43,7 +43,6 @@ from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
 from node.clock import Clock
@@ -54,6 +53,7 @@ from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.hub import Hub
 from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import chat_template_digest, tokenizer_digest
@@ -97,11 +97,12 @@ async def build(context: RoleContext) -> list[Service]:
         writers = _writer_threads(context, config, metrics=instruments.metrics)
     evidence = Evidence(config, clock=context.clock, metrics=instruments.metrics)
     caller = context.identity or Peer(context.run.run_id, Role.LEARNER, context.node_id)
+    hub = Hub(target)
     control, rollouts, *bulk = (
-        dial(target, caller, purpose=purpose, now=context.clock.now())
+        dial(hub, caller, purpose=purpose, now=context.clock.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
     )
-    coordinator = _join(context, control, config, restored, evidence)
+    coordinator = _join(context, hub, control, config, restored, evidence)
     drain = _drain(rollouts, config, restored, instruments)
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
@@ -243,6 +244,7 @@ class JoinedCoordinator:
 
 def _join(
     context: RoleContext,
+    hub: Hub,
     control: Channel,
     config: LearnerConfig,
     restored: _Restored,
@@ -258,7 +260,7 @@ def _join(
         chat_template_digest=chat_template_digest(config.model_dir),
         learner_epoch=restored.signer.learner_epoch,
         vocabulary_size=policy.vocabulary_size,
-        context_tokens=policy.context_tokens,
+        context_tokens=policy.scorer.context_tokens,
     )
     reports = PeerReports(
         held=lambda: PolicyVersion(state.version),
@@ -270,7 +272,7 @@ def _join(
         best_version=lambda: state.best_version,
     )
     membership = MembershipClient(
-        HubRoute.only(control),
+        control,
         member,
         reports=reports,
         notices=Notices(),
@@ -278,6 +280,7 @@ def _join(
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
+        hub=hub,
     )
     return JoinedCoordinator(membership, member, control, clock)
 

@@ -8,6 +8,7 @@ the peer with the values and the fix; the process goes on serving. The others en
     |-- RefusedError        a peer's request or payload breaks a rule; has a Reason
     |-- ConfigError         exit 2: a key has a value its rule forbids
     |-- StartupError        exit 3: the configuration is right but the world is not
+    |-- DeposedError        exit 4: another coordinator leads the run
     `-- NotReadyError       several of the latter two at once
 """
 
@@ -60,6 +61,7 @@ class Reason(enum.StrEnum):
     WRONG_PORT = "wrong_port", "UNIMPLEMENTED"
     TOKEN_REFUSED = "token_refused", "PERMISSION_DENIED"
     FOREIGN_RUN = "foreign_run", "FAILED_PRECONDITION", Recovery.STOP
+    PROTOCOL_MISMATCH = "protocol_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     LAYOUT_MISMATCH = "layout_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     TOKENIZER_MISMATCH = "tokenizer_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     BASE_MISMATCH = "base_mismatch", "FAILED_PRECONDITION", Recovery.STOP
@@ -78,6 +80,7 @@ class Reason(enum.StrEnum):
     BUSY = "busy", "UNAVAILABLE", Recovery.WAIT
     TOO_OFTEN = "too_often", "RESOURCE_EXHAUSTED", Recovery.WAIT
     DRAINING = "draining", "UNAVAILABLE", Recovery.WAIT
+    STANDBY = "standby", "UNAVAILABLE", Recovery.WAIT  # another coordinator of the run leads
     DISK = "disk", "UNAVAILABLE", Recovery.WAIT
     INTERNAL = "internal", "INTERNAL"
 
@@ -136,6 +139,10 @@ class StartupError(HeteroRLError):
         super().__init__(f"{what}. {fix}")
         self.what = what
         self.fix = fix
+
+
+class DeposedError(HeteroRLError):
+    """The coordinator leads no longer, or cannot tell whether it does. Started again, it stands by."""
 
 
 class NotReadyError(HeteroRLError):

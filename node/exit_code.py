@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Iterable
 
-from node.errors import ConfigError, Reason, RefusedError
+from node.errors import ConfigError, DeposedError, Reason, RefusedError
 
 
 class ExitCode(enum.IntEnum):
@@ -13,6 +13,7 @@ class ExitCode(enum.IntEnum):
     FAILED = 1
     CONFIGURATION = 2
     COULD_NOT_START = 3
+    DEPOSED = 4
 
 
 def exit_code_of_faults(faults: Iterable[Exception]) -> ExitCode:
@@ -26,5 +27,7 @@ def exit_code_of_failure(error: Exception, *, was_serving: bool) -> ExitCode:
 
     A sampler may hear that its model is not the run's only after it is ready, once the learner has joined.
     """
+    if isinstance(error, DeposedError):
+        return ExitCode.DEPOSED
     is_another_model = isinstance(error, RefusedError) and error.reason is Reason.BASE_MISMATCH
     return ExitCode.FAILED if was_serving and not is_another_model else exit_code_of_faults([error])

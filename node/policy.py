@@ -63,3 +63,5 @@ class Announcement:
     learner_epoch: int
     published_at_s: float
     artifacts: tuple[Artifact, ...]
+    in_bucket: tuple[ArtifactKey, ...] = ()
+    """The part of them whose payloads are in the source's bucket too."""

@@ -241,6 +241,9 @@ class PeerStatus:
     standing: str = ""
     """A sampler's standing; see ``SamplerStanding``."""
     standing_detail: str = ""
+    software_version: str = ""
+    protocol: int = 0
+    """The newest that it speaks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ GIVE_BACK_EVERY_S: Final = 60.0
 
 
 def give_back() -> None:
-    """Give back what is free; nothing where the C library is not glibc. Any thread."""
+    """Return free memory to the system; nothing where the C library is not glibc. Any thread."""
     trim = _trim()
     if trim is not None:
         trim(0)

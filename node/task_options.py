@@ -307,9 +307,34 @@ class VerifiersOptions(TaskOptions):
         return f"{self.environment.split('/')[-1].replace('-', '_')}:load_environment"
 
 
+class RankingOptions(TaskOptions):
+    """Options of ``ranking``: queries, candidates and their relevance are columns of the rows."""
+
+    takes_rows = True
+
+    query: str = "query"
+    """Column with the query's text. See ``column_of`` for what is inside one."""
+    candidates: str = "candidates"
+    """Column with the candidates, a list of texts."""
+    relevance: str = "relevance"
+    """Column with a number for each candidate, at least 0; some must be above."""
+    metric: Literal["ndcg", "mrr", "recall"] = "ndcg"
+    """The reward: normalised discounted cumulative gain, the inverse rank of the first relevant candidate, or
+    the share of the relevant ones among the first ``k``."""
+    k: int = Field(default=10, ge=1, le=4096)
+    """Positions that count."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
+    """Queries with candidates of more tokens together are set aside as ``prompt_too_long``."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"query": self.query, "candidates": self.candidates, "relevance": self.relevance}
+
+
 BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {
     "addition": AdditionOptions,
     "jsonl": JsonlOptions,
+    "ranking": RankingOptions,
     "reasoning_gym": ReasoningGymOptions,
     "verifiers": VerifiersOptions,
 }

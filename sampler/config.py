@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from node.config.settings import Target
+from node.device import AUTO as AUTO_DEVICE
+from node.device import Device
 from node.errors import ConfigError, StartupError
 from node.extras import NeededPackage
 from node.tokenizer import chat_template
@@ -41,17 +43,18 @@ class SamplerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_dir: Path
-    """Directory of a causal language model (safetensors, tokenizer.json): version 0 of the run.
+    """Directory of a causal language model, or of one that ranks (safetensors, tokenizer.json): version 0.
     Needs the learner's layout and tokenizer; later versions come from the hub."""
 
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Where the model generates."""
+    device: Device = Field(default=AUTO_DEVICE, validate_default=True)
+    """Where the model generates. ``auto`` is cuda where there are a GPU and a torch built for one, else
+    cpu."""
 
     engine: Annotated[str, AfterValidator(check_name)] = AUTO
     """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
     ``torch`` runs transformers models on any device that torch supports; ``vllm`` generates several times
     faster; ``remote`` is a vLLM server that runs beside the sampler; ``auto`` is vllm where a build of it for
-    the device is installed, else torch."""
+    the device is installed, else torch, or ``ranking`` for a model that ranks."""
 
     engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
         default_factory=dict, validate_default=True
@@ -96,6 +99,10 @@ class SamplerConfig(BaseModel):
     """Relays to speak through, ``host:port`` each: heartbeats, leases and groups go over the first that
     answers, else over ``node.coordinator``, which may be unset where it cannot be reached from here. Weights
     are fetched from all of them. Empty: the coordinator."""
+
+    rollout_via: Target | None = None
+    """The last of ``relays``, by its name in release 0.2.0: for a configuration that serves both releases
+    during an upgrade."""
 
     weight_sources: tuple[Target, ...] = ()
     """More relays (or the coordinator) to fetch weights from, ``host:port`` each, used in parallel in
@@ -181,6 +188,11 @@ class SamplerConfig(BaseModel):
             return f"not done after {START_TIMEOUT_S:.0f} s"
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
         return "" if ended.returncode == 0 else (lines or [f"exit code {ended.returncode}"])[-1][:500]
+
+    @property
+    def hub_relays(self) -> tuple[str, ...]:
+        """Relays to speak through, in the order in which they are tried."""
+        return tuple(dict.fromkeys((*self.relays, *((self.rollout_via,) if self.rollout_via else ()))))
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -19,7 +19,6 @@ from typing import Final
 import grpc.aio
 
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.hub_route import Hub, HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import StartupError
@@ -30,6 +29,7 @@ from node.identity.relay_voucher import vouch
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics, snapshot
 from node.tokenizer import chat_template_digest
@@ -67,7 +67,8 @@ async def build(context: RoleContext) -> list[Service]:
         StartupError: the model cannot be used, or the hub's address is missing.
     """
     config = context.config.section(SamplerConfig)
-    if not _hub_addresses(context):
+    target = context.config.node.coordinator or ""
+    if not target and not config.hub_relays:
         raise StartupError(
             "The sampler has no hub to dial", fix="Set node.coordinator = HOST:PORT, or sampler.relays."
         )
@@ -82,22 +83,14 @@ async def build(context: RoleContext) -> list[Service]:
     step_limit_s = None if config.engine_process == "own" else config.engine_step_limit_s
     engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
     caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
-    route = HubRoute(
-        [
-            Hub(
-                *(
-                    dial(address, caller, purpose=purpose, now=context.clock.now())
-                    for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
-                )
-            )
-            for address in _hub_addresses(context)
-        ],
-        monotonic=context.clock.monotonic,
-    )
+    hub = Hub(target, relays=config.hub_relays)
+    control = dial(hub, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
-    policy_sync = _policy_sync(context, _sources(context, caller, route.hub.control), held, metrics)
-    pipeline = _pipeline(context, engine, engine_thread, policy, work_queue, route=route, metrics=metrics)
-    membership = _membership(context, caller, route, engine, pipeline, policy_sync, policy, held)
+    policy_sync = _policy_sync(context, _sources(context, hub, caller, control), held, metrics)
+    pipeline = _pipeline(
+        context, engine, engine_thread, policy, work_queue, hub=hub, caller=caller, metrics=metrics
+    )
+    membership = _membership(context, hub, caller, control, engine, pipeline, policy_sync, policy, held)
     rollouts = RolloutLoop(
         pipeline,
         membership=membership,
@@ -120,31 +113,23 @@ async def build(context: RoleContext) -> list[Service]:
     return [StopsAfter(membership, other=sampling), syncing, sampling]
 
 
-def _hub_addresses(context: RoleContext) -> tuple[str, ...]:
-    """Return the hubs that the sampler speaks through, the first one first."""
-    relays, coordinator = context.config.section(SamplerConfig).relays, context.config.node.coordinator
-    return tuple(dict.fromkeys((*relays, coordinator) if coordinator else relays))
-
-
-def _sources(context: RoleContext, caller: Identity | Peer, control: grpc.aio.Channel) -> Sources:
-    """Return the sources of weights; ``control`` is the channel to the first hub."""
+def _sources(context: RoleContext, hub: Hub, caller: Identity | Peer, control: grpc.aio.Channel) -> Sources:
     config, target = context.config.section(SamplerConfig), context.config.node.coordinator
-    wanted = dict.fromkeys((*config.weight_sources, *config.relays))
-    first = _hub_addresses(context)[0]
-    dialled = {
-        address: dial_source(
-            address,
-            caller,
-            connections=BULK_CONNECTIONS,
-            now=context.clock.now(),
-            control=control if address == first else None,
-        )
-        for address in (*wanted, *((target,) if target else ()))
-    }
-    last_resort = dialled[target] if wanted and target and target not in wanted else None
+    dial_one = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
+    wanted = dict.fromkeys((*config.hub_relays, *config.weight_sources))
+    coordinators = Hub(target) if target else None
+    known = () if coordinators is None else coordinators.addresses
+    relays = [dial_one(address) for address in wanted if address not in known]
+    if coordinators is None:
+        coordinator = None
+    elif config.hub_relays:
+        coordinator = dial_one(coordinators)
+    else:  # over the channel, and to the address, that membership has
+        coordinator = dial_one(hub, control=control)
+    is_last_resort = bool(relays) and len(relays) == len(wanted)
     return Sources(
-        [source for source in dialled.values() if source is not last_resort],
-        last_resort=last_resort,
+        relays if coordinator is None or is_last_resort else [coordinator, *relays],
+        last_resort=coordinator if is_last_resort else None,
         clock=context.clock,
         random=random.random,
         metrics=context.transfer_metrics,
@@ -203,12 +188,15 @@ def _pipeline(
     policy: ServedPolicy,
     work_queue: WorkQueue,
     *,
-    route: HubRoute,
+    hub: Hub,
+    caller: Identity | Peer,
     metrics: SamplerMetrics,
 ) -> GroupPipeline:
     config = context.config.section(SamplerConfig)
     signer = None if context.identity is None else GroupSigner(context.identity)
-    client = SamplerRolloutClient(route, signer)
+    client = SamplerRolloutClient(
+        dial(hub, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer
+    )
     return GroupPipeline(
         engine,
         engine_thread,
@@ -230,8 +218,9 @@ def _pipeline(
 
 def _membership(
     context: RoleContext,
+    hub: Hub,
     caller: Identity | Peer,
-    route: HubRoute,
+    control: grpc.aio.Channel,
     engine: Engine,
     pipeline: GroupPipeline,
     policy_sync: PolicySync,
@@ -240,7 +229,7 @@ def _membership(
 ) -> MembershipClient:
     model_dir = context.config.section(SamplerConfig).model_dir
     return MembershipClient(
-        route,
+        control,
         Member(
             context.run.run_id,
             Role.SAMPLER,
@@ -266,6 +255,7 @@ def _membership(
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
+        hub=hub,
         vouch=lambda relay_id, instance: vouch(caller, relay_id, instance=instance, now=context.clock.now()),
     )
 

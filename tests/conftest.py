@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-pytest_plugins = ["support.needed_tools"]
+pytest_plugins = ["support.needed_tools", "support.warm_processes", "support.databases"]
 
 # Byte code is kept, whatever the environment says: hundreds of processes would each compile all of ours.
 sys.dont_write_bytecode = False
@@ -18,6 +18,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # runs a worker a core: more threads wait for each other (tests/unit/learner on two
 # cores: 64 s, with one thread each 20 s).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What tests expect was computed on CPUs: device = "auto" sees no GPU, unless the caller names one.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 # As in every daemon, before grpc is imported: its fork handlers abort some of the graders that tests start.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

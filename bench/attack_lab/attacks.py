@@ -14,7 +14,6 @@ import grpc.aio
 from bench.attack_lab.enemy import CALL_TIMEOUT_S, Enemy, Foe
 from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, rollout_pb2
-from node.clients.hub_route import HubRoute
 from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
@@ -257,7 +256,7 @@ async def refused_submissions(enemy: Enemy) -> None:
 
 
 async def lease_storm(enemy: Enemy) -> None:
-    """Have hundreds of newcomers ask for leases at once, without a pause."""
+    """Ask for leases as hundreds of newcomers at once, without a pause."""
     foes = [enemy.foe(Role.SAMPLER, f"sampler-storm-{n}") for n in range(STORM_SAMPLERS)]
     for foe in foes:
         await enemy.join(foe)
@@ -303,7 +302,7 @@ async def _sampler(enemy: Enemy) -> Foe:
 
 async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: LeasePurpose) -> None:
     foe = await _sampler(enemy)
-    client = SamplerRolloutClient(HubRoute.only(foe.channel), GroupSigner(foe.identity))
+    client = SamplerRolloutClient(foe.channel, GroupSigner(foe.identity))
     async with enemy.heartbeats(foe, ()):
         while True:
             unwanted = []

@@ -186,15 +186,20 @@ class Campaign:
             await asyncio.sleep(_MOVES_S)
 
     async def _look_for_ever(self) -> None:
-        coordinator, operator = f"127.0.0.1:{self._stage.ports.members}", self._stage.operator()
+        operator = self._stage.operator()
         while True:
             await asyncio.to_thread(self._witness.look)
-            with contextlib.suppress(ConnectionLost, RefusedError):  # while it drains
-                self._witness.hear(await fetch_status(coordinator, operator))
+            for port in self._stage.members_ports:
+                with contextlib.suppress(ConnectionLost, RefusedError):  # while it drains or stands by
+                    self._witness.hear(await fetch_status(f"127.0.0.1:{port}", operator))
             await asyncio.sleep(_LOOK_S)
 
+    def _ledger(self) -> Path:
+        """Return the ledger of the coordinator, which has ended."""
+        return self._stage.state(COORDINATOR) / "ledger.sqlite"
+
     def _judge(self, exit_codes: dict[str, int]) -> None:
-        ledger_path = self._stage.state(COORDINATOR) / "ledger.sqlite"
+        ledger_path = self._ledger()
         promises = promises_of_any_run(
             versions=self.version,
             steps=self._steps.read(),

@@ -18,12 +18,12 @@ READY_TIMEOUT_S: Final = 240.0
 class Stage(RunSession):
     """One run below ``root``. The caller ends the children that are left."""
 
-    def __init__(self, plan: Plan, root: Path, *, children: Children) -> None:
+    def __init__(self, plan: Plan, root: Path, *, children: Children, others: Sequence[str] = ()) -> None:
         super().__init__(
             RunDirectory(root),
             enrolled=plan.enrolled,
             children=children,
-            others=(RELAY, HUB_LINK, RELAY_LINK),
+            others=(RELAY, HUB_LINK, RELAY_LINK, *others),
             ready_timeout_s=READY_TIMEOUT_S,
         )
         self.plan = plan
@@ -31,6 +31,11 @@ class Stage(RunSession):
         self.run_id = root.name
         self.model = self._directory.model
         self.run_file = self._directory.run_file
+
+    @property
+    def members_ports(self) -> tuple[int, ...]:
+        """Ports of the run's coordinators."""
+        return (self.ports.members,)
 
     def state(self, name: str) -> Path:
         """Return where a process keeps what its role writes."""

@@ -30,7 +30,7 @@ def damage_first(count: int) -> Callable[[bytes], bytes]:
 
 
 def damage_what_is_served(damage: Callable[[bytes], bytes]) -> None:
-    """Have every PolicyServicer of this process change what it reads to send."""
+    """Damage what every PolicyServicer of this process reads to send."""
     servicer = importlib.import_module("node.serving.policy_servicer").PolicyServicer
     read = servicer.read
     servicer.read = lambda self, key, frames: damage(read(self, key, frames))

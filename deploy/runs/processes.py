@@ -106,6 +106,10 @@ class Children:
         """Return the process id of a child's newest incarnation."""
         return self._children[name].process.pid
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a child, which may end by itself from now on."""
+        _signal(self._children[name], number)
+
     async def wait_for_end(self, name: str, *, timeout_s: float) -> int | None:
         """Return a child's exit code once it has ended; None if it has not in time."""
         with contextlib.suppress(TimeoutError):

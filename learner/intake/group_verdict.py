@@ -7,7 +7,7 @@ numbers can be trusted with a gradient. A refusal names the rule and the values.
 Order: malformed, foreign, suspect, duplicate, stale; the first rule broken gives the verdict.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +43,8 @@ class GroupRules:
     """Longest prompt and completion together that the model takes."""
     group_size: int
     max_staleness_versions: int
+    objection: Callable[[RolloutGroup], str | None] = lambda _: None
+    """Returns why no policy of the run's kind can have made a group."""
 
 
 def judge(
@@ -92,7 +94,7 @@ def _malformed(group: RolloutGroup, rules: GroupRules) -> str | None:
     temperature = group.sampling.temperature
     if not LEAST_TEMPERATURE <= temperature <= LARGEST_TEMPERATURE:
         return f"temperature {temperature:g} is outside [{LEAST_TEMPERATURE:g}, {LARGEST_TEMPERATURE:g}]"
-    return None
+    return rules.objection(group)
 
 
 def _foreign(group: RolloutGroup, rules: GroupRules, version: int) -> str | None:

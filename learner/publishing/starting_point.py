@@ -45,7 +45,7 @@ def newest_published(
 def take_up(
     coder: VersionCoder, stored: StoredVersions, published: PolicyVersion | None
 ) -> PolicyVersion | None:
-    """Have ``coder`` make the newest published version again, from the learner's store.
+    """Make the newest published version again with ``coder``, from the learner's store.
 
     Args:
         published: None: nothing but the public base model.

@@ -1,4 +1,4 @@
-"""What torchrun starts in place of heterorl-node: the daemon on the first rank, followers on the others."""
+"""Entry point for torchrun, in place of heterorl-node: the daemon on the first rank, followers on others."""
 
 import os
 import sys

@@ -17,7 +17,7 @@ from node.weights.format.layout import Layout, Overlap
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What a rank has of the words that a frame and a tensor have in common."""
+    """A rank's part of the words that a frame and a tensor have in common."""
 
     piece: Overlap
     count: int

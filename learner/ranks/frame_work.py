@@ -1,4 +1,4 @@
-"""What a rank does for its own frames, in threads of its own.
+"""Work of a rank on its own frames, in threads of its own.
 
     work       with the masters' words of a frame     or with the published ones
     digest     hash them                              keyframe   code them alone
@@ -58,7 +58,7 @@ class FrameResult:
     coded: CodedFrame
     payload: bytes = b""
     base_digest: int = 0
-    """Of the old words, where it was coded against some."""
+    """Digest of the old words, where it was coded against some."""
     is_refused: bool = False
     """The payload says why."""
 

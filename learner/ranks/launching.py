@@ -64,7 +64,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self.process.pid
 
     @property
@@ -295,7 +295,7 @@ class Fleet:
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Have processes that this thread starts meanwhile never hear the signals that have this one drain.
+    """Keep the signals that make this process drain from processes that this thread starts meanwhile.
 
     A service manager or a terminal sends those to all ranks at once, be it before they have met.
     """

@@ -19,7 +19,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor import DTensor
 
 from learner.training.micro_batches import MicroBatch, padded
-from learner.training.model import Take, TokenScorer, Weigh
+from learner.training.model import Take, Weigh
+from learner.training.scorer import Scorer
 
 MICRO_BATCHES_A_STAGE: Final = 4
 """Micro-batches of a round, for each stage. A round of m on p stages is idle for (p - 1) / (m + p - 1) of its
@@ -31,7 +32,7 @@ class Pipeline:
 
     def __init__(
         self,
-        scorer: TokenScorer,
+        scorer: Scorer,
         stage: int,
         *,
         stages: int,
@@ -120,7 +121,7 @@ class _StageOfRound(torch.nn.Module):
     rounds, so the scorer is called without being one of the stage's modules.
     """
 
-    def __init__(self, scorer: TokenScorer, parts: Sequence[MicroBatch], take: Take | None) -> None:
+    def __init__(self, scorer: Scorer, parts: Sequence[MicroBatch], take: Take | None) -> None:
         super().__init__()
         self._score = partial(scorer)
         self._parts = parts

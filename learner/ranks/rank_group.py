@@ -30,7 +30,7 @@ from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
-from learner.training.model import TokenScorer
+from learner.training.scorer import Scorer
 from node.weights.format.layout import Layout
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class RankGroup:
     def _has_head(self) -> bool:
         return self._at.stage == self.sizes.pp - 1
 
-    def shard(self, scorer: TokenScorer) -> Pipeline | None:
+    def shard(self, scorer: Scorer) -> Pipeline | None:
         """Keep this rank's part of a model, in place; return what runs it, if that is a stage of a pipeline.
 
         Raises:
@@ -158,7 +158,7 @@ class RankGroup:
         )
 
     def tell(self, order: str, **values: Any) -> None:
-        """Have the other ranks do what the first one does next."""
+        """Tell the other ranks to do what the first one does next."""
         if self._orders is None:
             return
         if order == "step":
@@ -212,7 +212,7 @@ class RankGroup:
             stream.send(Order("end", {}), limit_s=limit_s)
 
     def follow_writes(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have no rank write before the first; call it there after adding the hook that waits for readers."""
+        """Let no rank write before the first; call it there after adding the hook that waits for readers."""
 
         def wait_for_all(*_: object) -> None:
             dist.barrier()
@@ -221,7 +221,7 @@ class RankGroup:
 
     @contextmanager
     def saving(self, directory: Path, part: str) -> Iterator[ProcessGroup]:
-        """Have the other ranks save their shards of one part of a checkpoint meanwhile; yield all ranks.
+        """Tell the other ranks to save their shards of one part of a checkpoint meanwhile; yield all ranks.
 
         Raises:
             RankLostError: one of them is gone, or does not answer.

@@ -39,7 +39,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from learner.ranks.stages import Absent, has_tied_head
 from learner.sizing.mesh_sizes import MeshSizes
-from learner.training.model import TokenScorer
+from learner.training.scorer import Scorer
 from learner.training.token_logprob import VocabularySlice
 from node.errors import StartupError
 
@@ -81,7 +81,7 @@ def check_slices(model: PreTrainedModel, *, tp: int) -> None:
             )
 
 
-def sliced_tokens(scorer: TokenScorer, *, tp: int) -> int:
+def sliced_tokens(scorer: Scorer, *, tp: int) -> int:
     """Return the tokens of each slice of a whole model's embedding and head; 0: these are not sliced."""
     model = scorer.model
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ def sliced_tokens(scorer: TokenScorer, *, tp: int) -> int:
     return 0 if tokens % tp or len(head.weight) != tokens else tokens // tp
 
 
-def slice_layers(scorer: TokenScorer, mesh: DeviceMesh, *, tokens: int) -> None:
+def slice_layers(scorer: Scorer, mesh: DeviceMesh, *, tokens: int) -> None:
     """Slice layers, embedding and head over a mesh of one dimension.
 
     Args:
@@ -124,7 +124,7 @@ def slice_layers(scorer: TokenScorer, mesh: DeviceMesh, *, tokens: int) -> None:
     scorer.vocabulary = vocabulary
 
 
-def shard_fully(scorer: TokenScorer, mesh: DeviceMesh, *, is_trained: bool, offloads: bool) -> None:
+def shard_fully(scorer: Scorer, mesh: DeviceMesh, *, is_trained: bool, offloads: bool) -> None:
     """Shard every layer, then what is left, over a mesh of shards or of replicas and shards.
 
     A layer is gathered for its forward and its backward pass, what is left (embedding, head) for a whole pass

@@ -154,7 +154,7 @@ class SharedWords:
         before.wait()
 
     def _results(self, name: str, stored: StoredVersion | None = None) -> Results:
-        """Have all ranks do some work on all frames; yield the results, each rank's in ascending order.
+        """Tell all ranks to do some work on all frames; yield the results, each rank's in ascending order.
 
         Raises:
             RefusedError: a rank raised it for a frame, or the store for a payload.

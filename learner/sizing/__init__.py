@@ -1,1 +1,1 @@
-"""What a learner needs: memory by layout of ranks, seconds, bytes on a link; arithmetic without torch."""
+"""Needs of a learner: memory by layout of ranks, seconds, bytes on a link; arithmetic without torch."""

@@ -1,4 +1,4 @@
-"""What a device does in a second: measured for a core; for GPUs, which never ran this, from data sheets."""
+"""Work of a device in a second: measured for a core; for GPUs, which never ran this, from data sheets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ class Device:
     """One rank's device."""
 
     compute_bytes: int
-    """Of an element in matrix products: 2 for bfloat16, 4 for float32."""
+    """Size of an element in matrix products: 2 for bfloat16, 4 for float32."""
     flops_s: Estimate
-    """Of the matrix products of a step."""
+    """Rate in the matrix products of a step."""
     memory_bytes_s: float
     exchange_bytes_s: float
     """Between two ranks of one host, in one direction."""
     reserve_bytes: float
     """For the driver, libraries and fragments of memory."""
     source: str
-    """Of these figures, in words."""
+    """Source of these figures, in words."""
 
 
 def _gpu(teraflops: float, memory_tb_s: float, exchange_gb_s: float) -> Device:

@@ -9,7 +9,7 @@ FAMILIES: Final = (
     *("llama", "mistral", "granite", "phi3", "smollm3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
     *("olmo2", "mixtral", "qwen3_moe"),
 )
-"""Those whose parameters are counted exactly: a test holds them to transformers' own models."""
+"""Families whose parameters are counted exactly: a test holds them to transformers' own models."""
 
 _TIED: Final = ("smollm3", "gemma", "gemma2", "gemma3_text")
 """Embedding and head are one tensor where config.json does not say."""
@@ -47,7 +47,7 @@ class ModelShape:
     layer_vectors: int
     """Elements that it does not."""
     active_matrices: int
-    """Of the first, those that a token is multiplied with."""
+    """Elements of matrices that a token is multiplied with."""
 
     @classmethod
     def of_config(cls, document: Mapping[str, Any], *, name: str) -> "ModelShape":

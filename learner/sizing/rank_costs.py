@@ -1,4 +1,4 @@
-"""What a rank of a layout holds at the height of a step, how long the step takes, how far samplers lag; pure.
+"""Costs of a layout: a rank's memory at the height of a step, the step's time, the samplers' lag; pure.
 
 held         the rank's part of masters, gradients and two moments, float32
 gathered     FSDP2: two layers, a layer's gradient, twice each, tensor and buffer; embedding, head, theirs
@@ -28,7 +28,7 @@ _A_STAGE: Final = 4
 """Micro-batches of a pipeline's round, for each stage; the last are cut smaller for it."""
 
 _HOST_BYTES_S: Final = 20e9
-"""Of a host's memory, and of PCIe, for what is offloaded; assumed."""
+"""Rate of a host's memory, and of PCIe, for what is offloaded; assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def step_time(
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What following the learner costs a sampler on a link."""
+    """Cost to a sampler on a link of following the learner."""
 
     delta_bytes: Estimate
     keyframe_bytes: float

@@ -26,6 +26,7 @@ from learner.journal.records import Origin
 from learner.journal.restart import KEPT_CHECKPOINTS, JournalPlace
 from learner.training.model import Policy
 from learner.training.tensor_files import load_tensors, save_tensors, shapes_in
+from learner.training.uncached_files import digest_of
 from learner.training.work_shares import Ranks
 from node import durable
 from node.errors import StartupError
@@ -159,7 +160,7 @@ class CheckpointStore:
             (staged / name).mkdir()
             with copy.ranks.saving(staged / name, name) as group:
                 save_tensors(staged / name, tensors, group=group)
-        files = {str(file.relative_to(staged)): _blake3(file) for file in staged.glob("*/*")}
+        files = {str(file.relative_to(staged)): digest_of(file) for file in staged.glob("*/*")}
         index = CheckpointIndex(self._origin, files, copy.progress, copy.place)
         (staged / _INDEX).write_bytes(_as_json(index))
         for path in (staged / _MASTERS, staged / _OPTIMIZER, staged / _INDEX, staged):

@@ -32,7 +32,7 @@ class PolicyWords(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
+        """Layout of the model."""
         ...
 
     def digests(self) -> list[int]:

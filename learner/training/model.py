@@ -14,16 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from learner.config import Rematerialise
 from learner.training.micro_batches import MicroBatch
-from learner.training.token_logprob import VocabularySlice, token_logprob
+from learner.training.ranking_scorer import RankingScorer
+from learner.training.scorer import Scorer
+from learner.training.token_logprob import token_logprob
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
+from node.policy_kind import PolicyKind, kind_of
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
@@ -34,8 +37,10 @@ if TYPE_CHECKING:
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
-_UNBOUNDED: Final = 1 << 30
-"""Context of a model that does not bound it (convolutions, recurrences)."""
+_CLASSES: Final = {
+    PolicyKind.CAUSAL_LM: AutoModelForCausalLM,
+    PolicyKind.RANKING: AutoModelForSequenceClassification,
+}
 
 Take = Callable[[MicroBatch, Tensor], None]
 """Takes the logprobs of a micro-batch's targets."""
@@ -45,18 +50,18 @@ Weigh = Callable[[MicroBatch, Tensor], Tensor]
 
 
 class Passes(Protocol):
-    """What runs micro-batches through a model."""
+    """Runner of micro-batches through a model."""
 
     def score(self, parts: Sequence[MicroBatch], take: Take) -> None:
-        """Have the logprobs of each micro-batch taken, without gradient."""
+        """Pass each micro-batch's logprobs to ``take``, without gradient."""
         ...
 
     def differentiate(self, parts: Sequence[MicroBatch], weigh: Weigh) -> None:
-        """Have the logprobs of each micro-batch weighed, and add the gradient to the parameters'."""
+        """Pass each micro-batch's logprobs to ``weigh``, and add the gradient to the parameters'."""
         ...
 
 
-class TokenScorer(torch.nn.Module):
+class TokenScorer(Scorer):
     """A causal language model whose one forward pass goes from token ids to logprobs of tokens.
 
     Base model and head are used inside this forward alone, so that hooks on it see every parameter.
@@ -65,21 +70,13 @@ class TokenScorer(torch.nn.Module):
     def __init__(
         self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None, tried: PreTrainedModel | None
     ) -> None:
-        """Wrap ``model``, which stays in evaluation mode: dropout would make it another policy.
+        """Wrap ``model``, which stays in evaluation mode.
 
         Args:
             tried: of the same family, where ``model`` has no values yet; None: it has.
         """
-        super().__init__()
-        self.model = model
-        self.train(False)
-        self.compute_dtype = compute_dtype
+        super().__init__(model, compute_dtype=compute_dtype)
         self.has_plain_head = has_plain_head(model if tried is None else tried)
-        self.vocabulary: VocabularySlice | None = None
-        """The part of the head that is here; None: all of it."""
-        self.has_head = True
-        """Whether the last layer and the head are here, and not on a later stage of a pipeline."""
-        self.master_dtype: torch.dtype = next(self.model.parameters()).dtype
 
     def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
         """Return log p(target | everything before it) under softmax(logits / temperature).
@@ -122,7 +119,7 @@ class TokenScorer(torch.nn.Module):
 
 
 class ScoringModel:
-    """A causal language model that is asked for logprobs of tokens, whole or as one rank's part of it."""
+    """A model that is asked for logprobs of actions, whole or as one rank's part of it."""
 
     def __init__(
         self,
@@ -141,7 +138,11 @@ class ScoringModel:
         """
         self.model = model
         """In evaluation mode."""
-        self.scorer = TokenScorer(model, compute_dtype=compute_dtype, tried=tried)
+        self.scorer: Scorer = (
+            RankingScorer(model, compute_dtype=compute_dtype)
+            if type(model).__name__.endswith("ForSequenceClassification")
+            else TokenScorer(model, compute_dtype=compute_dtype, tried=tried)
+        )
         self.ranks = ranks
         self._pipeline: Passes | None = None
 
@@ -160,7 +161,7 @@ class ScoringModel:
         self._pipeline = self.ranks.shard(self.scorer)
 
     def score(self, parts: Sequence[MicroBatch], take: Take) -> None:
-        """Have the logprobs of each micro-batch taken, without gradient; in a pipeline, on its last stage."""
+        """Pass each micro-batch's logprobs to ``take``, without gradient; in a pipeline, at the end."""
         if self._pipeline is not None:
             self._pipeline.score(parts, take)
             return
@@ -169,7 +170,7 @@ class ScoringModel:
                 take(part, self._logprobs_of(part))
 
     def differentiate(self, parts: Sequence[MicroBatch], weigh: Weigh) -> None:
-        """Have the logprobs of each micro-batch weighed, and add the gradient to the parameters'."""
+        """Pass each micro-batch's logprobs to ``weigh``, and add the gradient to the parameters'."""
         if self._pipeline is not None:
             self._pipeline.differentiate(parts, weigh)
             return
@@ -223,9 +224,7 @@ class Policy(ScoringModel):
         self.tensors: dict[str, Tensor] = {name: state[name] for name in names if name in state}
         """Name -> parameter or buffer, sorted by the bytes of the name; those of this stage in a pipeline."""
         self.master_words = ranks.words(self.tensors, self.layout)
-        text = model.config.get_text_config()
-        self.vocabulary_size: int = text.vocab_size
-        self.context_tokens: int = getattr(text, "max_position_embeddings", _UNBOUNDED)
+        self.vocabulary_size: int = model.config.get_text_config().vocab_size
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -263,7 +262,7 @@ def load_policy(
     """Load a model directory as float32 masters; the other arguments are those of ``Policy``.
 
     Raises:
-        StartupError: it is not a causal language model in safetensors, or the device cannot hold it.
+        StartupError: it is not a model of a known kind in safetensors, or the device cannot hold it.
     """
     with model_errors_explained(model_dir, device=device), ranks.failures_named():
         empty = _empty_model(model_dir) if ranks.is_shared else None
@@ -319,12 +318,12 @@ def load_reference(
 def _empty_model(model_dir: Path) -> "EmptyModel | None":
     from learner.training.sliced_loading import EmptyModel  # and with it much of torch.distributed
 
-    return EmptyModel.of(model_dir)
+    return EmptyModel.of(model_dir) if kind_of(model_dir) is PolicyKind.CAUSAL_LM else None
 
 
 def _load(model_dir: Path) -> PreTrainedModel:
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = _CLASSES[kind_of(model_dir)].from_pretrained(
         model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
     )
     return model

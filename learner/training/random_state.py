@@ -38,7 +38,7 @@ class RandomState:
         return self.cpu + self.cuda
 
     def restore(self, device: torch.device) -> None:
-        """Have the generators of a step on ``device`` go on from here; CUDA's only if it was CUDA then, too.
+        """Set the generators of a step on ``device`` to this state; CUDA's only if it was CUDA then, too.
 
         Raises:
             StartupError: torch does not take them.

@@ -5,6 +5,7 @@ a file says which part of a tensor it holds. Nothing is pickled: torch's storage
 metadata file of its own.
 """
 
+import io
 import logging
 import os
 import warnings
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -26,11 +28,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from learner.training.uncached_files import UncachedFile
+
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)  # two lines a tensor at DEBUG
 # One process needs no process group.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
-_FILE_BYTES: Final = 1 << 30
+_FILE_BYTES: Final = 64 << 20
 """Size from which tensors go to another file: torch serialises one file at a time in memory."""
 
 
@@ -50,13 +54,28 @@ def save_tensors(
             file, size_bytes = file + 1, 0
         files[name] = file
         size_bytes += tensor.numel() * tensor.element_size()
-    writer = _OwnFiles(str(directory), fqn_to_index_mapping=files, save_distributed=True)
     with _cause_raised():
+        writer = _OwnFiles(directory, files)
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+
+
+class _Uncached(FileSystem):
+    """Writes files past the page cache."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """Yield a new file; torch opens all of them to write bytes."""
+        with UncachedFile(Path(path)) as file:
+            yield file
 
 
 class _OwnFiles(HuggingFaceStorageWriter):
     """Writes each rank's tensors to its own files: the first rank does not have those of other stages."""
+
+    def __init__(self, directory: Path, files: Mapping[str, int]) -> None:
+        """Write each tensor to the file of its number."""
+        super().__init__(str(directory), fqn_to_index_mapping=dict(files), save_distributed=True)
+        self.fs = _Uncached()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write by this rank's table of files; torch gives all ranks the first one's."""

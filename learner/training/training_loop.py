@@ -227,7 +227,8 @@ class TrainingLoop:
             layout_digest=policy.layout.digest,
             tokenizer_digest=self._coordinator.tokenizer_digest,
             vocabulary_size=policy.vocabulary_size,
-            context_tokens=policy.context_tokens,
+            context_tokens=policy.scorer.context_tokens,
+            objection=policy.scorer.objection,
             group_size=run.group_size,
             max_staleness_versions=run.max_staleness_versions,
         )

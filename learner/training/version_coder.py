@@ -36,7 +36,7 @@ class VersionCoder(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
+        """Layout of the model."""
         ...
 
     @property

@@ -22,7 +22,8 @@ from node.weights.format.layout import Layout
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from learner.training.model import Passes, TokenScorer
+    from learner.training.model import Passes
+    from learner.training.scorer import Scorer
 
 
 class Ranks(Protocol):
@@ -35,15 +36,15 @@ class Ranks(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """What ranks compute on, where they may hold parameters elsewhere; None: where the parameters are."""
+        """Device that ranks compute on, if parameters may be elsewhere; None: where the parameters are."""
         ...
 
-    def shard(self, scorer: "TokenScorer") -> "Passes | None":
+    def shard(self, scorer: "Scorer") -> "Passes | None":
         """Keep this rank's part of a model, in place; return what runs it, if it is one stage of several."""
         ...
 
     def tell(self, order: str, **values: Any) -> None:
-        """Have the other ranks do what this one, the first, does next; the others tell nobody."""
+        """Tell the other ranks to do what this one, the first, does next; the others tell nobody."""
         ...
 
     def failures_named(self) -> AbstractContextManager[None]:
@@ -55,11 +56,11 @@ class Ranks(Protocol):
         ...
 
     def follow_writes(self, optimizer: Optimizer) -> None:
-        """Have no rank write its masters before the first one does, whose readers may still be at work."""
+        """Let no rank write its masters before the first one does, whose readers may still be at work."""
         ...
 
     def saving(self, directory: Path, part: str) -> "AbstractContextManager[ProcessGroup | None]":
-        """Have the other ranks save their shards of one part of a checkpoint meanwhile; yield all that do."""
+        """Tell the other ranks to save their shards of a part of a checkpoint; yield all that do."""
         ...
 
     def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
@@ -93,7 +94,7 @@ class OneRank:
     is_shared: Final = False
     device: Final = None
 
-    def shard(self, scorer: "TokenScorer") -> None:
+    def shard(self, scorer: "Scorer") -> None:
         """Keep all of it."""
 
     def tell(self, order: str, **values: Any) -> None:

@@ -14,17 +14,16 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
-from node.clients.hub_route import HubRoute
 from node.clock import Clock
 from node.identity.revocation import Revocations
 from node.policy import BaseModel, PolicyVersion
-from node.rollout import GroupVerdict
+from node.rollout import GroupVerdict, Verdict
 from node.rpc.channel import ConnectionLost, classified
 from node.run import EvaluationNotice, StepReport, Teaching
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metric_layout import shape_of, values_of
 from node.telemetry.metrics import MetricFamily
-from node.wire.mapping import from_wire, optional_to_wire, to_wire
+from node.wire.mapping import from_wire, known, optional_to_wire, to_wire
 
 ANSWER_TIMEOUT_S: Final = 20.0
 """Longest wait for the answer to a heartbeat. Shorter than a daemon's default time to drain."""
@@ -97,14 +96,14 @@ class Heartbeats:
 
     def __init__(
         self,
-        route: HubRoute,
+        channel: grpc.aio.Channel,
         reports: PeerReports,
         notices: Notices,
         *,
         instance: str,
         clock: Clock,
     ) -> None:
-        self._route = route
+        self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._reports = reports
         self._notices = notices
         self._instance = instance
@@ -130,9 +129,9 @@ class Heartbeats:
     async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
 
-        Raises RefusedError, ConnectionLost: the stream ended before. What ``answered`` raises ends it, too.
+        Raises RefusedError, ConnectionLost: the stream ended before.
         """
-        stream = membership_pb2_grpc.MembershipServiceStub(self._route.hub.control).Heartbeat()
+        stream = self._stub.Heartbeat()
         # The coordinator may be another process, without our metrics.
         self._metrics_every_s, self._metrics_sent_s = None, -math.inf
         self._metrics_shape = self._next_heartbeat_s = None
@@ -232,7 +231,8 @@ class Heartbeats:
             self.clock_offset_s = best.offset_s
 
     def _note_verdicts(self, answer: membership_pb2.HeartbeatResponse) -> None:
-        verdicts = [from_wire(GroupVerdict, verdict) for verdict in answer.verdicts]
+        told = known(Verdict, answer.verdicts, "verdict")
+        verdicts = [from_wire(GroupVerdict, verdict) for verdict in told]
         for verdict in verdicts:
             # The coordinator repeats them where it cannot know that the answer before arrived.
             if verdict not in self._last_verdicts:

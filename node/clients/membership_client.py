@@ -7,25 +7,29 @@ joining --settings--> heartbeats --connection lost, not_joined, coordinator rest
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Final
+
+import grpc.aio
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
-from node.clients.hub_route import HubRoute
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.relay_voucher import RelayVoucher
+from node.protocol import OURS, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
+from node.rpc.hub import Hub
 from node.run import EvaluationNotice, Role, RunSettings
 from node.waits import run_until
 from node.wire.mapping import from_wire, optional_to_wire, to_wire
+from node.wire.members import spoken_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class MembershipClient:
 
     def __init__(
         self,
-        route: HubRoute,
+        channel: grpc.aio.Channel,
         member: Member,
         *,
         reports: PeerReports,
@@ -63,25 +67,28 @@ class MembershipClient:
         backoff: Backoff,
         waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         identity: Identity | None = None,
+        hub: Hub | None = None,
         vouch: Callable[[str, str], RelayVoucher] | None = None,
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
         ``waiting`` counts a wait under its name, as ``NodeMetrics.waiting``; ``identity`` is this peer's,
-        whose dates are compared with the clocks, None where TLS is off; ``vouch`` lets a relay of this name
-        speak for this process, by its instance; None: this peer does not join by relays.
+        whose dates are compared with the clocks, None where TLS is off; ``hub``, where the channel leads,
+        moves on to the next one from one that does not serve; ``vouch`` lets a relay of this name speak for
+        this process, by its instance; None: this peer does not join by relays.
         """
-        self._route = route
-        self._vouch = vouch
+        self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
         self._held = reports.held
         self._base = reports.base
         self._task_changed = notices.task_changed
         self._backoff = backoff
         self._instance = secrets.token_hex(8)
-        self._heartbeats = Heartbeats(route, reports, notices, instance=self._instance, clock=clock)
+        self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=clock)
         self._waiting = waiting
         self._identity = identity
+        self._hub = hub
+        self._vouch = vouch
         self._clock = clock
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
@@ -142,7 +149,9 @@ class MembershipClient:
                 _warn_of_other_grader(await self._call_join(), grader_digest)
                 return
             except (RefusedError, ConnectionLost) as error:
-                if _is_final(error) and not self._route.refused():
+                if not _is_final(error):
+                    self._look_elsewhere(error)
+                elif not self._has_another_word():
                     raise
                 _log(error)
             with self._waiting("task that samplers agree on"):
@@ -167,24 +176,30 @@ class MembershipClient:
                         answered=self._note_answer,
                     )
             except _FirstHubAgainError:
-                logger.info("the first hub is tried again")
+                logger.info("the first relay is tried again")
                 continue
             except (RefusedError, ConnectionLost) as error:
                 is_displaced = isinstance(error, RefusedError) and error.reason is Reason.NAME_IN_USE
                 is_final = _is_final(error) or (is_displaced and self._joins > 0)
-                if is_final and not self._route.refused():
+                if is_final and not self._has_another_word():
                     raise
+                if not is_final:
+                    self._look_elsewhere(error)
                 wait = self._wait_after(error)
-                if not is_final and not _is_joinable(error):
-                    self._route.failed()
             with wait:
                 await self._backoff.wait(stopping)
 
     def _note_answer(self) -> None:
         self._backoff.reset()
-        self._route.works()
-        if self._route.returns():
+        if self._hub is not None and self._hub.answered(self._clock.monotonic()):
             raise _FirstHubAgainError
+
+    def _has_another_word(self) -> bool:
+        return self._hub is not None and self._hub.has_another_word()
+
+    def _look_elsewhere(self, error: RefusedError | ConnectionLost) -> None:
+        if self._hub is not None:
+            self._hub.move_on_after(error)
 
     def _wait_after(self, error: RefusedError | ConnectionLost) -> contextlib.AbstractContextManager[object]:
         """Log a failure; return a wait for the next attempt, which has a name where a clock is wrong.
@@ -219,7 +234,7 @@ class MembershipClient:
         request = to_wire(
             membership_pb2.JoinRequest,
             self._member,
-            software_version=version("heterorl-node"),
+            **dataclasses.asdict(OURS),
             held=optional_to_wire(common_pb2.PolicyVersion, self._held()),
             instance=self._instance,
             prompts=self._prompts,
@@ -229,12 +244,13 @@ class MembershipClient:
             task_digest=self._task_digest,
             grader_digest=self._grader_digest,
         )
-        stub = membership_pb2_grpc.MembershipServiceStub(self._route.hub.control)
-        response = await call(stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
         if response.relay_id and self._vouch is not None:
             voucher = self._vouch(response.relay_id, self._instance)
             request.voucher.CopyFrom(to_wire(membership_pb2.RelayVoucher, voucher))
-            response = await call(stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+            response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        # A coordinator of before the first number admits whatever a later release says.
+        check_common(OURS, spoken_from_wire(response), peer_name=f"this {self._member.role}")
         return from_wire(RunSettings, response)
 
 
@@ -261,11 +277,6 @@ def _warn_of_other_grader(settings: RunSettings, grader_digest: bytes) -> None:
 
 def _is_final(error: RefusedError | ConnectionLost) -> bool:
     return isinstance(error, RefusedError) and error.reason.recovery is Recovery.STOP
-
-
-def _is_joinable(error: RefusedError | ConnectionLost) -> bool:
-    """Return whether the same hub takes this peer once it joins again."""
-    return isinstance(error, RefusedError) and error.reason.recovery is Recovery.REPLAN
 
 
 def _log(error: RefusedError | ConnectionLost, *, detail: object = None) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
+import grpc.aio
+
 from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
-from node.clients.hub_route import Hub, HubRoute
 from node.clients.submission_stream import SubmissionStream
 from node.failure import FailedLease, detail_of
 from node.identity.group_proof import GroupSigner
@@ -19,18 +20,13 @@ CONTROL_TIMEOUT_S: Final = 15.0
 
 
 class SamplerRolloutClient:
-    """Calls of one sampler to its hub. Raises RefusedError and ConnectionLost."""
+    """Calls of one sampler over one channel. Raises RefusedError and ConnectionLost."""
 
-    def __init__(self, route: HubRoute, signer: GroupSigner | None) -> None:
-        """Call the hub of ``route``; groups are signed by ``signer``, which is None where TLS is off."""
-        self._route = route
+    def __init__(self, channel: grpc.aio.Channel, signer: GroupSigner | None) -> None:
+        """Call over ``channel``; groups are signed by ``signer``, which is None where TLS is off."""
+        self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._signer = signer
-        self._submissions: dict[Hub, SubmissionStream] = {}
-        """One to each hub that was the route's when a group was finished."""
-
-    @property
-    def _stub(self) -> "rollout_pb2_grpc.RolloutServiceAsyncStub":
-        return rollout_pb2_grpc.RolloutServiceStub(self._route.hub.rollouts)
+        self._submissions = SubmissionStream(channel)
 
     async def lease(self, max_leases: int, held: PolicyVersion, *, stays: bool = False) -> LeaseGrant:
         """Lease up to ``max_leases`` prompts, to be sampled with ``held`` or newer.
@@ -56,8 +52,7 @@ class SamplerRolloutClient:
 
     async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         """Submit a group; safe to repeat. Return the hub's verdict and its reason."""
-        encoded, hub = group_to_wire(group), self._route.hub
-        stream = self._submissions.get(hub)
-        if stream is None:
-            stream = self._submissions[hub] = SubmissionStream(hub.rollouts)
-        return await stream.submit(encoded if self._signer is None else self._signer.signed(encoded))
+        encoded = group_to_wire(group)
+        return await self._submissions.submit(
+            encoded if self._signer is None else self._signer.signed(encoded)
+        )

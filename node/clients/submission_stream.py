@@ -125,8 +125,9 @@ def _settle(answer: "asyncio.Future[Answer]", found: rollout_pb2.SubmissionAnswe
         return
     try:
         if found.reason:
-            reason = member_from_wire(Reason, found, "reason")
-            raise RefusedError(reason, found.detail, is_remote=True)
+            if found.reason not in set(Reason):  # as in ``classify``: a later version's is tried again
+                raise ConnectionLost(f"refused as {found.reason[:50]!r}: {found.detail}")
+            raise RefusedError(member_from_wire(Reason, found, "reason"), found.detail, is_remote=True)
         answer.set_result((member_from_wire(Verdict, found, "verdict"), found.detail))
-    except RefusedError as refused:
-        answer.set_exception(refused)
+    except (RefusedError, ConnectionLost) as error:
+        answer.set_exception(error)

@@ -24,7 +24,8 @@ COMMANDS: Final = {
         "sampler.try_command",
         "ask the base model a task's first prompts and grade them, before a run exists",
     ),
-    "token": ("node.commands.token_command", "make a token that lets one new peer in"),
+    "token": ("node.commands.token_command", "make, list or cancel tokens that let new peers in"),
+    "join": ("node.commands.join_command", "make this machine a sampler or relay of a run, with a token"),
     "ledger": (
         "node.commands.ledger_command",
         "back up, verify, restore, read or export the coordinator's ledger",
@@ -38,6 +39,7 @@ COMMANDS: Final = {
         "learner.plan_command",
         "show which layouts of a learner's ranks fit, how fast, how far samplers lag",
     ),
+    "simulate": ("node.commands.simulate_command", "simulate a run of many samplers and relays"),
     "export": ("learner.export", "write a version as a model directory, named as the base model is"),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (

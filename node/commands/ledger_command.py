@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib
 import json
 import sqlite3
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from node.commands.terminal import add_coordinator_state
@@ -25,6 +27,8 @@ from node.run import Role
 EXAMPLE: Final = """\
   while the run goes on, from cron or a timer; either the copy is complete, or the old one stays:
     heterorl-node ledger backup --state-dir DIR --to /backup/ledger.sqlite
+  the same from a database; with restore, and the other way round, a run changes its engine:
+    heterorl-node ledger backup --database postgresql://hub@db/run --to /backup/ledger.sqlite
   to see whether a ledger is complete, and up to which step:
     heterorl-node ledger verify /backup/ledger.sqlite
   to see whether the learner's log tells the same story, group by group:
@@ -68,7 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on without the steps that the copy lacks; slots are numbered anew",
     )
     for one in (backup, put_back):
-        add_coordinator_state(one)
+        where = one.add_mutually_exclusive_group(required=True)
+        add_coordinator_state(where, required=False)
+        where.add_argument(
+            "--database",
+            metavar="URL",
+            help="in place of it: the run's PostgreSQL database, as coordinator.ledger",
+        )
     for one in (backup, verify, put_back, show, tables):
         one.add_argument("--json", action="store_true", help="one JSON object instead of lines")
 
@@ -88,7 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     match arguments.verb:
         case "backup":
-            findings = back_up(_ledger(arguments.state_dir), to=arguments.to)
+            if arguments.database is not None:
+                findings = _exchange().back_up_database(arguments.database, to=arguments.to)
+            else:
+                findings = back_up(_ledger(arguments.state_dir), to=arguments.to)
             _show(findings, "backed up", as_json=arguments.json)
         case "verify":
             return _verify(arguments.file, arguments.steps, as_json=arguments.json)
@@ -167,8 +180,12 @@ def _export(path: Path, to: Path, *, as_json: bool) -> None:
 
 
 def _restore(arguments: argparse.Namespace) -> None:
-    ledger = _ledger(arguments.state_dir, may_be_missing=True)
-    done = restore(arguments.file, ledger=ledger, accepts_loss=arguments.accept_loss, now=time.time())
+    file, accepts_loss, now = arguments.file, arguments.accept_loss, time.time()
+    if arguments.database is not None:
+        done = _exchange().restore_database(file, arguments.database, accepts_loss=accepts_loss, now=now)
+    else:
+        ledger = _ledger(arguments.state_dir, may_be_missing=True)
+        done = restore(file, ledger=ledger, accepts_loss=accepts_loss, now=now)
     _show(done.ledger, f"restored from {arguments.file}", as_json=arguments.json)
     if done.aside is not None:
         _say(f"The ledger that was there is {done.aside}.")
@@ -176,6 +193,11 @@ def _restore(arguments: argparse.Namespace) -> None:
         _say("Start the coordinator. A learner that knows of later steps waits, and `status` names them.")
     else:
         _say(f"Slots go on from {done.first_slot}. Start the coordinator; the learner says what was lost.")
+
+
+def _exchange() -> ModuleType:
+    NeededPackage("ledger", "--database", "psycopg", "postgresql", source="the command line").check()
+    return importlib.import_module("node.coordinator.ledger.ledger_exchange")
 
 
 def _ledger(state_dir: Path, *, may_be_missing: bool = False) -> Path:

@@ -30,8 +30,17 @@ from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import compare_clocks
-from node.run import MOST_PEERS_A_PAGE, PEER_ORDERS, PeerQuery, Role, RunStatus, SamplerStanding
-from node.wire.mapping import from_wire, optional_to_wire
+from node.run import (
+    MOST_PEERS_A_PAGE,
+    PEER_ORDERS,
+    PeerCount,
+    PeerQuery,
+    PeerStatus,
+    Role,
+    RunStatus,
+    SamplerStanding,
+)
+from node.wire.mapping import from_wire, known, optional_to_wire
 
 TIMEOUT_S: Final = 10.0
 """Deadline of the call: a handshake and two round trips on the slowest link."""
@@ -187,7 +196,13 @@ async def fetch_status(
         stub = membership_pb2_grpc.MembershipServiceStub(channel)
         request = membership_pb2.GetStatusRequest(query=optional_to_wire(membership_pb2.PeerQuery, query))
         response = await call(stub.GetStatus, request, timeout_s=TIMEOUT_S)
-    return from_wire(RunStatus, response)
+    # Peers in roles of a later version are counted by that version's command.
+    return from_wire(
+        RunStatus,
+        response,
+        peers=tuple(from_wire(PeerStatus, one) for one in known(Role, response.peers, "role")),
+        peer_counts=tuple(from_wire(PeerCount, one) for one in known(Role, response.peer_counts, "role")),
+    )
 
 
 def to_json(status: RunStatus) -> str:

@@ -28,6 +28,8 @@ _USED: Final = (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED, Verdict.UNIN
 _REFUSALS: Final = tuple(verdict for verdict in Verdict if verdict not in _USED)
 
 _BAD_PROMPTS_SHOWN: Final = 5
+
+_SOFTWARE_NAMED: Final = 5
 """Enough to see the cause; --json has more."""
 
 WAITS_AT_BOUND: Final = "prompt lease: staleness"
@@ -109,6 +111,7 @@ def _header(status: RunStatus) -> Text:
         "room": [f"{status.capacity_groups} groups, bound by {status.capacity_bound}"],
         "held out": _evaluations(status.evaluation, status.exportable_best),
         "graders": _graders(status),
+        "software": _software(status.peers),
         "bad": _bad_prompts(status),
         "task": [status.task_dispute] if status.task_dispute else [],
     }
@@ -121,6 +124,18 @@ def _header(status: RunStatus) -> Text:
             header.append("\n" if header else "")
             header.append(f"{name:10}", "bold").append(value, "bold red" if name in alarms else "")
     return header
+
+
+def _software(peers: Iterable[PeerStatus]) -> Iterator[str]:
+    """Yield which software runs where, unless it is the same everywhere."""
+    names: dict[str, list[str]] = {}
+    for peer in peers:
+        if peer.state not in ("left", "revoked"):
+            names.setdefault(f"{peer.software_version}, protocol {peer.protocol}", []).append(peer.node_id)
+    if len(names) > 1:
+        for software, found in sorted(names.items()):
+            more = ", ..." if len(found) > _SOFTWARE_NAMED else ""
+            yield f"{software}: {', '.join(found[:_SOFTWARE_NAMED])}{more}"
 
 
 def _graders(status: RunStatus) -> Iterator[str]:

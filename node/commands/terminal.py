@@ -18,10 +18,10 @@ _PIPE_COLUMNS = 1 << 16
 """A pipe has no width, and its reader wants whole lines."""
 
 
-def add_coordinator_state(parser: argparse.ArgumentParser) -> None:
+def add_coordinator_state(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
     """Declare ``--state-dir`` of a command that runs where the coordinator does."""
     parser.add_argument(
-        "--state-dir", type=Path, required=True, metavar="DIR",
+        "--state-dir", type=Path, required=required, metavar="DIR",
         help="the coordinator's node.state_dir, made by `heterorl-node init`; the command runs where it is",
     )  # fmt: skip
 

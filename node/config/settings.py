@@ -28,8 +28,9 @@ from node.config.setting_sources import (
     value_of_text,
 )
 from node.errors import ConfigError, NotReadyError
+from node.extras import NeededPackage
 from node.limits import NAME_PATTERN
-from node.rpc.address import split_address, split_target
+from node.rpc.address import split_address, split_target, split_targets
 
 RUN_FILE: Final = "run.json"
 
@@ -49,6 +50,20 @@ Address = Annotated[str, _passing(split_address)]
 
 Target = Annotated[str, _passing(split_target)]
 """``host:port`` to dial."""
+
+Targets = Annotated[str, _passing(split_targets)]
+"""The same, or several of them with commas between."""
+
+
+BucketUrl = Annotated[
+    str, Field(pattern=r"^(s3|gs|az|azure|abfs|abfss)://[^/?#\s]+(/[^?#\s]*)?$", max_length=1000)
+]
+"""``scheme://bucket/prefix`` of an object store that can sign addresses; a disk cannot."""
+
+
+def bucket_packages(key: str, url: str | None) -> tuple[NeededPackage, ...]:
+    """Return the package that a hub with a bucket needs."""
+    return () if url is None else (NeededPackage(key, url, "obstore", extra="objects"),)
 
 
 def _beside_state(data: dict[str, Any]) -> Path:
@@ -72,8 +87,9 @@ class NodeSection(BaseModel):
     """This peer's name in the run. Unset: the name in its certificate or token, else a random one.
     The coordinator's name comes from ``init``."""
 
-    coordinator: Target | None = None
-    """The coordinator's members port as this peer reaches it, ``host:port``."""
+    coordinator: Targets | None = None
+    """The coordinator's members port as this peer reaches it, ``host:port``. Of a run with several
+    coordinators all of them, with commas between: the peer finds the one that leads."""
 
     token_file: Path | None = None
     """A single-use token (``heterorl-node token``); read only while this peer has no certificate."""
@@ -170,7 +186,7 @@ def load(
             faults += faults_of(error, section=section, model=model, settings=settings)
     node, telemetry = sections.pop("node", None), sections.pop("telemetry", None)
     if isinstance(node, NodeSection):
-        by_relay = {name for name, section in sections.items() if getattr(section, "relays", ())}
+        by_relay = {name for name, section in sections.items() if getattr(section, "hub_relays", ())}
         faults += _faults_of_roles(node, frozenset(roles), given["node"], by_relay=by_relay)
     if faults or not isinstance(node, NodeSection) or not isinstance(telemetry, TelemetrySection):
         raise NotReadyError(tuple(faults))

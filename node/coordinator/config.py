@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from node import limits
-from node.config.settings import Address
+from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data.row_sources import open_rows, overlong
 from node.coordinator.work.accounts import RunTerms
@@ -132,10 +133,17 @@ class CoordinatorConfig(BaseModel):
     """Shortest time between heartbeats of each peer. Shorter shows lag sooner. Samplers are told to wait
     longer where there are more than 1000 for each second of it: the fleet sends 1000 a second at most."""
 
+    model_dir: Path | None = None
+    """The learner's model directory, or a copy: samplers that join with `heterorl-node join` and have none
+    fetch it from here. Unset: they are given theirs."""
     listen: Address = "127.0.0.1:7700"
     """Where members connect. Port 0: any free one, printed at the start."""
     enrolment_listen: Address = "127.0.0.1:7701"
     """Where new peers exchange a token for a certificate. Unused where TLS is off."""
+    ledger: str | None = Field(default=None, max_length=1000)
+    """The PostgreSQL database of the run's ledger, as postgresql://USER@HOST/DATABASE?sslmode=verify-full.
+    Coordinators that share it take over from each other. The password stands in PGPASSWORD or in a file
+    (?passfile=FILE), since settings are logged. Unset: a SQLite file in the state directory."""
     concurrency_groups: int = Field(default=256, ge=1, le=65_536)
     """Groups that may be leased at once. Fewer than all samplers together can work on leaves some idle."""
     buffer_groups: int = Field(default=256, ge=1, le=65_536)
@@ -161,6 +169,23 @@ class CoordinatorConfig(BaseModel):
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them. More serve peers that were away
     longer; each costs the model's size."""
+
+    bucket: BucketUrl | None = None
+    """Object store in which the coordinator puts the weights it serves: ``s3://NAME/PREFIX``, ``gs://`` or
+    ``az://``. Peers read them there by signed addresses, so that its own link carries each once. Credentials
+    come from the provider's environment variables or the machine's role. Unset: it serves them itself."""
+
+    @field_validator("ledger")
+    @classmethod
+    def _is_a_database_without_a_password(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
+            raise ValueError("is not postgresql://USER@HOST/DATABASE")
+        if parts.password is not None or "password" in parse_qs(parts.query):
+            raise ValueError("holds a password, and settings are logged; put it in PGPASSWORD or a passfile")
+        return url
 
     @field_validator("task_options")
     @classmethod
@@ -255,8 +280,12 @@ class CoordinatorConfig(BaseModel):
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """The packages that read the data."""
-        return () if self.data is None else self.data.needed_packages
+        """The packages that read the data, reach the database and fill the bucket."""
+        data = () if self.data is None else self.data.needed_packages
+        bucket = bucket_packages("coordinator.bucket", self.bucket)
+        if self.ledger is None:
+            return (*data, *bucket)
+        return (*data, *bucket, NeededPackage("coordinator.ledger", self.ledger, "psycopg", "postgresql"))
 
     @property
     def evaluation_settings(self) -> EvaluationSettings:

@@ -1,13 +1,17 @@
 """Builds a coordinator from its section of the configuration."""
 
 import asyncio
+import dataclasses
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
+from typing import TYPE_CHECKING
 
 from heterorl.v1 import (
     membership_pb2,
     membership_pb2_grpc,
+    model_pb2_grpc,
     policy_pb2_grpc,
     relay_pb2_grpc,
     rollout_pb2_grpc,
@@ -19,6 +23,7 @@ from node.coordinator.data.row_sources import open_rows
 from node.coordinator.data.rows import Rows
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.peer_table import PeerTable
@@ -40,23 +45,30 @@ from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
-from node.errors import ConfigError, StartupError
+from node.errors import ConfigError, DeposedError, StartupError
 from node.identity.relay_voucher import VoucherVerifier
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
+from node.protocol import OURS
 from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
-from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
 from node.serving.membership_servicer import MembershipServicer
+from node.serving.model_servicer import ModelServicer
 from node.serving.policy_servicer import PolicyServicer
 from node.serving.rollout_servicer import RolloutServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket_mirror import BucketMirror
 from node.wire.mapping import to_wire
 from node.wire.rollouts import largest_group_bytes
+
+if TYPE_CHECKING:
+    from node.coordinator.candidate import Candidate
+    from node.coordinator.ledger.shared_records import SharedRecords
 
 logger = logging.getLogger(__name__)
 
@@ -65,17 +77,50 @@ async def build(context: RoleContext) -> list[Service]:
     """Open what the coordinator keeps on disk and put its services together.
 
     Raises:
-        StartupError: the ledger, the store or the data cannot be opened, or the ledger was lost.
+        StartupError: the ledger, the store, the bucket or the data cannot be opened, or the ledger was lost.
         ConfigError: a row is bad, or the data is not the run's.
     """
     config = context.config.section(CoordinatorConfig)
     metrics = CoordinatorMetrics(context.registry)
     metrics.max_staleness_versions.set(config.max_staleness_versions)
-    store = open_store(context, retained_keyframes=config.retained_keyframes)
+    if config.ledger is not None:
+        return [await _candidate(context, config, config.ledger, metrics)]
+    metrics.leads.set(1)
+    ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id)
+    return [await _coordinator(context, config, metrics, ledger)]
+
+
+async def _candidate(
+    context: RoleContext, config: CoordinatorConfig, url: str, metrics: CoordinatorMetrics
+) -> "Candidate":
+    # An extra: imported only where it is used.
+    from node.coordinator.candidate import Candidate, address_for_people
+    from node.coordinator.ledger.leadership import Leadership
+
+    async def lead(leadership: Leadership, on_lost: Callable[[DeposedError], None]) -> CoordinatorService:
+        records = await asyncio.to_thread(leadership.open_records)
+        await asyncio.to_thread(records.add_revoked_to, context.state_dir / REVOCATION_FILE)
+        ledger = await asyncio.to_thread(leadership.open_ledger, on_lost=on_lost)
+        return await _coordinator(context, config, metrics, ledger, records=records)
+
+    leadership = await asyncio.to_thread(
+        partial(Leadership, url, run_id=context.run.run_id, address=address_for_people(config.listen))
+    )
+    return Candidate(context, leadership, config.listen, build=lead, metrics=metrics)
+
+
+async def _coordinator(
+    context: RoleContext,
+    config: CoordinatorConfig,
+    metrics: CoordinatorMetrics,
+    ledger: LedgerEngine,
+    *,
+    records: "SharedRecords | None" = None,
+) -> CoordinatorService:
+    """Return the coordinator that serves the run from its ledger, which it closes if it cannot."""
     with ExitStack() as opened:
-        ledger = opened.enter_context(
-            closing(Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id))
-        )
+        opened.enter_context(closing(ledger))
+        store = open_store(context, retained_keyframes=config.retained_keyframes)
         slots, rows = ledger.balance().slots, None
         if config.data is not None:
             known = slots.data if slots.next_slot else NO_DATA
@@ -108,31 +153,33 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         clock=context.clock,
     )
+    bucket = bucket_mirror(context, store, config.bucket)
     table = PeerTable(peers, revoked=lambda: revocations.current().node_ids)
     servers = [
-        _members_server(context, config, store, spool, table, revocations),
-        *_enrolment_servers(context, config, revocations),
+        _members_server(context, config, store, spool, table, revocations, bucket),
+        *_enrolment_servers(context, config, revocations, records),
     ]
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
-    return [
-        CoordinatorService(
-            spool=spool,
-            peers=peers,
-            table=table,
-            store=store,
-            published=published,
-            trust=trust,
-            servers=servers,
-            metrics=metrics,
-            clock=context.clock,
-        )
-    ]
+    if records is not None:
+        trust.share = records.revoke
+    return CoordinatorService(
+        spool=spool,
+        peers=peers,
+        table=table,
+        store=store,
+        bucket=bucket,
+        published=published,
+        trust=trust,
+        servers=servers,
+        metrics=metrics,
+        clock=context.clock,
+    )
 
 
 def _accounts(
     context: RoleContext,
     config: CoordinatorConfig,
-    ledger: Ledger,
+    ledger: LedgerEngine,
     rows: Rows | None,
     metrics: CoordinatorMetrics,
 ) -> Accounts:
@@ -160,15 +207,21 @@ def _members_server(
     spool: Spool,
     table: PeerTable,
     revocations: RevocationList,
+    bucket: BucketMirror | None,
 ) -> RpcServer:
     group_bytes, clock = _group_bytes(config), context.clock
-    policy = PolicyServicer(store, metrics=context.transfer_metrics)
+    policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
     requests = PeerRequests(table.peers, spool, revocations, clock)
     rollouts = RunRollouts(requests, spool, group_bytes=group_bytes, metrics=context.transfer_metrics)
+    models = ModelServicer(config.model_dir, metrics=context.transfer_metrics)
     members = RunMembers(
         requests,
         RunReport(context.run.run_id, table, clock),
-        settings=to_wire(membership_pb2.JoinResponse, _settings(config, spool.rows, group_bytes=group_bytes)),
+        settings=to_wire(
+            membership_pb2.JoinResponse,
+            _settings(config, spool.rows, group_bytes=group_bytes),
+            **dataclasses.asdict(OURS),
+        ),
         revocations=revocations,
         clock=clock,
     )
@@ -185,6 +238,7 @@ def _members_server(
         revocations=revocations,
         servicers=(
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership_servicer),
+            partial(model_pb2_grpc.add_ModelServiceServicer_to_server, models),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
             partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollout_servicer),
             partial(relay_pb2_grpc.add_RelayServiceServicer_to_server, relay_servicer),
@@ -214,7 +268,7 @@ def _check_prompts_left(accounts: Accounts) -> None:
         )
 
 
-def _note_data(ledger: Ledger, slots: SlotBalance, rows: Rows | None) -> None:
+def _note_data(ledger: LedgerEngine, slots: SlotBalance, rows: Rows | None) -> None:
     """Note the run's rows in the ledger; refuse others once something was leased."""
     found, known_part = (NO_DATA, b"") if rows is None else (rows.seen, rows.known_part)
     noted = agreed_data(slots.data, found, known_part=known_part, next_slot=slots.next_slot)
@@ -255,13 +309,16 @@ def _group_bytes(config: CoordinatorConfig) -> int:
 
 
 def _enrolment_servers(
-    context: RoleContext, config: CoordinatorConfig, revocations: RevocationList
+    context: RoleContext,
+    config: CoordinatorConfig,
+    revocations: RevocationList,
+    records: "SharedRecords | None",
 ) -> list[RpcServer]:
     if context.identity is None:
         return []
     servicer = EnrolmentServicer(
         authority=Authority.load(context.state_dir / AUTHORITY_DIRECTORY),
-        ledger=EnrolmentLedger(context.state_dir / ENROLMENT_FILE),
+        ledger=records or EnrolmentLedger(context.state_dir / ENROLMENT_FILE),
         revocations=revocations,
         clock=context.clock,
     )

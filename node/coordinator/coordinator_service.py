@@ -18,6 +18,7 @@ from node.errors import RefusedError
 from node.rpc.server import RpcServer
 from node.spare_memory import GIVE_BACK_EVERY_S, give_back
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket_mirror import BucketMirror
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class CoordinatorService:
     peers: Peers
     table: PeerTable
     store: ArtifactStore
+    bucket: BucketMirror | None
     published: Published
     trust: TrustUpkeep
     servers: Sequence[RpcServer]
@@ -60,6 +62,8 @@ class CoordinatorService:
             with self.store.listening(lambda: loop.call_soon_threadsafe(self._wake.set)):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._keep_up(stopping))
+                    if self.bucket is not None:
+                        tasks.create_task(self.bucket.run(ready=lambda: None, stopping=stopping))
                     await _start(self.servers, tasks, stopping)
                     logger.info(
                         "serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address}

@@ -71,6 +71,7 @@ class CoordinatorMetrics:
         self._length_distance.set(math.nan)
         self._peers = _PeerCollector()
         registry.register(self._peers)
+        self.leads = gauge("leads", "1 where this coordinator serves the run; 0 where it stands by.")
         self.head = gauge("head_version", "The newest announced policy version.")
         self.heartbeat_pause = gauge(
             "heartbeat_pause_seconds", "Mean time between two heartbeats of a sampler, as samplers are told."

@@ -1,4 +1,4 @@
-"""What peers ask of a run, checked in one order and decided by ``Peers`` and ``Spool``; without the wire.
+"""Requests of peers, checked in one order and decided by ``Peers`` and ``Spool``; without the wire.
 
     join        the run's model and task --> whose process holds the name --> leases of another one end
     heartbeat   no learner has taken over --> noted --> its leases renewed
@@ -23,6 +23,7 @@ from node.failure import FailedLease
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.policy import BaseModel, PolicyVersion
+from node.protocol import OURS, Spoken
 from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup, Verdict
 from node.run import Role
 from node.telemetry.metrics import MetricFamily
@@ -30,7 +31,7 @@ from node.telemetry.metrics import MetricFamily
 
 @dataclass(frozen=True, slots=True)
 class SamplerModel:
-    """What a sampler says of its model; empty: it does not know, or is older software."""
+    """A sampler's model by its own account; empty: it does not know, or is older software."""
 
     layout_digest: bytes
     tokenizer_digest: bytes
@@ -55,9 +56,10 @@ class Joining:
     """None: a relay has none."""
     instance: str = ""
     prompts: int = 0
-    """Of the task as the run has it now; 0: not known, or the coordinator has the rows."""
+    """Prompts of the task as the run has it now; 0: not known, or the coordinator has the rows."""
     completes: bool = False
     grader_digest: bytes = b""
+    speaks: Spoken = OURS
     via: str = ""
     """The relay that speaks for the peer; empty: it has a connection of its own."""
 
@@ -87,6 +89,7 @@ class PeerRequests:
             instance=joining.instance,
             completes=joining.completes,
             grader_digest=joining.grader_digest,
+            speaks=joining.speaks,
             via=joining.via,
         )
         if peer.role is Role.SAMPLER and before not in ("", member.instance):

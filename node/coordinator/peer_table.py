@@ -128,6 +128,7 @@ class PeerTable:
             standing=view.standing(name)[0] if is_sampler else None,
             grader=self.peers.grader_of(name) if is_sampler else b"",
             twin_for_s=max(0.0, view.now - member.refused_twin_at_s) if member.refused_twins else None,
+            speaks=self.peers.speaks(peer),
         )
 
     def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:
@@ -147,6 +148,8 @@ class PeerTable:
             staleness_mean_versions=0.0,
             joins=member.joins,
             via=self.peers.via(peer),
+            software_version=self.peers.speaks(peer).software_version,
+            protocol=self.peers.speaks(peer).protocol,
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
         )

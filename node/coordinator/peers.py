@@ -23,6 +23,7 @@ from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
+from node.protocol import OURS, Spoken
 from node.rollout import GroupVerdict
 from node.run import Role, StepReport, Teaching
 from node.serving.heartbeat_pause import drawn_pause_s, pause_s, silence_s
@@ -105,6 +106,7 @@ class Peers:
         """Since when each peer names the wait that it names now."""
         self._via: dict[Peer, str] = {}
         """The relay that speaks for a peer; peers with a connection of their own are not here."""
+        self._speaks: dict[Peer, Spoken] = {}
         self._few: dict[Peer, None] = {}
         """Known peers that are no samplers."""
         self._samplers: set[str] = set()
@@ -133,6 +135,7 @@ class Peers:
         instance: str = "",
         completes: bool = False,
         grader_digest: bytes = b"",
+        speaks: Spoken = OURS,
         via: str = "",
     ) -> KnownPeer:
         """Admit a peer, or admit it again; see ``Membership.join``.
@@ -145,6 +148,7 @@ class Peers:
         self._via.pop(peer, None)
         if via:
             self._via[peer] = via
+        self._speaks[peer] = speaks
         if peer.role is Role.SAMPLER:
             self._samplers.add(peer.node_id)
         else:
@@ -241,6 +245,10 @@ class Peers:
         """Return since when a known peer names the wait that it names now."""
         return self._waits_since_s[peer]
 
+    def speaks(self, peer: Peer) -> Spoken:
+        """Return the protocols and the software of a known peer."""
+        return self._speaks[peer]
+
     def via(self, peer: Peer) -> str:
         """Return the relay that speaks for a peer; empty: it has a connection of its own."""
         return self._via.get(peer, "")
@@ -314,7 +322,7 @@ class Peers:
 
     def _forget(self) -> None:
         for peer in [peer for peer in self._reports if peer not in self._membership]:
-            del self._reports[peer], self._waits_since_s[peer]
+            del self._reports[peer], self._waits_since_s[peer], self._speaks[peer]
             self._few.pop(peer, None)
             self._via.pop(peer, None)
             if peer.role is Role.SAMPLER:

@@ -25,7 +25,7 @@ from node.waits import side_by_side
 from node.wire.mapping import optional_to_wire
 
 REQUESTS_AT_ONCE: Final = 64
-"""Of one relay, until their answers are written: what waits for the same commit shares it."""
+"""One relay's requests under way, until their answers are queued: those that wait for a commit share it."""
 
 OUTGOING: Final = 2 * REQUESTS_AT_ONCE
 """Answers and notices that wait to be written."""

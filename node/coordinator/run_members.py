@@ -19,13 +19,17 @@ from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.limits import LEASES_PER_PEER, METRIC_SAMPLES_PER_HEARTBEAT, STAMP_S
 from node.policy import PolicyVersion
+from node.protocol import OURS, check_common
 from node.run import PeerQuery, Role, StepReport, Teaching
 from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, to_wire
-from node.wire.members import base_model_from_wire, check_owners, metric_families_from_wire
+from node.wire.members import (
+    base_model_from_wire,
+    check_owners,
+    metric_families_from_wire,
+    spoken_from_wire,
+)
 
 logger = logging.getLogger(__name__)
-
-_VERSION_CHARACTERS: Final = 50
 
 _INSTANCE_CHARACTERS: Final = 64
 
@@ -64,6 +68,8 @@ class RunMembers:
                 f"the peer is configured for run {request.run_id[:100]!r}, this is {self.run.run_id!r}",
                 fix="check node.run_file",
             )
+        speaks = spoken_from_wire(request)
+        check_common(speaks, OURS, peer_name=f"{peer.role} {peer.node_id}")
         if (role := member_from_wire(Role, request, "role")) is not peer.role:
             raise RefusedError(
                 Reason.WRONG_ROLE,
@@ -78,6 +84,7 @@ class RunMembers:
             prompts=self._prompts(request),
             completes=bool(request.prompts),
             grader_digest=self._grader_digest(request),
+            speaks=speaks,
             via=via,
         )
         with self._twins_noted(peer, address):
@@ -90,7 +97,8 @@ class RunMembers:
                 "joins": member.joins,
                 **({"prompts": request.prompts} if request.prompts else {}),
                 **({"via": via} if via else {}),
-                "software_version": request.software_version[:_VERSION_CHARACTERS],
+                "software_version": speaks.software_version,
+                "protocol": speaks.protocol,
             },
         )
         response = membership_pb2.JoinResponse()

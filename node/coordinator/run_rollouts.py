@@ -27,7 +27,7 @@ HELLO_TIMEOUT_S: Final = 15.0
 """A learner that has not sent its hello by then hangs."""
 
 MESSAGES_IN_FLIGHT: Final = 64
-"""Of a learner, that wait for the ledger: it judges as many groups a second as come in."""
+"""A learner's messages that may wait for the ledger: it judges as many groups a second as come in."""
 
 _DETAIL_CHARACTERS: Final = 1000
 

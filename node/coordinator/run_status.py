@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.clock import Clock
-from node.coordinator.fleet.headline import Facts, headline
 from node.coordinator.fleet.membership import PeerState
-from node.coordinator.fleet.wait_chain import WaitingSamplers, chain
+from node.coordinator.fleet.wait_chain import Facts, WaitingSamplers, explained
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
@@ -42,8 +41,8 @@ class RunReport:
         accounts, capacity, now = self.table.peers.accounts, room(self.table.peers.accounts), self.clock.now()
         learner = accounts.learner
         rows, matching = self.table.page(query, now)
-        survey, facts = self.table.survey, self._facts(capacity, now)
-        waiting = waiting_samplers(self.table.peers, now)
+        survey = self.table.survey
+        headline, waits = explained(self._facts(capacity, now), waiting_samplers(self.table.peers, now))
         return RunStatus(
             run_id=self.run_id,
             head=self.table.peers.head,
@@ -51,8 +50,8 @@ class RunReport:
             peers=rows,
             matching_peers=matching,
             peer_counts=survey.peer_counts,
-            headline=headline(facts),
-            waits=chain(facts, waiting, learner_for_s=self._learner_waits_s(now)),
+            headline=headline,
+            waits=waits,
             unusual=survey.unusual,
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
@@ -91,6 +90,7 @@ class RunReport:
             live_learners=peers.live(Role.LEARNER),
             learner_unheard_s=_unheard_s(peers, Role.LEARNER, now),
             learner_waits_for="" if learner is None else peers.report(learner).waits_for,
+            learner_waits_s=self._learner_waits_s(now),
             live_samplers=peers.live(Role.SAMPLER),
             sampler_unheard_s=_unheard_s(peers, Role.SAMPLER, now),
             idle_s=0.0 if peers.teaching is None else peers.teaching.idle_s,

@@ -14,7 +14,7 @@ from node.clock import Clock, moment
 from node.coordinator.data.rows import Rows
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.transactions import Transactions
+from node.coordinator.transactions import Decide, Transactions
 from node.coordinator.work import decisions, history, trust, verdicts
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
@@ -98,6 +98,8 @@ class Spool:
     ) -> LeaseGrant:
         """Lease prompts to a sampler that will sample them with ``held`` or newer.
 
+        Where it goes away before it hears of them, they are leased to the next.
+
         Raises:
             RefusedError: DISK; a row cannot be read. Nothing was leased.
         """
@@ -107,19 +109,30 @@ class Spool:
             await self._settle(
                 lambda now: decisions.evaluation_begins(self._accounts, held, now=now), caller=sampler_id
             )
+
+        def take_back(grant: LeaseGrant) -> Decide | None:
+            lease_ids = tuple(lease.lease_id for lease in grant.leases)
+            if not lease_ids:
+                return None
+            return lambda now: decisions.release(
+                self._accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=(), now=now
+            )
+
         grant = await self._settle(
             lambda now: decisions.lease(
                 self._accounts, sampler_id=sampler_id, wanted=wanted, held=held, stays=stays, now=now
             ),
             caller=sampler_id,
+            undo=take_back,
         )
         if self.rows is None or not grant.leases:
             return grant
         try:
             leases = await asyncio.to_thread(_with_rows, grant.leases, self.rows)
-        except RefusedError as error:
-            logger.error("row not read", extra={"detail": str(error)})
-            await self.release(sampler_id, tuple(lease.lease_id for lease in grant.leases))
+        except (RefusedError, asyncio.CancelledError) as error:
+            if isinstance(error, RefusedError):
+                logger.error("row not read", extra={"detail": str(error)})
+            self._transactions.settle_unheard(take_back(grant))
             raise
         return replace(grant, leases=leases)
 
@@ -330,7 +343,7 @@ class Spool:
         drain.wake()
 
     def _end_drain(self) -> None:
-        """Have the learner say again which groups it holds: the accounts do not know any more."""
+        """Ask the learner to say again which groups it holds: the accounts do not know any more."""
         if self._drain is not None:
             what = "the ledger could not be written, and the coordinator has gone back to what it holds"
             self._drain.end(RefusedError(Reason.DISK, what, fix="connect again"))

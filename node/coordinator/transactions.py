@@ -11,14 +11,14 @@ earlier decision of the batch made so wait for it as well. After a failed commit
 ledger holds, as after a restart, and for a while each transaction has a commit of its own, applied after it.
 
 A transaction that was begun is always finished, even if its caller has gone: memory and disk never tell
-different stories.
+different stories. What would be wrong to keep for a caller that was never told of it, a lease, is undone by a
+decision of its own, in the next batch.
 """
 
 import asyncio
 import contextlib
 import logging
 import math
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from node.clock import Clock
-from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.batch import Batch
@@ -39,6 +39,8 @@ from node.process.abandoned_threads import abandon
 from node.rollout import EncodedGroup
 
 logger = logging.getLogger(__name__)
+
+Decide = Callable[[float], Decision[Any]]
 
 WAITING_REQUESTS: Final = 4096
 """Requests that may wait for the ledger; more are told to come back."""
@@ -69,16 +71,26 @@ nothing that was answered."""
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    decide: Callable[[float], Decision[Any]]
+    decide: Decide
     answer: "asyncio.Future[Any]"
-    is_last: bool
+    is_last: bool = False
     """Whether its caller has its answer before the next decision is taken."""
+    _then: Callable[[Any], None] = lambda _: None
+
+    def when_decided(self, then: Callable[[Any], None]) -> None:
+        """Call ``then`` with the answer, which the caller has gone without: now, or once it is on disk."""
+        if self.answer.cancelled():
+            self._then = then
+        elif self.answer.exception() is None:
+            then(self.answer.result())
 
     def give(self, outcome: object) -> None:
-        """Give the caller an answer, or raise what is an exception; nothing where it has gone."""
+        """Answer the caller, or raise an exception there; where it has gone, do what was to follow."""
         if self.answer.done():
             if isinstance(outcome, Exception):
                 logger.error("decision failed after its caller had gone", exc_info=outcome)
+            else:
+                self._then(outcome)
         elif isinstance(outcome, Exception):
             self.answer.set_exception(outcome)
         else:
@@ -89,7 +101,7 @@ class Transactions:
     """Owns the ledger, its thread and the accounts; used on the event loop's thread."""
 
     def __init__(
-        self, ledger: Ledger, accounts: Accounts, *, metrics: CoordinatorMetrics, clock: Clock
+        self, ledger: LedgerEngine, accounts: Accounts, *, metrics: CoordinatorMetrics, clock: Clock
     ) -> None:
         self.accounts = accounts
         """The accounts that the ledger adds up to; others only read them."""
@@ -119,6 +131,7 @@ class Transactions:
         *,
         caller: str | None = None,
         is_last: bool = False,
+        undo: Callable[[Answer], Decide | None] = lambda _: None,
     ) -> Answer:
         """Return the answer of a decision, once its transaction is on disk and applied.
 
@@ -127,6 +140,8 @@ class Transactions:
                 of samplers must not hold up; it goes first and waits as long as it takes.
             is_last: Close the batch: what the caller does with the answer, until it waits for something,
                 comes before the next decision.
+            undo: Returns the decision that undoes this one, if there is anything to undo. It is taken where
+                the caller goes before it is told.
         Raises:
             RefusedError: BUSY, where too many wait or this one has waited for too long; DRAINING; DISK; what
                 ``decide`` raises. Nothing was changed.
@@ -138,9 +153,7 @@ class Transactions:
             raise self._dropped("full")
         loop = asyncio.get_running_loop()
         request = _Request(decide, loop.create_future(), is_last)
-        turns.add(name, request)
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
+        self._enqueue(turns, name, request)
         limit = None if caller is None else loop.call_later(WAIT_S, self._give_up, caller, request)
         try:
             answer: Answer = await request.answer
@@ -148,13 +161,24 @@ class Transactions:
         except asyncio.CancelledError:
             if turns.remove(name, request):
                 self._metrics.dropped_decisions.labels("gone").inc()
+            else:
+                request.when_decided(lambda answer: self.settle_unheard(undo(answer)))
             raise
         finally:
             if limit is not None:
                 limit.cancel()
 
+    def settle_unheard(self, decide: Decide | None) -> None:
+        """Take a decision whose answer nobody waits for; none where too many wait, or when closing."""
+        if decide is not None and not self._is_closing and len(self._urgent) < WAITING_REQUESTS:
+            self._enqueue(self._urgent, "", _Request(decide, asyncio.get_running_loop().create_future()))
+
     async def read(self, slot: Slot) -> EncodedGroup | None:
-        """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again."""
+        """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again.
+
+        Raises:
+            RefusedError: This coordinator leads no longer.
+        """
         if (fresh := self._take_fresh(slot)) is not None:
             return fresh
         if self._batch is not None:  # which may have decided on the group, and not have it on disk yet
@@ -165,6 +189,8 @@ class Transactions:
             stored = await self._in_thread(lambda: self._ledger.group(slot.number))
             return stored if stored is not None and _is_winner(stored, slot) else None
         except RefusedError as refused:
+            if refused.reason is not Reason.DAMAGED:
+                raise
             logger.error("group damaged in the spool", extra={"slot": slot.number, "detail": str(refused)})
         self._metrics.damaged_groups.inc()
 
@@ -193,6 +219,11 @@ class Transactions:
             self._thread.shutdown(wait=False)
             if not is_closed:
                 abandon("ledger")
+
+    def _enqueue(self, turns: Turns[_Request], caller: str, request: _Request) -> None:
+        turns.add(caller, request)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
         while self._urgent or self._waiting:
@@ -261,15 +292,11 @@ class Transactions:
         """Make the accounts what the ledger holds, where they are ahead of it.
 
         Raises:
-            RefusedError: DISK, where the ledger cannot be read either.
+            RefusedError: The ledger cannot be read either.
         """
         if not self._is_ahead:
             return
-        try:
-            balance = await self._in_thread(self._ledger.balance)
-        except sqlite3.Error as error:
-            what = f"the ledger could be neither written nor read: {error}"
-            raise RefusedError(Reason.DISK, what, fix="check the coordinator's disk") from error
+        balance = await self._in_thread(self._ledger.balance)
         self.accounts.go_back(balance, now=self._clock.now())
         self._fresh.clear()
         self._fresh_bytes = 0

@@ -6,7 +6,7 @@ pardoned  written by `heterorl-node pardon`, taken away once the ledger has it
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,8 +40,11 @@ class TrustUpkeep:
     spool: Spool
     revocations: RevocationList
     pardons: Path
+    share: Callable[[frozenset[str]], None] = lambda _: None
+    """Tells the coordinators that may lead after this one who is shut out; blocks."""
     _settled: frozenset[str] = frozenset()
     """Nodes whose revocation the ledger has; all of them again after a start."""
+    _shared: frozenset[str] = frozenset()
 
     async def turn(self) -> None:
         """Do what has been asked since the last turn.
@@ -52,6 +55,9 @@ class TrustUpkeep:
         revoked = frozenset(self.revocations.current().node_ids)
         if fresh := revoked - self._settled:
             await self.spool.revoke(fresh)
+        if revoked != self._shared:
+            await asyncio.to_thread(self.share, revoked)
+            self._shared = revoked
         self._settled = revoked
         taken = self.pardons.with_name(f"{PARDONS}.taken")
         try:

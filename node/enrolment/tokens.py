@@ -48,6 +48,9 @@ DEFAULT_LIFETIME_S: Final = 2 * 86400.0
 MAX_LIFETIME_S: Final = 7 * 86400.0
 """A token is for a machine about to be set up, not a standing invitation."""
 
+MOST_USES: Final = 1000
+"""Peers that one token may let in: the machines of one start-up script."""
+
 ENROLLING_ROLES: Final = (Role.SAMPLER, Role.LEARNER, Role.RELAY, Role.OPERATOR)
 """A coordinator has its certificate from ``init``: it is the authority."""
 
@@ -56,6 +59,10 @@ _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _CLAIMS: Final = {"run_id": "iss", "node_id": "sub", "expires_at_s": "exp", "nonce": "jti"}
 """Fields with a registered claim name (RFC 7519, 4.1)."""
+
+
+NUMBER_CHARACTERS: Final = 12
+"""Enough of a nonce to tell tokens apart; 80 bits of it stay secret."""
 
 
 class Token(BaseModel):
@@ -79,6 +86,34 @@ class Token(BaseModel):
     address: str = Field(min_length=3, max_length=300)
     """host:port of the enrolment service."""
     ca_certificate_pem: str
+    learner_public_key: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """With the two fields above, all that run.json says: what `join` needs beside the package."""
+    coordinator: str | None = Field(default=None, min_length=3, max_length=300)
+    """host:port of the members service, for `join`."""
+    uses: int = Field(default=1, ge=1, le=MOST_USES)
+    """Peers it may let in."""
+
+    @property
+    def number(self) -> str:
+        """Name of the token that is no secret, in lists."""
+        return self.nonce[:NUMBER_CHARACTERS]
+
+    @property
+    def can_join(self) -> bool:
+        """Whether it leads to the whole run, as `heterorl-node join` takes it."""
+        is_told = self.learner_public_key is not None and self.coordinator is not None
+        return is_told and self.role in (Role.SAMPLER, Role.RELAY)
+
+    @property
+    def run(self) -> RunDescription:
+        """The run's description. Raises ValueError: the token does not say it."""
+        if self.learner_public_key is None:
+            raise ValueError("the token does not say the learner's key")
+        return RunDescription(
+            run_id=self.run_id,
+            ca_certificate_pem=self.ca_certificate_pem.encode(),
+            learner_public_key=bytes.fromhex(self.learner_public_key),
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -124,10 +159,21 @@ def issue_token(
     address: str,
     now: float,
     lifetime_s: float = DEFAULT_LIFETIME_S,
+    uses: int = 1,
+    coordinator: str | None = None,
+    run: RunDescription | None = None,
 ) -> str:
-    """Make a token, one line of at most TOKEN_BYTES characters. Raises ValueError: a coordinator has none."""
+    """Make a token, one line of at most TOKEN_BYTES characters.
+
+    Args:
+        coordinator, run: what `heterorl-node join` finds in it; other peers are told in their configuration.
+    Raises:
+        ValueError: a coordinator has none, or ``run`` is another authority's.
+    """
     if role not in ENROLLING_ROLES:
         raise ValueError(f"a {role} does not enrol")
+    if run is not None and not is_same_certificate(run.ca_certificate_pem, authority.certificate_pem):
+        raise ValueError(f"run {run.run_id} has another authority")
     token = Token(
         run_id=authority.run_id,
         role=role,
@@ -136,8 +182,11 @@ def issue_token(
         nonce=secrets.token_hex(16),
         address=address,
         ca_certificate_pem=authority.certificate_pem.decode(),
+        learner_public_key=None if run is None else run.learner_public_key.hex(),
+        coordinator=coordinator,
+        uses=uses,
     )
-    return authority.sign_token(token.model_dump_json(exclude_none=True).encode(), typ=TYPE)
+    return authority.sign_token(token.model_dump_json(exclude_defaults=True).encode(), typ=TYPE)
 
 
 def redeem(text: str, *, authority: Authority, node_id: str, now: float) -> Token:

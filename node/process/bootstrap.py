@@ -62,6 +62,11 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
     registry, clock = create_registry(), SystemClock()
     node_metrics = NodeMetrics(registry, roles=roles, clock=clock)
     pages: dict[str, Callable[[], bytes]] = {}
+
+    def announce(phase: Phase) -> None:
+        for observer in observers:
+            observer.announce(phase)
+
     observers: list[Systemd | TelemetryServer] = [Systemd.from_environment(os.environ)]
     if (listen := config.telemetry.http_listen) is not None:
         count = node_metrics.count_refusal
@@ -75,6 +80,7 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
         node_metrics=node_metrics,
         transfer_metrics=TransferMetrics(registry),
         clock=clock,
+        announce=announce,
         pages=pages,
     )
 
@@ -85,10 +91,6 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
 
     async def build_telemetry() -> Sequence[Service]:
         return [*observers, DiskWatch(config.node.state_dir, metrics=node_metrics)]
-
-    def announce(phase: Phase) -> None:
-        for observer in observers:
-            observer.announce(phase)
 
     # The lock comes first: a second process in a directory should hear of that, not of a port that is taken.
     stages = [StartStage("state directory", hold_state), StartStage("telemetry", build_telemetry)]

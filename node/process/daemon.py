@@ -1,6 +1,6 @@
 """The life of a process: stages start in order, all serve, stages drain in reverse order.
 
-    STARTING --every service ready--> SERVING --stop--> DRAINING --all returned--> exit
+    STARTING [--STANDBY] --every service ready--> SERVING --stop--> DRAINING --all returned--> exit
 
 A stage is one role (or the telemetry). Its services start one after the other, each ready before the next.
 A stage is built only when the one before it is ready, so that a learner may enrol with the coordinator of
@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from node.errors import ConfigError, RefusedError, StartupError
+from node.errors import ConfigError, DeposedError, RefusedError, StartupError
 from node.exit_code import ExitCode, exit_code_of_failure
 from node.process.abandoned_threads import abandon, exit_without_them
 from node.process.service import Service
@@ -40,6 +40,8 @@ class Phase(enum.StrEnum):
     """Phases of a daemon's life."""
 
     STARTING = "starting"
+    STANDBY = "standby"
+    """A coordinator waits until it leads; it has started, and serves nothing."""
     SERVING = "serving"
     DRAINING = "draining"
 
@@ -64,6 +66,7 @@ async def run_daemon(
         DRAINED: every service returned in time, whatever the cause of the stop.
         COULD_NOT_START (or CONFIGURATION, for a ConfigError): a service failed before all were ready.
         FAILED: a service failed later, or was late to drain.
+        DEPOSED: the coordinator leads the run no longer.
     """
     daemon = _Daemon(announce)
     async with asyncio.TaskGroup() as tasks:
@@ -152,7 +155,7 @@ class _Daemon:
         if self.exit_code is ExitCode.DRAINED:  # the first failure is the one that counts
             self.exit_code = exit_code_of_failure(error, was_serving=self._is_serving)
         # These say what to do; a trace would not help.
-        explains_itself = isinstance(error, ConfigError | StartupError | RefusedError)
+        explains_itself = isinstance(error, ConfigError | DeposedError | StartupError | RefusedError)
         logger.error(
             "service failed",
             extra={"service": name, "error": str(error)},

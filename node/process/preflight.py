@@ -139,12 +139,13 @@ def _installed_checks(config: NodeConfig, roles: Sequence[Role]) -> list[Check]:
 
 
 def _model_checks(config: NodeConfig, roles: Sequence[Role]) -> list[Check]:
-    models = _sections(config, roles, having="model_dir")
-    return [partial(_check_model, section.model_dir, key=f"{role}.model_dir") for role, section in models]
+    models = ((role, section.model_dir) for role, section in _sections(config, roles, having="model_dir"))
+    return [partial(_check_model, path, key=f"{role}.model_dir") for role, path in models if path is not None]
 
 
 def _data_checks(config: NodeConfig, roles: Sequence[Role], warn: Callable[[str], None]) -> Iterator[Check]:
-    model_dir = next((one.model_dir for _, one in _sections(config, roles, having="model_dir")), None)
+    model_dirs = (section.model_dir for _, section in _sections(config, roles, having="model_dir"))
+    model_dir = next(filter(None, model_dirs), None)
     for _, section in _sections(config, roles, having="data_paths"):
         paths = [partial(_check_path, key, path) for key, path in section.data_paths.items()]
         yield from paths
@@ -243,13 +244,13 @@ def _check_signing_key(state_dir: Path, run: RunDescription) -> None:
 def _check_loopback(config: NodeConfig, role: Role) -> None:
     section: Any = getattr(config, role)
     is_hub = role in (Role.COORDINATOR, Role.RELAY)
-    key, address = (
+    key, addresses = (
         (f"{role}.listen", section.listen) if is_hub else ("node.coordinator", str(config.node.coordinator))
     )
-    if not is_loopback(split_address(address)[0]):
+    if not all(is_loopback(split_address(each.strip())[0]) for each in addresses.split(",")):
         raise ConfigError(
             key=key,
-            value=address,
+            value=addresses,
             source="the configuration",
             rule="TLS is off, and this is not loopback: anyone could join, read and publish",
             fix="Set node.tls = true, or use 127.0.0.1.",

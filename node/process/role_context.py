@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from node.config.settings import NodeConfig
     from node.identity.identity_store import Identity
     from node.identity.run_description import RunDescription
+    from node.process.daemon import Phase
     from node.process.service import Service
     from node.run import Role
     from node.telemetry.metrics import NodeMetrics
@@ -49,6 +50,8 @@ class RoleContext:
     identity: "Identity | None"
     """None exactly when ``node.tls`` is off."""
     run: "RunDescription"
+    announce: "Callable[[Phase], None]" = lambda _: None
+    """Tells supervisors that this role stands by; the daemon itself tells them of every other phase."""
     pages: dict[str, Callable[[], bytes]] = field(default_factory=dict)
     """Pages that this role adds to the telemetry port: path -> function that returns HTML, in any thread."""
 

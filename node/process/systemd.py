@@ -15,7 +15,11 @@ from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 
-_MESSAGES: Final = {Phase.SERVING: "READY=1", Phase.DRAINING: "STOPPING=1"}
+_MESSAGES: Final = {
+    Phase.STANDBY: "READY=1\nSTATUS=standby",
+    Phase.SERVING: "READY=1\nSTATUS=serving",
+    Phase.DRAINING: "STOPPING=1",
+}
 
 
 class Systemd:

@@ -2,7 +2,7 @@
 
     /metrics   the registry, in the Prometheus text format
     /healthz   200 while the event loop turns; 503 once it has not for LOOP_STALL_S
-    /readyz    200 while the daemon serves; 503 before, and while it drains
+    /readyz    200 while the daemon serves; 503 before, on standby and while it drains
     ...        pages of the roles, HTML
 
 A thread with an event loop of its own answers, so that a stalled event loop looks different from a dead

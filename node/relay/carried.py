@@ -39,7 +39,7 @@ class CarriedMembers:
     async def join(
         self, peer: Peer, request: membership_pb2.JoinRequest, *, address: str
     ) -> membership_pb2.JoinResponse:
-        """Have the coordinator admit a sampler; one without a voucher is told for whom to write it."""
+        """Ask the coordinator to admit a sampler; one without a voucher is told for whom to write it."""
         if peer.role is not Role.SAMPLER:
             raise _not_here(f"a {peer.role} joins at the coordinator")
         if request.voucher.relay_id != self.relay_id:

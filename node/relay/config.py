@@ -2,7 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.config.settings import Address, Target
+from node.config.settings import Address, BucketUrl, Target, bucket_packages
+from node.extras import NeededPackage
 
 
 class RelayConfig(BaseModel):
@@ -17,7 +18,16 @@ class RelayConfig(BaseModel):
     are behind it. Empty: the coordinator. Never name a relay that takes them from this one."""
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them; as the coordinator's."""
+    bucket: BucketUrl | None = None
+    """Object store in which the relay puts the weights it serves: ``s3://NAME/PREFIX``, ``gs://`` or
+    ``az://``. Peers read them there by signed addresses, so that its own link carries each once. Credentials
+    come from the provider's environment variables or the machine's role. Unset: it serves them itself."""
     spool_groups: int = Field(default=1024, ge=1, le=65_536)
     """Finished groups kept on disk while the coordinator is away or slow. When full, samplers keep theirs."""
     spool_bytes: int = Field(default=2 << 30, ge=1 << 20, le=1 << 44)
     """Size of those groups together; whichever of the two is reached first."""
+
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]:
+        """The package that fills the bucket."""
+        return bucket_packages("relay.bucket", self.bucket)

@@ -83,7 +83,7 @@ class Mirror:
 
     async def _look(self) -> MirrorState:
         own = await asyncio.to_thread(self._store.whole)
-        self._state = replace(self._state, own=own)
+        self._state = replace(self._state, own=tuple(manifest.artifact for manifest in own))
         return self._state
 
     async def _copy_unless_dropped(self, artifact: Artifact) -> None:

@@ -17,7 +17,6 @@ import grpc.aio
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, relay_pb2_grpc, rollout_pb2_grpc
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.submission_stream import SubmissionStream
 from node.errors import StartupError
@@ -37,15 +36,17 @@ from node.relay.mirror import Mirror
 from node.relay.rollout_spool import RolloutSpool
 from node.relay.sessions import Sessions
 from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.hub import Hub
 from node.rpc.server import RpcServer
 from node.run import Role
-from node.serving.hub_setup import make_server, open_store, submission_door
+from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
 from node.serving.membership_servicer import MembershipServicer
 from node.serving.policy_servicer import PolicyServicer
 from node.serving.rollout_servicer import RolloutServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import snapshot
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket_mirror import BucketMirror
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 
@@ -61,7 +62,8 @@ SPOOL_FILE: Final = "rollouts.sqlite"
 async def build(context: RoleContext) -> list[Service]:
     """Open what the relay keeps on disk and put its services together.
 
-    Raises StartupError: the store or the spool cannot be opened, or the coordinator's address is missing.
+    Raises StartupError: the store, the spool or the bucket cannot be opened, or the coordinator's address is
+    missing.
     """
     config = context.config.section(RelayConfig)
     target = context.config.node.coordinator
@@ -69,7 +71,8 @@ async def build(context: RoleContext) -> list[Service]:
         raise StartupError("The relay does not know its coordinator", fix="Set node.coordinator = HOST:PORT.")
     clock = context.clock
     caller = context.identity or Peer(context.run.run_id, Role.RELAY, context.node_id)
-    control = dial(target, caller, purpose=Purpose.CONTROL, now=clock.now())
+    hub = Hub(target)
+    control = dial(hub, caller, purpose=Purpose.CONTROL, now=clock.now())
     store = open_store(context, retained_keyframes=config.retained_keyframes)
     metrics = RelayMetrics(context.registry)
     spool = RolloutSpool.open(
@@ -79,29 +82,38 @@ async def build(context: RoleContext) -> list[Service]:
     )
     forwarder = Forwarder(
         spool,
-        SubmissionStream(dial(target, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
+        SubmissionStream(dial(hub, caller, purpose=Purpose.ROLLOUTS, now=clock.now())),
         metrics=metrics,
         random=random.random,
     )
     sessions = Sessions()
     # A connection of its own: leases may come with a thousand rows, and groups fill theirs.
-    carrying = relay_pb2_grpc.RelayServiceStub(dial(target, caller, purpose=Purpose.CARRIED, now=clock.now()))
+    carrying = relay_pb2_grpc.RelayServiceStub(dial(hub, caller, purpose=Purpose.CARRIED, now=clock.now()))
     carrier = Carrier(
         carrying.Carry, sessions, metrics=metrics, monotonic=clock.monotonic, random=random.random
     )
     metrics.watch(store, spool, samplers=lambda: len(sessions), requests=carrier.waiting)
-    membership = _membership(context, store, control)
-    serving = StopsAfter(_server(context, config, store, forwarder, carrier, sessions, membership))
-    mirror = _mirror(context, store, _sources(context, config, target, caller, control))
-    carrying_on = StopsAfter(carrier, other=serving)
-    return [serving, StopsAfter(forwarder, other=serving), carrying_on, mirror, membership]
+    membership = _membership(context, store, control, hub)
+    bucket = bucket_mirror(context, store, config.bucket)
+    members = _members(context, sessions, carrier, membership)
+    rollouts = CarriedRollouts(sessions, carrier, forwarder, lambda: membership.group_bytes)
+    serving = StopsAfter(_server(context, config, store, members, rollouts, bucket))
+    mirror = _mirror(context, store, _sources(context, config, hub, caller, control))
+    services: list[Service] = [
+        serving,
+        StopsAfter(forwarder, other=serving),
+        StopsAfter(carrier, other=serving),
+        mirror,
+        membership,
+    ]
+    return services if bucket is None else [*services, bucket]
 
 
 def _sources(
-    context: RoleContext, config: RelayConfig, target: str, caller: Identity | Peer, control: grpc.aio.Channel
+    context: RoleContext, config: RelayConfig, hub: Hub, caller: Identity | Peer, control: grpc.aio.Channel
 ) -> Sources:
     dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
-    coordinator = dial_upstream(target, control=control)
+    coordinator = dial_upstream(hub, control=control)
     relays = [dial_upstream(address) for address in config.upstream]
     return Sources(
         relays or [coordinator],
@@ -130,10 +142,12 @@ def _mirror(context: RoleContext, store: ArtifactStore, sources: Sources) -> Mir
     )
 
 
-def _membership(context: RoleContext, store: ArtifactStore, control: grpc.aio.Channel) -> MembershipClient:
+def _membership(
+    context: RoleContext, store: ArtifactStore, control: grpc.aio.Channel, hub: Hub
+) -> MembershipClient:
     copy = context.state_dir / REVOCATION_COPY
     return MembershipClient(
-        HubRoute.only(control),
+        control,
         Member(context.run.run_id, Role.RELAY),
         reports=PeerReports(
             held=store.head,
@@ -146,21 +160,16 @@ def _membership(context: RoleContext, store: ArtifactStore, control: grpc.aio.Ch
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
+        hub=hub,
     )
 
 
-def _server(
-    context: RoleContext,
-    config: RelayConfig,
-    store: ArtifactStore,
-    forwarder: Forwarder,
-    carrier: Carrier,
-    sessions: Sessions,
-    membership: MembershipClient,
-) -> RpcServer:
+def _members(
+    context: RoleContext, sessions: Sessions, carrier: Carrier, membership: MembershipClient
+) -> CarriedMembers:
     fleet = FleetCollector()
     context.registry.register(fleet)
-    members = CarriedMembers(
+    return CarriedMembers(
         context.node_id,
         sessions,
         carrier,
@@ -168,10 +177,19 @@ def _server(
         context.clock,
         clock_offset_s=lambda: membership.clock_offset_s,
     )
-    rollouts = CarriedRollouts(sessions, carrier, forwarder, lambda: membership.group_bytes)
+
+
+def _server(
+    context: RoleContext,
+    config: RelayConfig,
+    store: ArtifactStore,
+    members: CarriedMembers,
+    rollouts: CarriedRollouts,
+    bucket: BucketMirror | None,
+) -> RpcServer:
+    policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
     membership_servicer = MembershipServicer(members)
     rollout_servicer = RolloutServicer(rollouts, submission_door(context, hands_on=True))
-    policy = PolicyServicer(store, metrics=context.transfer_metrics)
     revocations = RevocationList(context.state_dir / REVOCATION_FILE, context.state_dir / REVOCATION_COPY)
     return make_server(
         context,

@@ -47,6 +47,14 @@ def split_target(address: str) -> tuple[str, int]:
     return host, port
 
 
+def split_targets(addresses: str) -> tuple[str, ...]:
+    """Return the addresses between commas, each once. Raises ValueError: one cannot be dialled."""
+    found = tuple(dict.fromkeys(address.strip() for address in addresses.split(",")))
+    for address in found:
+        split_target(address)
+    return found
+
+
 def is_host(text: str) -> bool:
     """Return whether this is a name, or an address without port and brackets."""
     return _is_address(text) or _HOST.fullmatch(text) is not None

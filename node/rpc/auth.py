@@ -87,9 +87,12 @@ RULES: Final[dict[str, Rule]] = {
         _MEMBERS, is_endless=True, rate=_JOIN_RATE, message_rate=_HEARTBEAT_RATE
     ),
     "/heterorl.v1.MembershipService/GetStatus": Rule(frozenset(Role), rate=_STATUS_RATE),
+    "/heterorl.v1.ModelService/ListModel": Rule(_MEMBERS, rate=_JOIN_RATE),
+    "/heterorl.v1.ModelService/FetchBlock": Rule(_MEMBERS),
     "/heterorl.v1.PolicyService/WatchVersions": Rule(_MEMBERS, is_endless=True),
     "/heterorl.v1.PolicyService/GetManifest": Rule(_MEMBERS),
     "/heterorl.v1.PolicyService/FetchFrames": Rule(_MEMBERS),
+    "/heterorl.v1.PolicyService/LocateArtifact": Rule(_MEMBERS),
     "/heterorl.v1.PolicyService/AwaitArtifact": Rule(_MEMBERS, is_endless=True),
     "/heterorl.v1.PolicyService/OfferArtifact": Rule(_LEARNER),
     "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),

@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -22,6 +23,7 @@ from node.identity.peer import Peer, hub_name
 from node.limits import MESSAGE_BYTES
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import USER_AGENT_PREFIX
+from node.rpc.hub import Hub, HubChannel
 from node.waits import wait_at_most
 
 Request = TypeVar("Request")
@@ -155,15 +157,24 @@ class Backoff:
 
 
 def dial(
-    target: str, caller: Identity | Peer, *, purpose: Purpose, now: float, keepalive: Keepalive = KEEPALIVE
+    target: str | Hub,
+    caller: Identity | Peer,
+    *,
+    purpose: Purpose,
+    now: float,
+    keepalive: Keepalive = KEEPALIVE,
 ) -> grpc.aio.Channel:
     """Return a channel to the hub at ``target``; it connects at its first call and reconnects by itself.
 
-    The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is. A caller
-    without an identity has TLS off, on loopback only. ``keepalive`` must be the server's.
+    The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is: to a
+    ``Hub`` of several addresses each call goes where it is then. A caller without an identity has TLS off, on
+    loopback only. ``keepalive`` must be the server's.
 
     Raises StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """
+    if isinstance(target, Hub):
+        each = partial(dial, caller=caller, purpose=purpose, now=now, keepalive=keepalive)
+        return HubChannel(target, each) if len(target.addresses) > 1 else each(target.address)
     options = _options(MESSAGE_BYTES[purpose], keepalive)
     if purpose is Purpose.BULK:
         options += _BULK_OPTIONS

@@ -98,6 +98,8 @@ class Admission:
     revocations: RevocationList
     clock: Clock
     count_refusal: CountRefusal
+    standby: Callable[[], RefusedError] | None = None
+    """Returns the refusal of every call, at a hub that serves nothing yet; None: it serves."""
 
 
 class RpcInterceptor(grpc.aio.ServerInterceptor):
@@ -157,19 +159,22 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         rule = RULES.get(method)
         if rule is None:
             return None
+        if self._admission.standby is not None:
+            return self._refusing(method, self._admission.standby())
         if handler is None:
-            return self._misdirected(method)
+            return self._refusing(method, self._misdirected(method))
         return self._guarded(handler, method, rule)
 
-    def _misdirected(self, method: str) -> Handler:
-        """Return a handler that refuses an rpc of another port, and says which port serves it."""
+    def _misdirected(self, method: str) -> RefusedError:
+        """Return the refusal of an rpc of another port, which says which port serves it."""
         service = service_of(method)
-        refusal = RefusedError(
+        return RefusedError(
             Reason.WRONG_PORT,
             f"this is the {self._name} port of run {self._admission.run_id}",
             fix=f"{service} is at {_port_of(service)}",
         )
 
+    def _refusing(self, method: str, refusal: RefusedError) -> Handler:
         async def refuse(_: AsyncIterator[Any], context: Context) -> None:
             await self._refuse(context, method, refusal)
 
@@ -389,7 +394,8 @@ def _port_of(service: str) -> str:
     if service == "EnrolmentService":
         return f"the coordinator's enrolment port (coordinator.enrolment_listen, {ENROLMENT_PORT} by default)"
     members = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
-    return members if service == "RelayService" else f"{members} and at relays"
+    at_coordinators = ("ModelService", "RelayService")
+    return members if service in at_coordinators else f"{members} and at relays"
 
 
 def _draining() -> RefusedError:

@@ -40,7 +40,7 @@ class Places(Generic[Connection]):
         return len(self._addresses)
 
     def enter(self, connection: Connection, address: str, *, now: float) -> Connection | None:
-        """Give a newcomer a place; return the connection that loses its own for that, if one does.
+        """Assign a newcomer a place; return the connection that loses its own for that, if one does.
 
         Raises NoPlaceError: all that could lose theirs are too young.
         """

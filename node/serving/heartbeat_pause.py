@@ -8,10 +8,10 @@ pause is drawn anew, so that peers that came back at one moment do not stay in s
 from typing import Final
 
 HEARTBEATS_PER_S: Final = 1000.0
-"""Of the whole fleet: a quarter of a core (``python -m bench.peers``)."""
+"""Limit for the whole fleet: a quarter of a core (``python -m bench.peers``)."""
 
 RELAYED_PART: Final = 0.2
-"""Cost of a heartbeat in a relay's summary, by that of one on a connection of its own: .03 to .06 ms of .25."""
+"""Cost of a heartbeat in a relay's summary: .03 to .06 ms, of .25 on a connection of its own."""
 
 JITTER: Final = 0.2
 """Each pause is up to so much of it shorter or longer."""

@@ -1,10 +1,12 @@
 """Setup that a coordinator and a relay share: the store of policy versions, ports, checks of submissions."""
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import grpc.aio
 
+from node.errors import RefusedError
 from node.identity.group_proof import GroupVerifier
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
@@ -12,6 +14,8 @@ from node.rpc.interceptor import Admission
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.serving.submissions import SubmissionDoor
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket import Bucket
+from node.weights.transfer.bucket_mirror import BucketMirror
 
 VERSIONS_DIRECTORY: Final = "versions"
 
@@ -23,6 +27,19 @@ def open_store(context: RoleContext, *, retained_keyframes: int) -> ArtifactStor
         public_key=context.run.learner_public_key,
         run_id=context.run.run_id,
         retained_keyframes=retained_keyframes,
+    )
+
+
+def bucket_mirror(context: RoleContext, store: ArtifactStore, url: str | None) -> BucketMirror | None:
+    """Return the service that fills the hub's bucket, if it has one. Raises StartupError: it is unusable."""
+    if url is None:
+        return None
+    return BucketMirror(
+        store,
+        Bucket.open(url, run_id=context.run.run_id, node_id=context.node_id),
+        metrics=context.transfer_metrics,
+        monotonic=context.clock.monotonic,
+        random=random.random,
     )
 
 
@@ -47,15 +64,16 @@ def make_server(
     servicers: Sequence[Callable[[grpc.aio.Server], None]],
     audience: Audience = Audience.MEMBERS,
     limits: ServerLimits | None = None,
+    standby: Callable[[], RefusedError] | None = None,
 ) -> RpcServer:
-    """Return a server of the run's for one port; arguments as ``RpcServer``'s."""
+    """Return a server of the run's for one port; arguments as ``RpcServer``'s and ``Admission``'s."""
     return RpcServer(
         name,
         listen=listen,
         servicers=servicers,
         identity=context.identity,
         admission=Admission(
-            context.run.run_id, revocations, context.clock, context.node_metrics.count_refusal
+            context.run.run_id, revocations, context.clock, context.node_metrics.count_refusal, standby
         ),
         drain_grace_s=context.config.node.drain_timeout_s / 2,
         audience=audience,

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
@@ -21,6 +21,7 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket_mirror import BucketMirror
 from node.weights.transfer.payload_order import first_batch, pushed_frames
 from node.wire.mapping import from_wire, to_wire
 
@@ -40,10 +41,12 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         store: ArtifactStore,
         *,
         metrics: TransferMetrics,
+        bucket: BucketMirror | None = None,
         batch_bytes: int = limits.BATCH_BYTES,
     ) -> None:
-        """Serve ``store``; small payloads are joined up to ``batch_bytes``."""
+        """Serve ``store``, and addresses of what is in ``bucket``; join small payloads to ``batch_bytes``."""
         self._store = store
+        self._bucket = bucket
         self._metrics = metrics
         self._batch_bytes = batch_bytes
         metrics.watch_lingering(lambda: store.readers.lingering_artifacts)
@@ -75,6 +78,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 manifest, request.frames, start_bytes=start, end_bytes=end
             ):
                 yield policy_pb2.FetchFramesResponse(frame=frame, offset_bytes=offset_bytes, data=data)
+
+    async def LocateArtifact(  # noqa: N802
+        self, request: policy_pb2.LocateArtifactRequest, context: Context
+    ) -> policy_pb2.LocateArtifactResponse:
+        key = from_wire(ArtifactKey, request.key)
+        if self._bucket is None:
+            raise RefusedError(Reason.UNKNOWN_VERSION, "this hub has no bucket", fix="fetch from the hub")
+        with self._store.lease(key, lingers=True):
+            url, valid_s = await self._bucket.locate(key)
+            return policy_pb2.LocateArtifactResponse(url=url, valid_s=valid_s)
 
     async def AwaitArtifact(  # noqa: N802
         self, request: policy_pb2.AwaitArtifactRequest, context: Context
@@ -110,10 +123,15 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         """Yield the newest announcement, then each newer one; a slow reader skips some."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         sent = None
-        with self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)):
+        with contextlib.ExitStack() as listening:
+            listening.enter_context(self._store.listening(lambda: loop.call_soon_threadsafe(changed.set)))
+            if self._bucket is not None:
+                listening.enter_context(self._bucket.listening(changed.set))
             while True:
                 changed.clear()
                 announcement = self._store.announcement()
+                if announcement is not None and self._bucket is not None:
+                    announcement = replace(announcement, in_bucket=self._bucket.in_bucket)
                 if announcement is not None and announcement != sent:
                     sent = announcement
                     yield announcement

@@ -31,7 +31,7 @@ IN_FLIGHT_BYTES: Final = 256 << 20
 for so much."""
 
 STREAM_GROUPS: Final = 32
-"""Of one stream at once: what a round trip of 300 ms needs for a hundred a second."""
+"""Groups of one stream at once, as a round trip of 300 ms needs for a hundred a second."""
 
 STREAMS_PER_CALLER: Final = 2
 """One, and one that is not known yet to have been cut."""

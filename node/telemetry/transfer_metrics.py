@@ -51,6 +51,20 @@ class TransferMetrics:
             "heterorl_node_lingering_artifacts",
             "Artifacts kept beyond retention because a peer still fetches them.",
         )
+        self._bucket_bytes = counter(
+            "heterorl_node_bucket_bytes",
+            "Payload bytes read from hubs' buckets (in) and put into this hub's own (out), repeats included.",
+            ["direction"],
+        )
+        self._bucket_failures = counter(
+            "heterorl_node_bucket_failures",
+            "Operations that this hub's bucket failed; each is tried again.",
+            ["operation"],
+        )
+        self._bucket_lag = gauge(
+            "heterorl_node_bucket_missing_artifacts",
+            "Artifacts of this hub that are not in its bucket yet.",
+        )
         self._stores: list[Callable[[], int]] = []
         self._fetch = histogram(
             "heterorl_node_fetch_seconds",
@@ -71,11 +85,25 @@ class TransferMetrics:
         """Show the bytes of groups that came in and are not on disk yet, whenever metrics are collected."""
         self._submissions.set_function(in_flight_bytes)
 
+    def watch_bucket(self, missing_artifacts: Callable[[], int]) -> None:
+        """Show how far a bucket is behind its hub, whenever metrics are collected."""
+        self._bucket_lag.set_function(missing_artifacts)
+
+    def count_bucket_bytes(self, direction: str, size_bytes: int) -> None:
+        self._bucket_bytes.labels(direction).inc(size_bytes)
+
+    def count_bucket_failure(self, operation: str) -> None:
+        self._bucket_failures.labels(operation).inc()
+
     def count_received(self, key: ArtifactKey, size_bytes: int) -> None:
         self._bytes.labels(_kind(key), "in").inc(size_bytes)
 
     def count_sent(self, key: ArtifactKey, size_bytes: int) -> None:
         self._bytes.labels(_kind(key), "out").inc(size_bytes)
+
+    def count_model(self, sent_bytes: int) -> None:
+        """Count bytes of the base model, handed out to a newcomer."""
+        self._bytes.labels("model", "out").inc(sent_bytes)
 
     def count_rollouts(self, *, received_bytes: int = 0, sent_bytes: int = 0) -> None:
         self._rollouts_in.inc(received_bytes)

@@ -37,8 +37,9 @@ def _artifact(message: policy_pb2.Artifact) -> None:
 
 
 def _announcement(message: policy_pb2.WatchVersionsResponse) -> None:
-    if len(message.artifacts) > limits.ARTIFACTS_PER_ANNOUNCEMENT:
-        raise RefusedError(Reason.OVER_LIMIT, f"an announcement of {len(message.artifacts)} artifacts")
+    artifacts = max(len(message.artifacts), len(message.in_bucket))
+    if artifacts > limits.ARTIFACTS_PER_ANNOUNCEMENT:
+        raise RefusedError(Reason.OVER_LIMIT, f"an announcement of {artifacts} artifacts")
 
 
 def _revocations(message: membership_pb2.Revocations) -> None:

@@ -6,7 +6,7 @@ becomes a value only after it has met its check.
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from types import NoneType
@@ -71,6 +71,22 @@ def member_from_wire(kind: type[Member], message: Message, field: str) -> Member
     raise RefusedError(
         Reason.MALFORMED, f"{_words(enum).replace('_', ' ')} {said} is not one this version knows"
     )
+
+
+def known(kind: type[Member], messages: Iterable[Wire], field: str) -> tuple[Wire, ...]:
+    """Return the messages of which ``field`` names a member that this version knows.
+
+    For lists that are told and not acted upon: what a later version adds to them is passed over.
+    """
+    return tuple(one for one in messages if _names_known(kind, one, field))
+
+
+def _names_known(kind: type[Member], message: Message, field: str) -> bool:
+    try:
+        member_from_wire(kind, message, field)
+    except RefusedError:
+        return False
+    return True
 
 
 def role_to_wire(role: Role) -> Any:

@@ -10,6 +10,7 @@ from heterorl.v1 import membership_pb2
 from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import BASE_PART_BYTES, BASE_PARTS, ROOT_BYTES, BaseModel
+from node.protocol import Spoken, spoken_by
 from node.run import Role
 from node.telemetry.metrics import MetricFamily, MetricSample
 
@@ -68,6 +69,15 @@ def _of_others(message_type: type[Message], role: Role) -> tuple[tuple[str, bool
         (name, fields[name].has_presence)
         for name, allowed in OWNERS[message_type].items()
         if role not in allowed
+    )
+
+
+def spoken_from_wire(message: membership_pb2.JoinRequest | membership_pb2.JoinResponse) -> Spoken:
+    """Return the protocols that the sender speaks. Raises RefusedError: MALFORMED."""
+    return spoken_by(
+        protocol=message.protocol,
+        oldest_protocol=message.oldest_protocol,
+        software_version=message.software_version,
     )
 
 

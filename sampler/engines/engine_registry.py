@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from node.errors import ConfigError
+from node.policy_kind import PolicyKind, kind_of
 from sampler.engines.engine import Engine, EngineSettings
 
 ENGINES: Final[Mapping[str, str]] = {
     "torch": "sampler.engines.torch_engine:load",
     "vllm": "sampler.engines.vllm.vllm_engine:VllmEngine",
     "remote": "sampler.engines.remote.remote_engine:RemoteEngine",
+    "ranking": "sampler.engines.ranking_engine:RankingEngine",
 }
 """Name -> ``package.module:function``."""
 
@@ -71,6 +73,8 @@ def load_engine(name: str, settings: EngineSettings) -> Engine:
         ConfigError: the engine cannot be imported.
         StartupError: the engine cannot use the model, the device or another setting.
     """
+    if name == AUTO and kind_of(settings.model_dir) is PolicyKind.RANKING:
+        name = "ranking"
     name = chosen_engine(name, device=settings.device)
     module, _, function = ENGINES.get(name, name).partition(":")
     try:

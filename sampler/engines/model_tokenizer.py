@@ -47,6 +47,11 @@ class ModelTokenizer:
         ids = self._tokenizer.eos_token_id if settings.eos_token_id is None else settings.eos_token_id
         self.end_ids: frozenset[int] = frozenset([ids] if isinstance(ids, int) else ids or ())
 
+    def encode_plain(self, text: str) -> NDArray[np.int32]:
+        """Tokenize a part of a prompt: nothing is added, and nothing in it is a special token."""
+        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        return np.array(ids, np.int32)
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion, without special tokens."""
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))

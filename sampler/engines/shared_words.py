@@ -134,7 +134,7 @@ class SharedWords:
             self._free.put(slot)
 
     def _move(self, text: str) -> None:
-        """Have a frame copied, together with those that other threads wait for."""
+        """Copy a frame, together with those that other threads wait for."""
         move = _Move(text)
         with self._is_waiting:
             self._waiting.append(move)

@@ -23,16 +23,8 @@ from pathlib import Path
 from typing import Final
 
 import torch
-import transformers
-from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.core_model_loading import revert_weight_conversion
 
-from node.errors import StartupError
-from node.weights.format.dtypes import BFLOAT16
-from node.weights.format.layout import Layout
-from node.weights.format.model_files import StoredDtypes
-from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import DecodeBatch
 from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
@@ -41,8 +33,7 @@ from sampler.engines.decoding.rows import MemoryBudget, RunningRequest, requests
 from sampler.engines.decoding.sampling import by_inverse, by_noise
 from sampler.engines.engine import EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import TorchOptions
-from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.torch_words import LiveTensors, aliases
+from sampler.engines.live_model import LiveModel
 
 _CACHE_SHARE: Final = 0.8
 """Share of the free memory; activations, logits and what the allocator cannot use have the rest."""
@@ -78,44 +69,21 @@ class TorchEngine:
         """Load the base model, rounded to the dtypes of its files, as version 0.
 
         Args:
-            model_dir: Holds safetensors weights and a fast tokenizer.
-            compute_dtype: bfloat16 or float32; float32 holds published floats exactly.
-            threads: For tensor work of the whole process; 0 leaves the choice to torch.
+            model_dir, device, compute_dtype, threads, seed: As of ``LiveModel.load``.
             has_spare: Whether room for a second copy of the weights is to be left.
         Raises:
             StartupError: the directory holds no such model, or this machine lacks the device.
         """
-        if threads:
-            torch.set_num_threads(threads)
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        try:
-            self.tokenizer = ModelTokenizer(model_dir)
-            stored = StoredDtypes.of(model_dir)
-            self._model = _load_model(model_dir, compute_dtype)
-            self._model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
-            generator = torch.Generator(device)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise StartupError(
-                f"the model in {model_dir} does not load on {device}: {error}",
-                fix="Set sampler.model_dir to a model saved as safetensors, sampler.device to a device here",
-            ) from error
-        if seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(seed)
-        self._model.requires_grad_(False).train(False)
-        same, state = aliases(self._model), self._model.state_dict()
-        tensors = {name: same[tensor.data_ptr()] for name, tensor in canonical_tensors(state).items()}
-        parts = names_in_files(state, partial(revert_weight_conversion, self._model))
-        self.layout = Layout.of(tensor_specs(state, stored.of_parts(parts)))
-        del state
-        self.weights = LiveTensors(
-            tensors,
-            layout=self.layout,
-            dtype=compute_dtype,
-            device=torch.device(device),
-            exact={} if compute_dtype is torch.float32 else _exact(model_dir, self.layout),
+        loaded = LiveModel.load(
+            AutoModelForCausalLM,
+            model_dir,
+            device=device,
+            compute_dtype=compute_dtype,
+            threads=threads,
+            seed=seed,
         )
+        self.tokenizer, self.layout, self.weights = loaded.tokenizer, loaded.layout, loaded.weights
+        self._model = loaded.model
         self._version = 0
         self._running: dict[str, RunningRequest] = {}
         self._waiting: deque[RunningRequest] = deque()
@@ -123,7 +91,7 @@ class TorchEngine:
         options = options or TorchOptions()
         self._keeps_cache = options.kv_cache == "keep"
         self._chunk_tokens = chunk_tokens = options.prefill_chunk_tokens
-        draw = partial(by_inverse if options.draw == "inverse" else by_noise, generator=generator)
+        draw = partial(by_inverse if options.draw == "inverse" else by_noise, generator=loaded.generator)
         with torch.inference_mode():
             cached = CachedModel(self._model)
             self._batch = DecodeBatch(cached, draw, is_cpu=cached.device.type == "cpu")
@@ -224,19 +192,3 @@ class TorchEngine:
         free, _ = torch.cuda.mem_get_info(device)
         spare = sum(tensor.nbytes for tensor in self._model.parameters()) if has_spare else 0
         return max(0, int(_CACHE_SHARE * (free - spare)))
-
-
-def _exact(model_dir: Path, layout: Layout) -> dict[str, Tensor]:
-    """Return the tensors that bfloat16 does not hold exactly; the model is read again if there are any."""
-    names = {span.name for span in layout.tensors if span.dtype.is_floating and span.dtype is not BFLOAT16}
-    if not names:
-        return {}
-    state = canonical_tensors(_load_model(model_dir, torch.float32).state_dict())
-    return {name: tensor for name, tensor in state.items() if name in names}
-
-
-def _load_model(model_dir: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    model: transformers.PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model_dir, local_files_only=True, use_safetensors=True, dtype=dtype
-    )
-    return model

@@ -73,6 +73,8 @@ class GroupPipeline:
         self._turns = TurnTaking(engine.tokenizer, engine_thread=engine_thread, metrics=metrics)
         self._tallies = {purpose: GroupTally(now=clock.monotonic()) for purpose in LeasePurpose}
         self._preparing: set[asyncio.Task[None]] = set()
+        self._has_trained = False
+        """Whether the learner has trained on a group since this process began."""
         self._tasks: asyncio.TaskGroup
         self._offset_s: Callable[[], float]
         self.grading: set[asyncio.Task[None]] = set()
@@ -111,14 +113,14 @@ class GroupPipeline:
         self._grade_generated(job)
 
     def refused(self, request_id: str, refused: RefusedError) -> None:
-        """Give up a group whose request the engine refuses."""
+        """Drop a group whose request the engine refuses."""
         is_too_long = refused.reason is Reason.OVER_LIMIT
         fault = Failure.PROMPT_TOO_LONG if is_too_long else Failure.ENGINE_REFUSED
         error = TaskError(str(refused), fault=fault)
         self._fail(split_request_id(request_id)[0], error, Dropped.REFUSED)
 
     def engine_failed(self) -> None:
-        """Give back the groups being generated: the engine has lost them."""
+        """Return the leases of groups being generated: the engine has lost them."""
         self.leasing.give_back(self._drop({JobState.GENERATING}, Dropped.ENGINE))
 
     def lost(self, lease_ids: Iterable[str]) -> None:
@@ -129,6 +131,9 @@ class GroupPipeline:
         """Count the learner's verdict on a group."""
         self._metrics.groups.labels(verdict.verdict).inc()
         fields = {"group_id": verdict.group_id, "verdict": verdict.verdict, "detail": verdict.detail}
+        if verdict.verdict is Verdict.TRAINED and not self._has_trained:
+            self._has_trained = True
+            logger.info("first group trained", extra={"group_id": verdict.group_id})
         logger.debug("verdict", extra=fields)
 
     def settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
@@ -146,7 +151,7 @@ class GroupPipeline:
         _log_totals(purpose, self._tallies[purpose].add(group, verdict, now=self._clock.monotonic()))
 
     def give_back_unfinished(self, reason: Dropped) -> None:
-        """Give back the leases whose groups are not generated."""
+        """Return the leases whose groups are not generated."""
         for step in self._preparing:
             step.cancel()
         self.leasing.give_back(self._drop(NOT_GENERATED, reason))

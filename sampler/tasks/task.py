@@ -126,6 +126,7 @@ class TaskSetup:
 BUILT_IN: Final[Mapping[str, str]] = {
     "addition": "sampler.tasks.addition:AdditionTask",
     "jsonl": "sampler.tasks.question_tasks:JsonlTask",
+    "ranking": "sampler.tasks.ranking_task:RankingTask",
     "reasoning_gym": "sampler.tasks.question_tasks:ReasoningGymTask",
     "verifiers": "sampler.tasks.environments.verifiers_task:VerifiersTask",
 }

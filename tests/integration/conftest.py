@@ -8,9 +8,8 @@ from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
 from support.policy_sync import state_dir
 from support.tiny_run import base, made, model_dir, same_threads_after
-from support.warm_processes import warm_engines
 
-__all__ = ["base", "made", "model_dir", "same_threads_after", "state_dir", "warm_engines"]
+__all__ = ["base", "made", "model_dir", "same_threads_after", "state_dir"]
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clock import Clock, SystemClock, moment
 from node.commands import status_command
@@ -73,7 +72,7 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
     stopping = asyncio.Event()
     async with dial(address, identity, purpose=Purpose.CONTROL, now=clock.now()) as channel:
         client = MembershipClient(
-            HubRoute.only(channel),
+            channel,
             Member(identity.run_id, identity.role, LAYOUT, TOKENIZER),
             reports=PeerReports(held=lambda: None, waits_for=lambda: "", metrics=tuple),
             notices=Notices(),

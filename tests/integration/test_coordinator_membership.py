@@ -8,6 +8,7 @@ from prometheus_client import generate_latest
 from heterorl.v1 import common_pb2, membership_pb2
 from node.coordinator import run_members
 from node.coordinator.work.standing import NEWCOMER_LEASES
+from node.protocol import OURS, Spoken
 from support.hub import LEASE_TTL_S, HandPeer, RunningHub, first_answer, members, reason
 from support.waiting import eventually
 
@@ -26,6 +27,8 @@ async def is_let_in(peer: HandPeer, instance: str) -> bool:
         ({"layout_digest": b""}, "layout_mismatch"),
         ({"tokenizer_digest": b"x" * 16}, "tokenizer_mismatch"),
         ({"run_id": "other"}, "foreign_run"),
+        ({"protocol": 99, "oldest_protocol": 98}, "protocol_mismatch"),
+        ({"protocol": 1, "oldest_protocol": 2}, "malformed"),
         ({"role": common_pb2.ROLE_LEARNER}, "wrong_role"),
         ({"role": 99}, "malformed"),
     ],
@@ -37,6 +40,25 @@ async def test_a_peer_that_is_not_of_this_run_is_told_why(
         await learner.join()
         assert await reason(sampler.join(**changes)) == expected
         assert await reason(sampler.lease()) == "not_joined"
+
+
+async def test_software_is_shown_by_peer_and_what_is_older_is_unusual(hub: RunningHub) -> None:
+    async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
+        answer = await learner.join(protocol=2, oldest_protocol=1, software_version="0.3.0\x1b[2J")
+        assert Spoken(answer.protocol, answer.oldest_protocol, answer.software_version) == OURS
+        await sampler.join(software_version="0.2.0", protocol=0, oldest_protocol=0)
+        hub.clock.advance(1.1)
+
+        async def is_seen() -> bool:
+            return bool((await learner.status()).unusual)
+
+        await eventually(is_seen)
+        status = await learner.status()
+        shown = {one.node_id: (one.software_version, one.protocol) for one in status.peers}
+        assert shown == {"learner": ("0.3.0[2J", 2), "sampler-1": ("0.2.0", 1)}
+        assert [(one.what, list(one.node_ids)) for one in status.unusual] == [
+            ("sampler of an older protocol: upgrade it", ["sampler-1"])
+        ]
 
 
 async def test_a_sampler_may_come_before_the_learner_and_waits_for_it(hub: RunningHub) -> None:

@@ -46,15 +46,19 @@ ARTIFACTS: tuple[tuple[int, int | None], ...] = ((1, 0), (1, None), (2, None), (
 ENCODED = {artifact: LEARNER.encode(*artifact) for artifact in ARTIFACTS}
 SIGNED = {key: (sign(made.manifest, LEARNER.key), made.payloads) for key, made in ENCODED.items()}
 EVERY_STOP = pytest.mark.parametrize("stop", list(Stop), ids=lambda stop: stop.value)
+EVERY_STOP_BUT_TORN = pytest.mark.parametrize(
+    "stop", [Stop.KILLED, Stop.POWER_CUT], ids=lambda stop: stop.value
+)
+"""Stops of what makes its files whole and then names them: none of them is written piece by piece."""
 
 
 @pytest.fixture(autouse=True)
 def _disks_are_modelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sync makes last is the model's to say: no need to wait for the disk of this machine."""
+    """Skip syncs of this machine's disk: what a sync makes last is the model's to say."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-@EVERY_STOP
+@EVERY_STOP_BUT_TORN
 def test_a_store_has_what_it_announced_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop
 ) -> None:
@@ -82,7 +86,7 @@ def test_a_store_has_what_it_announced_and_goes_on(
                 read_whole(store, artifact.key)
         live(directory)
         assert head_of(open_store(directory)) == 2
-    assert stops > 30
+    assert stops >= 20
 
 
 def open_store(directory: Path) -> ArtifactStore:
@@ -151,7 +155,7 @@ def test_a_sampler_holds_what_it_served_or_a_newer_version_and_goes_on(
         np.testing.assert_array_equal(words_of(weights.live), LEARNER.versions[held.number].words)
         assert mark.head is None or mark.head.number <= held.number
         live(directory)
-    assert stops > 30
+    assert stops >= 9
 
 
 def open_saved_policy(directory: Path, *, save_every_s: float) -> SavedPolicy:
@@ -218,7 +222,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
         assert before <= restart(directory)[0].version <= before + 1
         live(directory)
         assert restart(directory)[0].version == 7
-    assert stops > 60
+    assert stops >= 7
 
 
 def journal_step(version: int) -> StepEntry:
@@ -260,7 +264,7 @@ def _read_revocations(directory: Path) -> int:
     return len(RevocationList(directory / "revoked").current().node_ids)
 
 
-@EVERY_STOP
+@EVERY_STOP_BUT_TORN
 @pytest.mark.parametrize(
     ("write", "read"),
     [(_mark, _read_mark), (_epoch, _read_epoch), (_revocations, _read_revocations)],
@@ -285,7 +289,7 @@ def test_a_small_file_is_the_old_one_or_the_new_one(
     for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live, told=(written,)):
         stops += 1
         assert written.newest <= read(directory) <= written.newest + 1
-    assert stops >= 4
+    assert stops >= 3
 
 
 @EVERY_STOP
@@ -313,7 +317,7 @@ def test_every_step_that_was_told_of_has_one_line(
         assert found.count(b"\n") >= told.newest
         live(directory)
         assert versions(directory) == [1, 2, 3]
-    assert stops > 4
+    assert stops >= 4
 
 
 def step_line(version: int) -> StepLine:
@@ -321,7 +325,7 @@ def step_line(version: int) -> StepLine:
     return StepLine(at_s=0.0, report=report, tokens=8, groups=())
 
 
-@EVERY_STOP
+@EVERY_STOP_BUT_TORN
 @pytest.mark.parametrize("who", ["learner", "sampler"])
 def test_the_public_base_is_kept_whole_or_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop, who: str
@@ -353,7 +357,7 @@ def test_the_public_base_is_kept_whole_or_written_again(
         if kept_whole.newest:
             assert (directory / "base.words").read_bytes() == words.tobytes()
         live(directory)
-    assert stops >= 1
+    assert stops >= 2
 
 
 def _take_groups(path: Path) -> Iterator[None]:

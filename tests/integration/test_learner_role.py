@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from html import escape
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,11 +21,11 @@ from rich.console import Console
 from bench.forked_context import forked_context
 from learner import learner_role
 from learner.config import LearnerConfig
+from learner.ranks import launching
 from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import read_masters, versions_in
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
@@ -49,6 +50,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
+from support.rank_processes import WarmRank
 from support.roles import role_context
 from support.waiting import until
 
@@ -121,7 +123,7 @@ async def sampling(
     )
     verdicts: Counter[Verdict] = Counter()
     membership = MembershipClient(
-        HubRoute.only(control),
+        control,
         Member(made.run_id, Role.SAMPLER, layout.digest, tokenizer_digest(model_dir)),
         reports=PeerReports(held=lambda: version0, waits_for=str, metrics=tuple, base=lambda: base),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
@@ -131,7 +133,7 @@ async def sampling(
 
     async def work() -> None:
         await membership.settings()
-        client = SamplerRolloutClient(HubRoute.only(rollouts), GroupSigner(made.sampler))
+        client = SamplerRolloutClient(rollouts, GroupSigner(made.sampler))
         pause = Backoff(random.random, first_s=0.02, cap_s=0.05)
         while True:
             grant = await client.lease(4, version0)
@@ -266,9 +268,11 @@ async def _learn_on_two_ranks_then_one(made: MadeRun, model_dir: Path) -> None:
 
 def learn_on_two_ranks_then_one(directory: Path, model_dir: Path) -> None:
     """Do so in this process, which torch's process group stays in."""
-    asyncio.run(_learn_on_two_ranks_then_one(make_run(directory, now=time.time()), model_dir))
+    with mock.patch.object(launching, "Popen", WarmRank):
+        asyncio.run(_learn_on_two_ranks_then_one(make_run(directory, now=time.time()), model_dir))
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_a_learner_of_two_ranks_publishes_and_one_rank_goes_on(tmp_path: Path, model_dir: Path) -> None:
     process = forked_context().Process(target=learn_on_two_ranks_then_one, args=(tmp_path / "run", model_dir))
     process.start()

@@ -1,7 +1,8 @@
 """Four ranks publish what one process would, byte for byte, and none has more words than its share."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 import pytest
 
 from learner.ranks.frame_work import ROUND_FRAMES
-from support.rank_processes import run_on_ranks
+from support.rank_processes import Ranks
 from support.shared_frames import FRAME_WORDS, model_of, publish_beside_one_process, read_own_slices
 
 RANKS: Final = 4
@@ -17,7 +18,7 @@ CASES: Final = {
     "tp and dp_shard": ((1, 2, 2), 1),
     "dp_replicate and dp_shard": ((2, 2, 1), 1),
     "pp and tp": ((1, 1, 2, 2), 2),
-    "dp_shard": ((1, 4, 1), 8),
+    "dp_shard": ((1, 4, 1), 4),
 }
 """Meshes and numbers of layers."""
 MEASURED: Final = "dp_shard"
@@ -32,13 +33,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return what publishes a case, once, in ranks of its own, and returns where."""
+def ranks() -> Iterator[Ranks]:
+    with Ranks(RANKS) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def published(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return what publishes a case, once, and returns where; what is measured has ranks of its own."""
 
     @cache
     def of_case(name: str) -> Path:
         directory = tmp_path_factory.mktemp("published")
-        run_on_ranks(publish_beside_one_process, directory, *CASES[name], name == MEASURED, ranks=RANKS)
+        with Ranks(RANKS) if name == MEASURED else nullcontext(ranks) as its:
+            its.run(publish_beside_one_process, directory, *CASES[name], name == MEASURED)
         return directory
 
     return of_case
@@ -71,9 +79,9 @@ def test_a_full_disk_and_a_number_that_is_not_finite_are_told_as_by_one_process_
     assert said[1].startswith("tensor 'model.norm.weight' has a NaN or an infinity at element 0")
 
 
-def test_a_rank_reads_a_quarter_of_the_model_files(tmp_path: Path) -> None:
+def test_a_rank_reads_a_quarter_of_the_model_files(ranks: Ranks, tmp_path: Path) -> None:
     model_of(1).save_pretrained(tmp_path / "model")
-    run_on_ranks(read_own_slices, tmp_path, ranks=RANKS)
+    ranks.run(read_own_slices, tmp_path)
     for rank in range(RANKS):
         read, whole = json.loads((tmp_path / f"read-{rank}.json").read_text())
         assert 0 < read <= 1.1 / RANKS * whole

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from support.made_up_groups import VERSION, made_up_groups
 from support.rank_processes import (
     Case,
     Compared,
-    run_on_ranks,
+    Ranks,
     save_and_publish,
     take_step,
     tiny_model,
@@ -85,13 +85,19 @@ pytestmark = pytest.mark.timeout(400)  # four processes, on two cores that other
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
-    """Return what compares a case, once; in ranks of its own: each process group wakes all the time."""
+def ranks() -> Iterator[Ranks]:
+    with Ranks(RANKS) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def compared(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Compare:
+    """Return what compares a case, once."""
 
     @cache
     def of_case(name: str) -> Compared:
         path = tmp_path_factory.mktemp("ranks") / "figures.json"
-        run_on_ranks(write_compared, (CASES | NARROW)[name], path, ranks=RANKS)
+        ranks.run(write_compared, (CASES | NARROW)[name], path)
         return Compared(**json.loads(path.read_text()))
 
     return of_case
@@ -155,10 +161,13 @@ def test_a_family_without_a_plan_for_tensor_parallelism_is_sharded_over_all_rank
 
 
 @pytest.mark.needs("kernel")
-def test_a_checkpoint_goes_on_in_any_layout_and_the_words_are_those_of_one_process(tmp_path: Path) -> None:
-    run_on_ranks(save_and_publish, tmp_path, ranks=RANKS)
+def test_a_checkpoint_goes_on_in_any_layout_and_the_words_are_those_of_one_process(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    ranks.run(save_and_publish, tmp_path)
     # The checkpoint of stages and slices goes on as stages alone too.
-    run_on_ranks(take_step, tmp_path, 2, MeshSizes(pp=2), "-again", ranks=2)
+    with Ranks(2) as fewer:
+        fewer.run(take_step, tmp_path, 2, MeshSizes(pp=2), "-again")
     settings = make_step_settings(objective=load_objective("drift_aware"))
     policy = Policy(tiny_model("llama"))
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)

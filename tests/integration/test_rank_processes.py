@@ -23,7 +23,10 @@ from support.tiny_model import make_tiny_model
 
 STOPPED: Final = "is stopped: continue it with kill -CONT"
 
-pytestmark = pytest.mark.timeout(280)  # several processes, on two cores that other tests use too
+pytestmark = [
+    pytest.mark.timeout(280),  # several processes, on two cores that other tests use too
+    pytest.mark.usefixtures("warm_server"),
+]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ HEARTBEAT_S = 2.0
 
 @dataclass(slots=True)
 class Ears:
-    """What the coordinator hears from its sampler and answers."""
+    """Ears of the coordinator: what it hears from its sampler, and what it answers."""
 
     heartbeats: list[tuple[PolicyVersion | None, bool]] = field(default_factory=list)
     """(held, must repair), in order."""

@@ -1,4 +1,4 @@
-"""What one sampler can do to a run, and what is done about it: a real coordinator, peers by hand."""
+"""Harm that one sampler can do to a run, and the answer to it: a real coordinator, peers by hand."""
 
 import argparse
 import asyncio

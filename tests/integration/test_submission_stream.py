@@ -96,6 +96,20 @@ async def test_a_group_that_is_refused_is_told_why_and_the_others_are_not_touche
     assert len(hub.streams) == 1
 
 
+async def test_a_group_refused_for_a_reason_of_a_later_version_may_be_sent_again(
+    made: MadeRun,
+) -> None:
+    hub = Hub()
+
+    async def bored(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        return [rollout_pb2.SubmissionAnswer(reason="boredom", detail="later")]
+
+    hub.answer = bored
+    async with submitting(made, hub) as stream:
+        (lost,) = await outcomes(submitted(stream, "a"))
+        assert isinstance(lost, ConnectionLost)
+
+
 async def test_a_stream_that_ends_is_lost_for_all_that_wait_and_the_next_group_opens_another(
     made: MadeRun,
 ) -> None:

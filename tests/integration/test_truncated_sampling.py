@@ -95,7 +95,7 @@ def test_a_truncated_group_agrees_with_the_learner_and_is_admitted_by_its_kept_m
         layout_digest=policy.layout.digest,
         tokenizer_digest=group.tokenizer_digest,
         vocabulary_size=policy.vocabulary_size,
-        context_tokens=policy.context_tokens,
+        context_tokens=policy.scorer.context_tokens,
         group_size=16,
         max_staleness_versions=0,
     )

@@ -75,7 +75,7 @@ class World:
         self.seen: set[str] = set()
         """Which instants were reached."""
         self.before: Balance | None = None
-        """What the ledger held before the commit that a death cut short."""
+        """Content of the ledger before the commit that a death cut short."""
         self._open(directory / "0" / "ledger.sqlite")
         self.settle([lambda _: history.learner_joins(self.accounts, LEARNER)], "fine")
         self.reconnect()
@@ -109,7 +109,7 @@ class World:
         self.reconnect()
 
     def reconnect(self) -> None:
-        """Have the learner open a stream: it repeats what it has no acknowledgement for."""
+        """Open the learner's stream: it repeats what it has no acknowledgement for."""
         hello = Hello("learner", 1, self.version, tuple(self.unacknowledged), tuple(self.delivered))
         [outcome] = self.settle([lambda _: history.drain_opens(self.accounts, hello)], "fine")
         assert outcome.refusal is None, outcome.refusal

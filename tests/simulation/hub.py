@@ -267,6 +267,7 @@ class Hub:
             peers=self.peers,
             table=table,
             store=store,
+            bucket=None,
             published=self.published,
             trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
             servers=(),

@@ -84,7 +84,7 @@ async def call(
     *,
     timeout_s: float = 15.0,
 ) -> Answer:
-    """Have a hub handle a request; return its answer.
+    """Carry a request to a hub; return its answer.
 
     Args:
         process_of: Returns the hub's process as the request arrives; None: it is down.

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from node.clients.hub_route import HubRoute
 from node.coordinator.peers import HeartbeatReport
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
@@ -24,6 +23,7 @@ from node.rollout import (
     Verdict,
 )
 from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.hub import Hub as HubRoute
 from node.run import Role
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from sampler.rollouts.group_submitter import GroupSubmitter
@@ -38,6 +38,7 @@ from simulation.relay import SimulatedRelay
 from simulation.virtual_loop import Clock, Process
 from simulation.witness import Witness
 
+RELAY, COORDINATOR = "relay:1", "coordinator:1"
 CONCURRENCY_GROUPS = 2
 UNSUBMITTED_GROUPS = 2
 HEARTBEAT_S = 2.0
@@ -97,16 +98,14 @@ class SimulatedSampler:
         self._submitter = GroupSubmitter(self._submit, capacity_groups=8, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
         self._encoded: dict[str, EncodedGroup] = {}
-        hubs: Any = ("relay", "coordinator") if relay is not None else ("coordinator",)
-        self._route = HubRoute(hubs, monotonic=process.loop.time)
+        self._route = HubRoute(COORDINATOR, relays=(RELAY,) if relay is not None else ())
         self._has_joined = False
         self._heard: frozenset[GroupVerdict] = frozenset()
 
     @property
     def is_by_relay(self) -> bool:
         """Whether it speaks through the relay now."""
-        hub: Any = self._route.hub
-        return bool(hub == "relay")
+        return self._route.address == RELAY
 
     @property
     def waits_for(self) -> str:
@@ -137,8 +136,8 @@ class SimulatedSampler:
                     )
                 )
                 return
-            except (ConnectionLost, RefusedError):
-                self._route.failed()
+            except (ConnectionLost, RefusedError) as error:
+                self._route.move_on_after(error)
                 with self._waits.waiting("coordinator"):
                     await backoff.wait()
 
@@ -271,10 +270,10 @@ class SimulatedSampler:
                 answer, lost = await self._call(
                     lambda hub: hub.heartbeat(self.peer, report, running)  # noqa: B023 - awaited
                 )
-            except ConnectionLost:
+            except ConnectionLost as error:
                 has_heard = False
                 if self._relay is not None:
-                    self._route.failed()
+                    self._route.move_on_after(error)
                     await self._join()
                     continue
             except RefusedError as refused:
@@ -289,7 +288,7 @@ class SimulatedSampler:
                 else:
                     self._witness.heard_head(self.name, answer.head)
                 self.lost(lost)
-                if self._route.returns():
+                if self._route.answered(self.process.loop.time()):
                     await self._join()
             await asyncio.sleep(HEARTBEAT_S)
 

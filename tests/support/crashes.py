@@ -91,9 +91,11 @@ class WatchedDisk:
             if self._is_copying:
                 return call(*arguments, **options)
             self._is_copying = True
-            if (target := copy_to()) is not None:
+            is_torn = self._stop is Stop.TORN
+            # Where nothing is written, nothing is torn: KILLED finds that.
+            if (not is_torn or name in _WRITES) and (target := copy_to()) is not None:
                 self.copy(target)
-                if self._stop is Stop.TORN and name in _WRITES:
+                if is_torn:
                     self._write_half(target, *arguments)
             self._is_copying = False
             if name in ("unlink", "rename", "replace", "rmdir"):
@@ -162,7 +164,8 @@ def every_stop(
     """Run ``live`` once; find the machine stopped before each of its calls, the last time at its end.
 
     Yields:
-        The directory as a restart finds it; ``told`` is what it was when the machine stopped.
+        The directory as a restart finds it, once if it is the same after several calls; ``told`` is what it
+        was when the machine stopped.
     """
     directory = root / "life"
     directory.mkdir()
@@ -176,10 +179,23 @@ def every_stop(
     with disk.watched(next_stop):
         live(directory)
     disk.copy(next_stop())
+    seen: set[tuple[object, ...]] = set()
     for found, newest in stops:
+        state = (*newest, *_content(found))
+        if state in seen:
+            continue
+        seen.add(state)
         for each, number in zip(told, newest, strict=True):
             each.say(number)
         yield found
+
+
+def _content(root: Path) -> list[tuple[str, bytes | None]]:
+    """Return each path below a directory, with the bytes of those that are files."""
+    return [
+        (str(path.relative_to(root)), None if path.is_dir() else path.read_bytes())
+        for path in sorted(root.rglob("*"))
+    ]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -25,6 +25,7 @@ from node.coordinator.coordinator_role import build
 from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity
+from node.protocol import OURS
 from node.rollout import EncodedGroup, RolloutGroup, SamplingParameters
 from node.rpc.channel import REASON_KEY, Purpose, dial
 from node.run import Role
@@ -103,7 +104,7 @@ async def running_hub(made: MadeRun, **settings: Any) -> AsyncIterator[RunningHu
 
 @asynccontextmanager
 async def members(hub: RunningHub, *samplers: Identity) -> "AsyncIterator[tuple[HandPeer, ...]]":
-    """Have the learner and samplers join, one unless they are named."""
+    """Join as the learner and as samplers, one unless they are named."""
     async with AsyncExitStack() as stack:
         identities = (hub.made.learner, *(samplers or (hub.made.sampler,)))
         peers = [await stack.enter_async_context(hub.peer(identity)) for identity in identities]
@@ -146,6 +147,7 @@ class HandPeer:
             "learner_epoch": 1 if is_learner else 0,
             "vocabulary_size": 100 if is_learner else 0,
             "held": self.held,
+            **asdict(OURS),
         }
         return await self.membership.Join(membership_pb2.JoinRequest(**(values | changes)), timeout=TIMEOUT_S)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,8 +21,11 @@ from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.waits import side_by_side
 from node.weights.format.layout import Layout
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.transfer.bucket import Bucket
+from node.weights.transfer.bucket_mirror import BucketMirror
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.lane import FetchLimits
 from node.weights.transfer.sources import Source, Sources
@@ -132,6 +136,8 @@ class PolicyHub:
     serving: Serving
     learner: Learner
     registry: Registry
+    bucket: BucketMirror | None
+    """The service that fills the hub's bucket, where there is one."""
     clock: ManualClock
     """By which what was asked for lingers in the store."""
     _channels: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -179,6 +185,18 @@ def make_fetcher(made: MadeRun, sources: Sources, registry: Registry, **limits: 
     )
 
 
+def make_bucket_mirror(store: ArtifactStore, bucket: Bucket, registry: Registry) -> BucketMirror:
+    """Return what fills a bucket; it looks often, and its backoff takes no time."""
+    return BucketMirror(
+        store,
+        bucket,
+        metrics=registry.metrics,
+        monotonic=time.monotonic,
+        random=lambda: 0.01,
+        look_again_s=0.2,
+    )
+
+
 @asynccontextmanager
 async def policy_hub(
     made: MadeRun,
@@ -188,17 +206,24 @@ async def policy_hub(
     learner: Learner | None = None,
     damage: Callable[[bytes], bytes] | None = None,
     listen: str = "127.0.0.1:0",
+    bucket: Bucket | None = None,
 ) -> AsyncIterator[PolicyHub]:
-    """Serve the store in ``directory`` until the body ends."""
+    """Serve the store in ``directory``, and fill ``bucket``, until the body ends."""
     learner = learner or Learner(layout=layout, run_id=made.run_id, key=made.signing_key)
     clock = ManualClock()
     store = learner.store(directory, monotonic=clock.monotonic)
     registry = Registry()
-    servicer = WatchedServicer(store, metrics=registry.metrics, damage=damage)
+    mirror = bucket and make_bucket_mirror(store, bucket, registry)
+    servicer = WatchedServicer(store, metrics=registry.metrics, damage=damage, bucket=mirror)
     add = partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer)
     async with serving(made, add, listen=listen) as served:
-        hub = PolicyHub(made, store, servicer, served, learner, registry, clock)
-        try:
-            yield hub
-        finally:
-            await hub.close()
+        hub = PolicyHub(made, store, servicer, served, learner, registry, mirror, clock)
+        async with side_by_side() as tasks:
+            stopping = asyncio.Event()
+            if mirror is not None:
+                tasks.create_task(mirror.run(ready=lambda: None, stopping=stopping))
+            try:
+                yield hub
+            finally:
+                stopping.set()
+                await hub.close()

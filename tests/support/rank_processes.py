@@ -3,28 +3,27 @@
 import asyncio
 import copy
 import faulthandler
+import gc
 import json
-import multiprocessing
 import os
-import runpy
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Any, Final
+from typing import Any, Final, Self
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import (
@@ -60,6 +59,7 @@ from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.service import Service, StopsAfter
 from support.made_up_groups import VERSION, made_up_groups
 from support.step_settings import make_step_settings
+from support.warm_python import WarmProcess
 
 STEPS: Final = 2
 """The second has moments and parameters of the first."""
@@ -233,25 +233,63 @@ def _difference(part: Tensor, whole: Tensor, group: RankGroup) -> float:
     return float(gap.abs().max()) if count else 0.0
 
 
-def run_on_ranks(work: Callable[..., None], *arguments: Any, ranks: int) -> None:
-    """Call ``work(*arguments)`` in as many processes that know each other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    forked_context(__name__)
-    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call, attr-defined]
-        _run, args=(ranks, port, work, arguments), nprocs=ranks, start_method="forkserver"
-    )
+class Ranks:
+    """As many processes that know each other; they do one piece of work after another."""
+
+    def __init__(self, count: int) -> None:
+        context = forked_context(__name__)
+        pipes = [context.Pipe() for _ in range(count)]
+        self._ours = [ours for ours, _ in pipes]
+        self._processes = [
+            context.Process(target=_work, args=(rank, count, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process, (_, theirs) in zip(self._processes, pipes, strict=True):
+            process.start()
+            theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    def run(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Call ``work(*arguments)`` in each; raise what the first one that fails says."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        waiting = set(self._ours)
+        for pipe in self._ours:
+            pipe.send((port, work, arguments))
+        while waiting:
+            for pipe in wait(waiting):
+                assert isinstance(pipe, Connection)
+                if said := pipe.recv():
+                    raise AssertionError(said)
+                waiting.remove(pipe)
 
 
-def _run(rank: int, ranks: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _work(rank: int, ranks: int, pipe: Connection) -> None:
+    gc.freeze()  # collecting what was imported would copy it
     faulthandler.enable()
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=LIMIT
-    )
-    work(*arguments)
-    dist.destroy_process_group()
+    while True:
+        port, work, arguments = pipe.recv()
+        try:
+            dist.init_process_group(
+                "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=LIMIT
+            )
+            work(*arguments)
+            dist.destroy_process_group()
+            gc.collect()  # each group that is left has a thread that wakes all the time
+            said = ""
+        except Exception:
+            said = f"rank {rank}: {traceback.format_exc()}"
+        pipe.send(said)
 
 
 def write_compared(case: Case, path: Path) -> None:
@@ -295,37 +333,22 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
     dist.barrier()
 
 
-class ForkedRank:
-    """As much of ``Popen`` as a fleet uses, of a rank forked from the first: imports take 7 s of a core."""
+class WarmRank(WarmProcess):
+    """As much of ``Popen`` as a fleet uses, of a rank that is forked warm: imports take 7 s of a core."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], stdin: int) -> None:
         heard, self._held = os.pipe()
-        fork = multiprocessing.get_context("fork")
-        self._process = fork.Process(target=_become, args=(command[-1], env, heard, self._held))
-        self._process.start()
+        super().__init__(command[2:], env=env, descriptors={0: heard, 1: 1, 2: 2})
         os.close(heard)
-        assert self._process.pid is not None
-        self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._process.join(timeout)
-        if self.poll() is None:
-            raise TimeoutExpired("rank", timeout or 0.0)
+        with suppress(TimeoutExpired):
+            return self.wait(0)
+        return None
 
     def kill(self) -> None:
-        self._process.kill()
-
-
-def _become(module: str, env: Mapping[str, str], heard: int, held: int) -> None:
-    os.close(held)
-    os.dup2(heard, 0)
-    sys.stdin = os.fdopen(0, closefd=False)
-    os.environ.clear()
-    os.environ.update(env)
-    runpy.run_module(module, run_name="__main__")
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> None:
@@ -337,7 +360,7 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
     """
     config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
     settings = StepSettings.of(config)
-    with mock.patch.object(launching, "Popen", ForkedRank):
+    with mock.patch.object(launching, "Popen", WarmRank):
         fleet = Fleet(config)
     fleet.meet()
     shared, one = (
@@ -385,6 +408,7 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
             lose(partial(shared.snapshot, words[0]))
         child.process.kill()
     else:
+        fleet.group.tell("copy")
         with stopped_at_an_order(child.pid, fleet.group.saves):
             lose(save)
         child.process.kill()

@@ -114,7 +114,7 @@ def _model(model_dir: Path) -> Any:
 
 
 def put_words(model: Any, words: NDArray[np.uint16]) -> None:
-    """Have a model compute with the words of a version, all of them bfloat16."""
+    """Load the words of a version into a model, all of them bfloat16."""
     start = 0
     with torch.no_grad():
         for tensor in canonical_tensors(model.state_dict()).values():

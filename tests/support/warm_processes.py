@@ -1,100 +1,52 @@
-"""Processes that are forked from one that has imported torch, transformers and part of us: 6 s of a core.
-
-    test --arguments, environment, descriptors--> server --fork--> python -m <arguments>
-      '-------- number of the process, then its exit code ----------'
-
-Everything else is as if the process had been started: session, directory, environment, descriptors, signals.
-All workers of a test run share a server. Processes end with the worker that asked for them.
-"""
+"""A plugin of pytest: workers of pytest-xdist are forked warm, and processes that tests start may be, too."""
 
 import asyncio
-import atexit
 import contextlib
-import ctypes
-import fcntl
-import functools
-import gc
-import importlib
 import os
-import pickle
-import resource
-import runpy
-import selectors
+import shlex
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from multiprocessing import util
+from typing import Any, Final
+from uuid import uuid4
 
 import pytest
 
 from deploy.runs import processes
+from support import warm_python
+from support.warm_python import RUN, WarmProcess, server
 
-_MESSAGE_BYTES: Final = 1 << 17
-_HIGHEST: Final = 900
-"""Descriptors are moved up here before they get their numbers."""
-
-_IMPORTED: Final = (
-    "transformers.models.qwen3.modeling_qwen3",
-    "learner.export",
-    "learner.learner_role",
-    "node.coordinator.coordinator_role",
-    "node.process.bootstrap",
-    "node.process.preflight",
-    "node.relay.relay_role",
-    "sampler.engines.torch_engine",
-    "sampler.sampler_role",
-)
-"""All that a role imports. None of it starts a thread."""
-
-_PR_SET_PDEATHSIG: Final = 1
-
-ENGINES: Final[list["WarmProcess"]] = []
+ENGINES: Final[list[WarmProcess]] = []
 """Every engine's process that was started warm."""
 
+_INTERPRETER: Final = [sys.executable, warm_python.__file__]
 
-class WarmProcess:
-    """As much of ``subprocess.Popen`` as our callers use."""
+_fork_servers: Final[list["subprocess.Popen[bytes]"]] = []
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        descriptors: Mapping[int, int],
-        open_files: int | None = None,
-    ) -> None:
-        """Start ``python -m <arguments>`` in a session of its own.
 
-        Args:
-            descriptors: number in the process -> descriptor here.
-            open_files: how many it may allow itself; at first half as many. None: as many as this process.
-        """
-        self.status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = pickle.dumps((tuple(arguments), dict(env), tuple(descriptors), os.getcwd(), open_files))
-        with theirs:
-            socket.send_fds(_server(), [request], [theirs.fileno(), *descriptors.values()])
-        self.pid = int(self.status.recv(64))
-        self.returncode: int | None = None
+def pytest_configure(config: pytest.Config) -> None:
+    """Fork workers warm, and multiprocessing's server in each of them."""
+    os.environ.setdefault(RUN, uuid4().hex)  # processes that tests start find the same server
+    if hasattr(config, "workerinput"):
+        util.spawnv_passfds = _spawn  # type: ignore[attr-defined]
+    elif asked := getattr(config.option, "tx", None):
+        config.option.testrunuid = os.environ[RUN]
+        server()  # it has all that pytest put on the path, and ends with this process
+        warm = f"popen//python={shlex.join(_INTERPRETER)}"
+        config.option.tx = [warm if each == "popen" else each for each in asked]
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code.
 
-        Raises:
-            subprocess.TimeoutExpired: it has not ended in time.
-        """
-        if self.returncode is None:
-            self.status.settimeout(timeout)
-            try:
-                self.returncode = int(self.status.recv(64))
-            except TimeoutError:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
-            self.status.close()
-        return self.returncode
+def _spawn(path: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Stand in for ``multiprocessing.util.spawnv_passfds``."""
+    if "multiprocessing.forkserver" not in arguments[-1]:
+        return _spawn_cold(path, arguments, descriptors)
+    _fork_servers.append(subprocess.Popen([*_INTERPRETER, *arguments[1:]], pass_fds=descriptors))
+    return _fork_servers[-1].pid
+
+
+_spawn_cold: Final = util.spawnv_passfds  # type: ignore[attr-defined]
 
 
 class AsyncProcess:
@@ -173,185 +125,22 @@ def _start_engine(
         return ENGINES[-1]
 
 
+@pytest.fixture(scope="session")
+def warm_server() -> None:
+    """Start the server in this process, which outlives those that a test starts."""
+    server()
+
+
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have ``deploy.runs`` start warm processes."""
+    """Make ``deploy.runs`` start warm processes."""
     monkeypatch.setattr(processes, "create_subprocess_exec", start)
 
 
 @pytest.fixture(scope="module")
-def warm_engines() -> Iterator[None]:
-    """Have engines in processes of their own started warm."""
-    _server()  # here, so that tests which count processes find it before they begin
+def warm_engines(warm_server: None) -> Iterator[None]:
+    """Start engines in processes of their own warm; tests that count processes find the server running."""
     with pytest.MonkeyPatch.context() as patch:
         # By its name: who only starts processes needs no torch.
         patch.setattr("sampler.engines.own_process.process_engine.Popen", _start_engine)
         yield
-
-
-_started: Final[list["subprocess.Popen[bytes]"]] = []
-"""Kept, as it ends after this process."""
-
-
-@functools.cache
-def _server() -> socket.socket:
-    """Connect to the process that forks the others; start it if this is the first worker that needs it."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    path = Path(tempfile.gettempdir()) / f"warm-{run}"
-    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with _locked(path):
-        try:
-            ours.connect(str(path))
-        except FileNotFoundError:
-            _start_server(path)
-            ours.connect(str(path))
-    return ours
-
-
-def _start_server(path: Path) -> None:
-    environ = {
-        **os.environ,
-        "GRPC_ENABLE_FORK_SUPPORT": "0",  # as in every daemon; grpc reads it when it is imported
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        command = [sys.executable, "-m", __name__, str(listener.fileno()), str(path)]
-        _started.append(
-            subprocess.Popen(command, pass_fds=[listener.fileno()], env=environ, start_new_session=True)
-        )
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-class _Server:
-    """Forks what workers ask for; ends what a worker has left, and itself with the last worker."""
-
-    def __init__(self, listener: socket.socket, path: Path) -> None:
-        self._listener = listener
-        self._path = path
-        self._workers: dict[socket.socket, set[int]] = {}
-        """Connection of each worker -> its processes that run."""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
-
-    def serve(self) -> tuple[str, ...]:
-        """Return the arguments of a process, in that process."""
-        gc.collect()
-        gc.freeze()
-        while True:
-            for key, _ in self._selector.select():
-                arguments: tuple[str, ...] | None = key.data()
-                if arguments is not None:
-                    return arguments
-
-    def _accept(self) -> None:
-        worker, _ = self._listener.accept()
-        self._workers[worker] = set()
-        self._selector.register(worker, selectors.EVENT_READ, functools.partial(self._answer, worker))
-
-    def _answer(self, worker: socket.socket) -> tuple[str, ...] | None:
-        message, received, _, _ = socket.recv_fds(worker, _MESSAGE_BYTES, 64)
-        if not message:
-            self._forget(worker)
-            return None
-        arguments, environ, numbers, directory, open_files = pickle.loads(message)
-        pid = os.fork()
-        if pid == 0:
-            self._selector.close()  # now: later these numbers are the new process's own
-            for ours in (self._listener, *self._workers):
-                ours.close()
-            _become(environ, dict(zip(numbers, received[1:], strict=True)), directory, open_files)
-            return tuple(arguments)
-        os.write(received[0], str(pid).encode())
-        for descriptor in received[1:]:
-            os.close(descriptor)
-        self._workers[worker].add(pid)
-        ended = os.pidfd_open(pid)
-        self._selector.register(
-            ended, selectors.EVENT_READ, functools.partial(self._reap, ended, worker, pid, received[0])
-        )
-        return None
-
-    def _reap(self, ended: int, worker: socket.socket, pid: int, status: int) -> None:
-        self._selector.unregister(ended)
-        os.close(ended)
-        self._workers.get(worker, set()).discard(pid)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            os.write(status, str(code).encode())
-        os.close(status)
-
-    def _forget(self, worker: socket.socket) -> None:
-        self._selector.unregister(worker)
-        for left in self._workers.pop(worker):
-            os.kill(left, signal.SIGKILL)
-        worker.close()
-        if self._workers:
-            return
-        with _locked(self._path):  # nobody connects meanwhile
-            self._listener.setblocking(False)
-            try:
-                self._accept()
-            except BlockingIOError:
-                self._path.unlink()
-                self._path.with_suffix(".lock").unlink()
-                os._exit(0)
-            self._listener.setblocking(True)
-
-
-def _become(
-    environ: Mapping[str, str], descriptors: Mapping[int, int], directory: str, open_files: int | None
-) -> None:
-    """Turn this fork of the server into what a new process would be, except that it ends with the server."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()
-    moved = {to: fcntl.fcntl(source, fcntl.F_DUPFD, _HIGHEST) for to, source in descriptors.items()}
-    os.closerange(3, _HIGHEST)
-    for to, source in moved.items():
-        os.dup2(source, to)
-        os.close(source)
-    if open_files is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files // 2, open_files))
-    os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environ)
-    sys.path[:0] = [directory, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-
-
-def _run(module: str) -> NoReturn:
-    """Run a module and end as the interpreter does, but free nothing.
-
-    What is freed is written to: the 220 MB that were imported before the fork would be copied, half a second.
-    """
-    code = 0
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
-    except Exception:
-        code = 1
-        sys.excepthook(*sys.exc_info())
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    for warm in _IMPORTED:
-        importlib.import_module(warm)
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork would be without the other threads"
-    sys.argv = list(_Server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])).serve())
-    _run(sys.argv[0])

@@ -25,7 +25,7 @@ buffer_groups = 96
 heartbeat_interval_s = 0.1
 
 [coordinator.evaluation]
-every_versions = 5
+every_versions = 3
 prompts = 27
 
 [coordinator.data]
@@ -56,7 +56,7 @@ async def test_the_real_run_trains_evaluates_exports_and_compares(tmp_path: Path
         seed=0,
         seconds=120.0,
         gain=-1.0,  # whatever a few versions bring
-        versions=10,
+        versions=6,
     )
     shown = io.StringIO()
     outcome = await real_run(plan, directory, Console(file=shown, width=200))

@@ -9,7 +9,7 @@ import pytest
 
 WORKER = """
 import os, sys
-from support.warm_processes import WarmProcess
+from support.warm_python import WarmProcess
 nowhere = os.open(os.devnull, os.O_RDWR)
 descriptors = dict.fromkeys(range(3), nowhere)
 waiting = ["http.server", "--bind", "127.0.0.1", "0"]
@@ -18,13 +18,9 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.usefixtures("warm_engines")
+@pytest.mark.usefixtures("warm_server")
 def test_a_process_ends_with_a_worker_that_is_killed() -> None:
-    environ = {
-        **os.environ,
-        "PYTEST_XDIST_TESTRUNUID": os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", WORKER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as worker:
         assert worker.stdout is not None

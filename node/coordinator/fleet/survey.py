@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from node.coordinator.fleet.membership import PeerState
 from node.identity.peer import Peer
+from node.protocol import OURS, Spoken
 from node.run import PeerCount, Role, SamplerStanding, Unusual
 
 Values: TypeAlias = npt.NDArray[np.float64]
@@ -86,7 +87,7 @@ class Surveyor:
     _standings: Counter[SamplerStanding] = field(default_factory=Counter)
     _samplers: list[tuple[Peer, Measured]] = field(default_factory=list)
     _few: list[Measured] = field(default_factory=list)
-    """Of peers that are no samplers."""
+    """Figures of peers that are not samplers."""
     _silent: set[Peer] = field(default_factory=set)
     _named: dict[Peer, Measured] = field(default_factory=dict)
     _unusual: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class Surveyor:
         standing: SamplerStanding | None = None,
         grader: bytes = b"",
         twin_for_s: float | None = None,
+        speaks: Spoken = OURS,
     ) -> None:
         """Take in a peer; ``twin_for_s``: since a second process of its name was refused."""
         self._counts[peer.role, state] += 1
@@ -130,6 +132,10 @@ class Surveyor:
             self._note("second process of the same name refused", -twin_for_s, peer)
         if grader not in (b"", self.run_grader) and self.run_grader:
             self._note("grader code other than the run's, leased nothing", 0.0, peer)
+        if speaks.protocol < OURS.protocol:
+            self._note(f"{peer.role} of an older protocol: upgrade it", 0.0, peer)
+        elif speaks.protocol > OURS.protocol:
+            self._note(f"{peer.role} of a newer protocol: upgrade the coordinator", 0.0, peer)
 
     def result(self) -> FleetSurvey:
         """Return the result."""

@@ -1,17 +1,18 @@
-"""Who waits for whom, from the run down to the cause, and what to do about it; pure.
+"""The run's headline, and who waits for whom down to the cause, since when, and what to do; pure.
 
     the run --> the learner --> what it waits for            (a disk, an upload, groups)
                      '-- groups --> the samplers, by what most of them wait for
 
-Each link is from the coordinator's own state: a peer's wait is the name that its heartbeats give it.
+The causes are asked in the order in which one hides the next: without a learner it does not matter that no
+group has come. Each link is from the coordinator's own state: a peer's wait is the name that its heartbeats
+give it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from node.coordinator.fleet.headline import Facts
-from node.run import Wait
+from node.run import Headline, Wait
 
 WAITS_SHOWN: Final = 3
 """Kinds of waits of samplers in a chain, those of most samplers first."""
@@ -54,6 +55,39 @@ REMEDIES: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """The state of the run as the coordinator knows it; times are seconds until now."""
+
+    version: int | None
+    """The newest announced; None: none yet."""
+    version_for_s: float
+    """Since it was announced; since the coordinator's start where there is none, or it is older."""
+    started_for_s: float
+    """Since the coordinator started."""
+    ledger_gap: str
+    is_confirmed: bool
+    """Whether the learner has found the ledger whole."""
+    is_task_known: bool
+    """Whether somebody has said how many prompts the task has."""
+    live_learners: int
+    learner_unheard_s: float | None
+    """Since the learner was last heard of; None: not since the coordinator started."""
+    learner_waits_for: str
+    learner_waits_s: float
+    """Since it names that wait."""
+    live_samplers: int
+    sampler_unheard_s: float | None
+    """Since the last sampler was heard of; None: none was."""
+    idle_s: float
+    """Since a batch taught something; 0 where the newest one did."""
+    capacity_groups: int
+    capacity_bound: str
+    ready_groups: int
+    """Finished and not trained on."""
+    batch_groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingSamplers:
     """The live samplers that name the same wait."""
 
@@ -71,63 +105,70 @@ def remedy(waits_for: str) -> str:
     return REMEDIES.get(name, "")
 
 
-def chain(facts: Facts, samplers: Sequence[WaitingSamplers], *, learner_for_s: float) -> tuple[Wait, ...]:
-    """Return who waits for whom, the run first; empty: it moves.
+def explained(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[Headline, tuple[Wait, ...]]:
+    """Return the first line of the status, and who waits for whom, the run first; no waits: it moves.
 
-    Args:
-        samplers: By what they wait for.
-        learner_for_s: Since the learner names the wait that it names now.
+    The headline says what is done meanwhile, and what the first link waits for. ``samplers`` are told by what
+    they wait for.
     """
-    return tuple(_links(facts, samplers, learner_for_s))
+    doing, links = _causes(facts, samplers)
+    first = links[0] if links else Wait("the run", "", facts.version_for_s, "")
+    return Headline(doing, first.waits_for, first.for_s), links
 
 
-def _links(facts: Facts, samplers: Sequence[WaitingSamplers], learner_for_s: float) -> Iterator[Wait]:
-    learner = facts.learner_waits_for
+def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tuple[Wait, ...]]:
+    """Return what is done, and who waits for whom."""
+    version = "no version yet" if facts.version is None else f"version {facts.version}"
+    learner, learner_s, started_s = facts.learner_waits_for, facts.learner_waits_s, facts.started_for_s
     if facts.ledger_gap:
-        yield Wait("the run", "the newest ledger", facts.started_for_s, REMEDIES["newest ledger"])
-    elif not facts.live_learners:
+        gap = Wait("the run", "the newest ledger", started_s, REMEDIES["newest ledger"])
+        return f"nothing is leased at {version}", (gap,)
+    if not facts.live_learners:
         unheard_s = facts.learner_unheard_s
-        yield Wait(
+        absent = Wait(
             "the run",
-            "the learner",
-            facts.started_for_s if unheard_s is None else unheard_s,
+            "a learner" if unheard_s is None else "the learner, which is not heard of",
+            started_s if unheard_s is None else unheard_s,
             "Start the learner, or see its log: it is not in the run, or its heartbeats do not arrive.",
         )
-    elif learner.startswith("done"):
-        yield Wait("the run", "nothing: it is over", learner_for_s, f"The learner is {learner}.")
-    elif not facts.live_samplers:
+        return f"{facts.live_samplers} samplers go on with {version}", (absent,)
+    if learner.startswith("done"):
+        over = Wait("the run", "nothing: it is over", learner_s, f"The learner is {learner}.")
+        return f"the learner holds {version}", (over,)
+    if not facts.live_samplers:
         unheard_s = facts.sampler_unheard_s
-        yield Wait(
+        absent = Wait(
             "the run",
-            "a sampler",
-            facts.started_for_s if unheard_s is None else unheard_s,
+            "samplers",
+            started_s if unheard_s is None else unheard_s,
             "Start samplers (`heterorl-node token` lets them in), or see the logs of those that were here.",
         )
-    elif not facts.is_confirmed:
-        yield Wait("samplers", "the learner to find the ledger whole", facts.started_for_s, "")
+        return f"the learner holds {version}", (absent,)
+    if not facts.is_confirmed:
         told = remedy(learner) or "It says so a moment after it has joined; if it does not, see its log."
-        yield Wait("the learner", learner or UNNAMED, learner_for_s, told)
-    elif not facts.is_task_known:
-        yield Wait(
-            "samplers",
-            "agreement on how many prompts the task has",
-            facts.started_for_s,
-            REMEDIES["task that samplers agree on"],
+        return f"nothing is leased at {version}", (
+            Wait("samplers", "the learner to find the ledger whole", started_s, ""),
+            Wait("the learner", learner or UNNAMED, learner_s, told),
         )
-    elif facts.idle_s:
-        yield Wait(
-            "the learner",
-            "a group that teaches something",
-            facts.idle_s,
-            "All rewards of a group are equal: see `heterorl-node samples`.",
-        )
-    elif facts.ready_groups < facts.batch_groups:
+    if not facts.is_task_known:
+        told = REMEDIES["task that samplers agree on"]
+        agreement = Wait("the run", "samplers to agree how many prompts the task has", started_s, told)
+        return "nothing is leased", (agreement,)
+    if facts.idle_s:
+        told = "All rewards of a group are equal: see `heterorl-node samples`."
+        teaching = Wait("the learner", "a group that teaches something", facts.idle_s, told)
+        return f"batches are consumed at {version}", (teaching,)
+    if facts.ready_groups < facts.batch_groups:
         ready = f"groups: {facts.ready_groups} of {facts.batch_groups} are ready"
-        yield Wait("the learner", ready, learner_for_s or facts.version_for_s, "")
-        yield from _of_samplers(samplers)
-    elif learner and learner != "rollout groups":
-        yield Wait("the run", "the learner", facts.version_for_s, "")
-        yield Wait("the learner", learner, learner_for_s, remedy(learner))
+        missing = Wait("the learner", ready, learner_s or facts.version_for_s, "")
+        doing = f"{facts.live_samplers} samplers fill the batch after {version}"
+        return doing, (missing, *_of_samplers(samplers))
+    ready = f"{facts.ready_groups} groups are ready"
+    if learner and learner != "rollout groups":
+        slow = Wait("the learner", learner, learner_s, remedy(learner))
+        return f"{ready} for the learner after {version}", (slow,)
+    full = "" if facts.capacity_groups else f", no more are leased (bound by {facts.capacity_bound})"
+    return f"training after {version}, {ready}{full}", ()
 
 
 def _of_samplers(samplers: Sequence[WaitingSamplers]) -> Iterator[Wait]:

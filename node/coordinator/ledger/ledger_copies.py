@@ -11,6 +11,7 @@ import os
 import shutil
 import sqlite3
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,8 +53,8 @@ def back_up(ledger: Path, *, to: Path) -> Findings:
         raise StartupError(f"{to} is the ledger itself", fix="Name another file with --to.")
     staged = to.with_name(f".{to.name}.new")
     try:
-        _copy(ledger, staged)
-        findings = _verified(staged, ledger)
+        stage(ledger, staged)
+        findings = verified(staged, ledger)
         durable.sync(staged)
         durable.rename(staged, to)
     except (OSError, sqlite3.Error) as error:
@@ -81,10 +82,14 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
     lock = lock_ledger(ledger)
     staged = ledger.with_name(f".{ledger.name}.new")
     try:
-        _copy(copy, staged)
+        stage(copy, staged)
         _check_run(staged, ledger)
-        first_slot = _begin_generation(staged, ledger, now=now) if accepts_loss else None
-        findings = _verified(staged, copy)
+        first_slot = (
+            begin_generation_of(staged, known=(ledger, *_kept_aside(ledger)), now=now)
+            if accepts_loss
+            else None
+        )
+        findings = verified(staged, copy)
         durable.sync(staged)
         aside = _set_aside(ledger, now=now) if ledger.exists() else None
         if first_slot is not None:
@@ -101,7 +106,7 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
     return Restored(replace(findings, path=str(ledger)), aside, first_slot)
 
 
-def _copy(source: Path, target: Path) -> None:
+def stage(source: Path, target: Path) -> None:
     """Copy a ledger at one moment, its -wal file included, into a file of its own."""
     durable.make_directory(target.parent)
     target.unlink(missing_ok=True)
@@ -110,7 +115,8 @@ def _copy(source: Path, target: Path) -> None:
     target.chmod(0o600)
 
 
-def _verified(copy: Path, source: Path) -> Findings:
+def verified(copy: Path, source: Path) -> Findings:
+    """Return what a whole copy of ``source`` holds. Raises StartupError: it is damaged."""
     findings = examine(copy)
     if findings.problems:
         raise StartupError(
@@ -129,10 +135,10 @@ def _check_run(copy: Path, ledger: Path) -> None:
         )
 
 
-def _begin_generation(staged: Path, ledger: Path, *, now: float) -> int:
+def begin_generation_of(staged: Path, *, known: Iterable[Path], now: float) -> int:
+    """Begin a new generation in a copy, above what any ``known`` ledger has leased; return its first slot."""
     lost_from = next_slot_of(staged)
-    known = (next_slot_of(path) for path in (ledger, *_kept_aside(ledger)))
-    first = max(lost_from, *known, int(now * SLOTS_PER_SECOND))
+    first = max(lost_from, *map(next_slot_of, known), int(now * SLOTS_PER_SECOND))
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         begin_generation(connection, Generation(0, first, lost_from, now))
     return first

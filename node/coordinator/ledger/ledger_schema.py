@@ -21,10 +21,10 @@ PAGE_BYTES: Final = 16 << 10
 WAL_PAGES: Final = 4096
 """With SQLite's own values, 4 KiB and 1000 pages, a group of 1 MiB costs twice the time."""
 
-_SCHEMA: Final = """
+SCHEMA: Final = """
 CREATE TABLE run (run_id TEXT NOT NULL) STRICT;
 CREATE TABLE learner (
-    only INTEGER PRIMARY KEY CHECK (only = 1),
+    "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
     node_id TEXT NOT NULL, epoch INTEGER NOT NULL, layout_digest BLOB NOT NULL,
     tokenizer_digest BLOB NOT NULL, vocabulary_size INTEGER NOT NULL, version INTEGER NOT NULL,
     chat_template_digest BLOB NOT NULL, base_root BLOB NOT NULL, base_parts BLOB NOT NULL,
@@ -52,10 +52,10 @@ CREATE TABLE generations (
     begun_at_s REAL NOT NULL, lost_first_version INTEGER, lost_last_version INTEGER
 ) STRICT;
 CREATE TABLE task (
-    only INTEGER PRIMARY KEY CHECK (only = 1),
+    "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
     name TEXT NOT NULL, prompts INTEGER NOT NULL, said_by TEXT NOT NULL
 ) STRICT;
-CREATE TABLE task_options (only INTEGER PRIMARY KEY CHECK (only = 1), digest BLOB NOT NULL) STRICT;
+CREATE TABLE task_options ("only" INTEGER PRIMARY KEY CHECK ("only" = 1), digest BLOB NOT NULL) STRICT;
 CREATE TABLE size_words (
     sampler_id TEXT PRIMARY KEY, task TEXT NOT NULL, prompts INTEGER NOT NULL
 ) STRICT;
@@ -64,7 +64,7 @@ CREATE TABLE bad_prompts (
     slot INTEGER NOT NULL, at_s REAL NOT NULL, said_by TEXT NOT NULL
 ) STRICT;
 CREATE TABLE data (
-    only INTEGER PRIMARY KEY CHECK (only = 1), digest BLOB NOT NULL, rows INTEGER NOT NULL,
+    "only" INTEGER PRIMARY KEY CHECK ("only" = 1), digest BLOB NOT NULL, rows INTEGER NOT NULL,
     evaluation_rows INTEGER NOT NULL, held_out_at INTEGER NOT NULL, first_slot INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE standings (
@@ -112,7 +112,7 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
             fix="Start the version of heterorl-node that wrote it.",
         )
     if version == 0:
-        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         connection.execute("INSERT INTO run VALUES (?)", (run_id,))
         connection.execute("COMMIT")
     connection.execute(

@@ -21,11 +21,11 @@ class Batch:
         self._decided: list[tuple[Transaction, float]] = []
         self._applied = 0
         self.size_bytes = 0
-        """Of the groups to be stored."""
+        """Size of the groups to be stored."""
 
     @property
     def transactions(self) -> tuple[Transaction, ...]:
-        """What has to be on disk, in its order."""
+        """Transactions that have to be on disk, in their order."""
         return tuple(transaction for transaction, _ in self._decided)
 
     @property

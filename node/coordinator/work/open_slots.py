@@ -45,7 +45,7 @@ class OpenSlots:
         return len(self.by_holder.get(holder, ()))
 
     def put(self, slot: Slot) -> Slot | None:
-        """Give a slot the place of its state; return what it was."""
+        """Put a slot where its state belongs; return what it was."""
         before = self.pop(slot.number)
         self.by_number[slot.number] = slot
         if slot.state is SlotState.AVAILABLE:

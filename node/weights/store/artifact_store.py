@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.policy import Announcement, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_directories import ArtifactDirectories
@@ -43,7 +43,8 @@ Listener = Callable[[], object]
 
 
 @contextmanager
-def _among(listeners: list[Listener], listener: Listener) -> Iterator[None]:
+def among(listeners: list[Listener], listener: Listener) -> Iterator[None]:
+    """Keep ``listener`` among those that are called, for the time of the body."""
     listeners.append(listener)
     try:
         yield
@@ -104,13 +105,13 @@ class ArtifactStore:
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of the announcement."""
-        return _among(self._listeners, listener)
+        return among(self._listeners, listener)
 
-    def whole(self) -> tuple[Artifact, ...]:
-        """Return every complete artifact, announced or not."""
+    def whole(self) -> tuple[Manifest, ...]:
+        """Return every complete artifact, announced or not, oldest version first."""
         with self._lock:
-            whole = self._directories.complete_artifacts()
-            return tuple(whole[key] for key in sorted(whole))
+            whole = (a.manifest for a in self._directories if self._directories.is_complete(a))
+            return tuple(sorted(whole, key=lambda manifest: manifest.key))
 
     def await_readers_of(self, version: int | None) -> None:
         """Keep a way to a version that slow peers are still to come to; None: to the head alone."""
@@ -118,7 +119,7 @@ class ArtifactStore:
 
     def listening_to_frames(self, listener: Listener) -> AbstractContextManager[None]:
         """Call ``listener`` whenever a frame arrives."""
-        return _among(self._frame_listeners, listener)
+        return among(self._frame_listeners, listener)
 
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
         """Announce an offered artifact while its frames arrive, or only once it is complete.

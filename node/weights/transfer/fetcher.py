@@ -126,7 +126,7 @@ class Fetcher:
         RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
         ConnectionLost: after ``attempts`` in a row without a byte.
         """
-        connections = self.sources.connections(self._attempts(manifest.key).names())
+        connections = self.sources.connections(self._reading(manifest.key).names())
         lanes = min(self.limits.streams * connections, self.limits.most_streams)
         frames = [frame for frame in frames if manifest.frames[frame].payload_bytes]
         transfer = self._paused.take(manifest, frames, put)
@@ -178,7 +178,7 @@ class Fetcher:
         return Lane(
             transfer,
             sources=self.sources,
-            attempts=self._attempts(transfer.key),
+            attempts=self._reading(transfer.key),
             arrived=lambda size_bytes: self.progress.arrived(size_bytes, now=time.monotonic()),
             metrics=self.metrics,
             limits=self.limits,
@@ -199,12 +199,20 @@ class Fetcher:
         )
         return Transfer(manifest, put, deque() if pushed is None else deque([pushed]), unasked)
 
-    def _attempts(self, key: ArtifactKey) -> Attempts:
-        backoff = Backoff(self.random, cap_s=self.limits.longest_wait_s)
-        return Attempts(key, sources=self.sources, per_source=self.limits.attempts, backoff=backoff)
+    def _reading(self, key: ArtifactKey) -> Attempts:
+        return self._attempts(key, self.sources.readable)
+
+    def _attempts(self, key: ArtifactKey, candidates: Callable[[ArtifactKey], tuple[str, ...]]) -> Attempts:
+        return Attempts(
+            key,
+            sources=self.sources,
+            candidates=candidates,
+            per_source=self.limits.attempts,
+            backoff=Backoff(self.random, cap_s=self.limits.longest_wait_s),
+        )
 
     async def _asked_manifest(self, key: ArtifactKey) -> Manifest:
-        attempts = self._attempts(key)
+        attempts = self._attempts(key, self.sources.candidates)
         while True:
             name = self.sources.scores.choose(attempts.names())
             try:

@@ -23,9 +23,9 @@ from node.rpc.channel import ConnectionLost, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.format.manifest import DamagedFrameError
-from node.weights.transfer.ranges import Arrived, ChunkStream, PutFrame, Range, Transfer
+from node.weights.transfer.ranges import Arrived, PutFrame, Range, Transfer
 from node.weights.transfer.source_scores import Fault
-from node.weights.transfer.sources import Attempts, Sources
+from node.weights.transfer.sources import Attempts, ReadChunk, Sources
 from node.wire.mapping import to_wire
 
 logger = logging.getLogger(__name__)
@@ -182,11 +182,10 @@ class Lane:
         )
         span.started_s, span.read_bytes = time.monotonic(), 0
         pushed, span.stream = span.stream, None
-        with self.sources.lane(span.source) as stub:
-            stream: ChunkStream = pushed or stub.FetchFrames(request)
+        async with self.sources.chunks(span.source, request, transfer.manifest, pushed=pushed) as read:
             try:
                 while span.frames:
-                    chunk = await self._next(stream, span)
+                    chunk = await self._next(read, span)
                     data = chunk.data  # each look at the field is a copy
                     self.metrics.count_received(transfer.key, len(data))
                     self.arrived(len(data))
@@ -196,17 +195,16 @@ class Lane:
                     if arrived:
                         await self._begin_decoding(arrived)
             finally:
-                stream.cancel()
                 took_s = time.monotonic() - span.started_s
                 if span.read_bytes and pushed is None:  # what was pushed may have waited here for long
                     self.sources.scores.delivered(span.source, span.read_bytes, took_s=took_s)
         return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
 
-    async def _next(self, stream: ChunkStream, span: Range) -> Any:
+    async def _next(self, read: ReadChunk, span: Range) -> Any:
         try:
             with classified():
                 async with asyncio.timeout(self.limits.stall_s) as span.deadline:
-                    message = await stream.read()
+                    message = await read()
         except TimeoutError:
             raise ConnectionLost(f"no byte arrived for {self.limits.stall_s:g} s") from None
         finally:
@@ -246,7 +244,7 @@ class Lane:
             self.transfer.decoded()
 
     def _fetch_again(self, each: Arrived, fault: DamagedFrameError) -> None:
-        """Give a damaged frame back, to be fetched elsewhere; raise ``fault`` if it was damaged too often."""
+        """Return a damaged frame, to be fetched elsewhere; raise ``fault`` if it was damaged too often."""
         transfer, frame = self.transfer, each.frame
         self.metrics.count_damaged_frame()
         transfer.damaged[frame] += 1

@@ -12,26 +12,30 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc.aio
 
 from node import limits
 from node.policy import ArtifactKey
+from node.rpc.channel import ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.sources import LyingSourceError
 
 _SMALL_BYTES: Final = 4096
 
 _MOST_PAUSED: Final = 2
 """A relay interrupts a keyframe for every new step. Each transfer holds its ranges and partial frames."""
 
-ChunkStream = grpc.aio.UnaryStreamCall[Any, Any]
+ChunkStream: TypeAlias = grpc.aio.UnaryStreamCall[Any, Any]
 """Messages with ``frame``, ``offset_bytes`` and ``data``: of FetchFrames or, unasked, of AwaitArtifact."""
 
 PutFrame = Callable[[int, bytes], None]
 """Takes a frame's payload, in a thread; raises DamagedFrameError to have it fetched again."""
+
+
+class LyingSourceError(ConnectionLost):
+    """A source sent what it was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)

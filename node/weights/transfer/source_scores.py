@@ -3,6 +3,7 @@
     in use       planned with what it announces; read from in proportion to its goodput
     set aside    after a fault, for a term that doubles with each in a row; asked only if no other is left
     last resort  counts only after the others have been behind it for PATIENCE_S
+    bucket       a hub's, where it has one: read instead of the hub, unless it is set aside or slow
 
 Nothing a source announces is signed. It is compared with every signed manifest seen: a source that
 announced another root or another size lied. What it sends is verified frame by frame elsewhere, so the
@@ -25,6 +26,21 @@ so that its restart does not send a hundred samplers to one uplink."""
 
 GOODPUT_BYTES: Final = 4 << 20
 """Bytes after which a new measurement counts as much as all before it."""
+
+
+SLOW_BUCKET_BYTES_PER_S: Final = 8 << 10
+"""Goodput of a lane below which a bucket is compared with its hub; 24 such lanes are 1.6 Mbit/s."""
+
+JUDGED_AFTER_BYTES: Final = 1 << 20
+"""Bytes to have read from a bucket before it is called slow: short answers measure round trips."""
+
+HUB_IS_FASTER: Final = 2.0
+"""A hub is read beside its slow bucket only if a lane of it carries so many times as much, or is untried."""
+
+
+def bucket_of(hub: str) -> str:
+    """Return the name of a hub's bucket."""
+    return f"bucket of {hub}"
 
 
 class Fault(enum.StrEnum):
@@ -51,6 +67,7 @@ class _Standing:
     """Newest version that can be reached by what it announces."""
     bytes_per_s: float | None = None
     """Goodput of one lane."""
+    read_bytes: int = 0
     lanes: int = 0
     faults: int = 0
     """In a row."""
@@ -75,6 +92,8 @@ class SourceScores:
         self._last_resort = last_resort
         if last_resort is not None:
             self._standing[last_resort] = _Standing()
+        self._buckets: dict[str, str] = {}
+        """Hub -> its bucket, which has a standing of its own."""
         self._behind_since_s: float | None = None
         self._sizes: dict[ArtifactKey, int] = {}
         self._roots: dict[int, bytes] = {}
@@ -84,10 +103,15 @@ class SourceScores:
         is_consistent = self._is_consistent(announcement)
         self._standing[name].lacking.clear()
         self._standing[name].offers(announcement if is_consistent else None)
+        if announcement.in_bucket or name in self._buckets:
+            bucket = self._standing.setdefault(self._buckets.setdefault(name, bucket_of(name)), _Standing())
+            there = set(announcement.in_bucket) if is_consistent else set()
+            artifacts = tuple(artifact for artifact in announcement.artifacts if artifact.key in there)
+            bucket.offers(replace(announcement, artifacts=artifacts))
         return is_consistent
 
     def lost(self, name: str) -> None:
-        """Record that a source is no longer heard: what it announced may be gone."""
+        """Record that a source is no longer heard: what it announced may be gone, except from its bucket."""
         self._standing[name].offers(None)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
@@ -121,6 +145,7 @@ class SourceScores:
         measured = size_bytes / max(took_s, 1e-6)
         before = measured if standing.bytes_per_s is None else standing.bytes_per_s
         weight = min(1.0, size_bytes / GOODPUT_BYTES)
+        standing.read_bytes += size_bytes
         standing.bytes_per_s = weight * measured + (1 - weight) * before
         if not standing.is_doubted:
             standing.faults, standing.back_at_s = 0, 0.0
@@ -142,6 +167,10 @@ class SourceScores:
         names = [name for name in self._names(now) if key not in self._standing[name].lacking]
         knowing = [name for name in names if _has(self._standing[name].announcement, key)] or names
         return tuple(filter(lambda name: self.is_standing(name, now=now), knowing)) or tuple(knowing)
+
+    def readable(self, key: ArtifactKey, *, now: float) -> tuple[str, ...]:
+        """Return whom to read an artifact's frames from: ``candidates``, buckets instead of their hubs."""
+        return tuple(each for hub in self.candidates(key, now=now) for each in self._readable(hub, key, now))
 
     def standing(self, *, now: float) -> tuple[str, ...]:
         """Return the sources that count and are not set aside, or all that count; announcing ones if any."""
@@ -173,10 +202,23 @@ class SourceScores:
         """Return the measured goodput of one lane; None before the first byte."""
         return self._standing[name].bytes_per_s
 
+    def _readable(self, hub: str, key: ArtifactKey, now: float) -> tuple[str, ...]:
+        bucket = self._buckets.get(hub)
+        if bucket is None or not self.is_standing(bucket, now=now):
+            return (hub,)
+        if not _has(self._standing[bucket].announcement, key):
+            return (hub,)
+        here, there = self._standing[bucket].bytes_per_s, self._standing[hub].bytes_per_s
+        is_judged = self._standing[bucket].read_bytes >= JUDGED_AFTER_BYTES
+        if here is None or here >= SLOW_BUCKET_BYTES_PER_S or not is_judged:
+            return (bucket,)
+        return (bucket, hub) if there is None or there > HUB_IS_FASTER * here else (bucket,)
+
     def _names(self, now: float) -> tuple[str, ...]:
-        """Return the sources that count now: not the last resort while the others keep up with it."""
+        """Return the hubs that count now: not the last resort while the others keep up with it."""
         self._forgive(now)
-        first = tuple(name for name in self._standing if name != self._last_resort)
+        other = {self._last_resort, *self._buckets.values()}
+        first = tuple(name for name in self._standing if name not in other)
         trusted = tuple(name for name in first if not self._standing[name].is_doubted)
         if self._last_resort is None:
             return trusted or first

@@ -1,4 +1,4 @@
-"""The hubs and relays a peer takes policy versions from: their channels, and what they announce.
+"""The hubs and relays a peer takes policy versions from, with their buckets: connections, and announcements.
 
 One watch per source, each reconnecting for ever. ``SourceScores`` merges what they announce, and decides
 whom to ask for the next range and who is set aside.
@@ -6,10 +6,10 @@ whom to ask for the next range and who is set aside.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 import grpc.aio
 
@@ -19,11 +19,16 @@ from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
+from node.rpc.address import is_loopback, split_target
 from node.rpc.channel import Backoff, ConnectionLost, Purpose, classified, dial
+from node.rpc.hub import Hub
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
-from node.weights.transfer.source_scores import Fault, SourceScores
+from node.weights.transfer.bucket_reader import CONNECTIONS as BUCKET_CONNECTIONS
+from node.weights.transfer.bucket_reader import BucketReader
+from node.weights.transfer.ranges import ChunkStream, LyingSourceError
+from node.weights.transfer.source_scores import Fault, SourceScores, bucket_of
 from node.wire.mapping import from_wire
 
 logger = logging.getLogger(__name__)
@@ -32,8 +37,8 @@ LOOK_AGAIN_S: Final = 1.0
 """How late the end of a term may be noticed; far below any term."""
 
 
-class LyingSourceError(ConnectionLost):
-    """A source sent what it was not asked for."""
+ReadChunk: TypeAlias = Callable[[], Awaitable[Any]]
+"""Returns the next message of a ChunkStream; something else at its end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +59,7 @@ class _Connection:
 
 
 def dial_source(
-    address: str,
+    address: str | Hub,
     caller: Identity | Peer,
     *,
     connections: int,
@@ -66,7 +71,9 @@ def dial_source(
     Raises as ``dial``.
     """
     bulk = (dial(address, caller, purpose=Purpose.BULK, now=now) for _ in range(connections))
-    return Source(address, control or dial(address, caller, purpose=Purpose.CONTROL, now=now), tuple(bulk))
+    return Source(
+        str(address), control or dial(address, caller, purpose=Purpose.CONTROL, now=now), tuple(bulk)
+    )
 
 
 class Sources:
@@ -101,6 +108,8 @@ class Sources:
         self._random = random
         self._metrics = metrics
         self._changed = asyncio.Event()
+        self._buckets = {bucket_of(source.address): self._bucket_of(source) for source in everyone}
+        self._buckets_announced = False
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -129,15 +138,20 @@ class Sources:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
+            for bucket in self._buckets.values():
+                await bucket.close()
 
     def candidates(self, key: ArtifactKey) -> tuple[str, ...]:
         """Return the addresses to ask for an artifact; none: no source has it any more."""
         return self.scores.candidates(key, now=self._clock.monotonic())
 
-    def has_standing(self, key: ArtifactKey) -> bool:
-        """Return whether a source that is not set aside can be asked for an artifact."""
-        now = self._clock.monotonic()
-        return any(self.scores.is_standing(name, now=now) for name in self.candidates(key))
+    def readable(self, key: ArtifactKey) -> tuple[str, ...]:
+        """Return whom to read an artifact's frames from: hubs, or their buckets."""
+        return self.scores.readable(key, now=self._clock.monotonic())
+
+    def is_standing(self, name: str) -> bool:
+        """Return whether a source is not set aside."""
+        return self.scores.is_standing(name, now=self._clock.monotonic())
 
     def preferred(self) -> "tuple[str, policy_pb2_grpc.PolicyServiceAsyncStub]":
         """Return whom to ask for what no source has yet, on the connection that TCP has measured by now."""
@@ -145,7 +159,32 @@ class Sources:
         return name, self._connections[name][0].stub
 
     def connections(self, names: Iterable[str]) -> int:
-        return sum(len(self._connections[name]) for name in names)
+        return sum(len(self._connections.get(name, ())) or BUCKET_CONNECTIONS for name in names)
+
+    @asynccontextmanager
+    async def chunks(
+        self,
+        name: str,
+        request: policy_pb2.FetchFramesRequest,
+        manifest: Manifest,
+        *,
+        pushed: ChunkStream | None,
+    ) -> AsyncIterator[ReadChunk]:
+        """Read frames from a hub or a bucket while the body runs; ``pushed``: a hub sends them already."""
+        if (bucket := self._buckets.get(name)) is not None:
+            self.scores.take_lane(name)
+            try:
+                async with aclosing(bucket.chunks(request, manifest)) as chunks:
+                    yield lambda: anext(chunks, None)
+            finally:
+                self.scores.leave_lane(name)
+            return
+        with self.lane(name) as stub:
+            stream: ChunkStream = pushed or stub.FetchFrames(request)
+            try:
+                yield stream.read
+            finally:
+                stream.cancel()
 
     @contextmanager
     def lane(self, name: str) -> "Iterator[policy_pb2_grpc.PolicyServiceAsyncStub]":
@@ -188,19 +227,46 @@ class Sources:
 
         try:
             async for announcement in watch_versions(source.control, random=self._random, lost=lost):
-                if not self.scores.heard(source.address, announcement):
+                if not self.scores.heard(source.address, self._with_bucket_if_possible(announcement)):
                     self.fault(source.address, Fault.LIED, "announced another root or size than was signed")
                 self._changed.set()
         finally:
             lost()
 
+    def _bucket_of(self, source: Source) -> BucketReader:
+        return BucketReader(
+            policy_pb2_grpc.PolicyServiceStub(source.control),
+            takes_http=is_loopback(split_target(source.address)[0]),
+            metrics=self._metrics,
+            monotonic=self._clock.monotonic,
+        )
+
+    def _with_bucket_if_possible(self, announcement: Announcement) -> Announcement:
+        if not announcement.in_bucket or BucketReader.is_possible():
+            return announcement
+        if not self._buckets_announced:
+            self._buckets_announced = True
+            fix = "pip install 'heterorl-node[objects]'"
+            logger.warning("a bucket is not used: httpx is not installed", extra={"fix": fix})
+        return replace(announcement, in_bucket=())
+
 
 class Attempts:
     """Failures in a row, bounded for each source. Progress begins the count anew."""
 
-    def __init__(self, key: ArtifactKey, *, sources: Sources, per_source: int, backoff: Backoff) -> None:
+    def __init__(
+        self,
+        key: ArtifactKey,
+        *,
+        sources: Sources,
+        candidates: Callable[[ArtifactKey], tuple[str, ...]],
+        per_source: int,
+        backoff: Backoff,
+    ) -> None:
+        """Begin with no failure; ``candidates`` says whom to ask: ``sources.candidates`` or ``.readable``."""
         self._key = key
         self._sources = sources
+        self._candidates = candidates
         self._limit = per_source * len(sources)
         self._backoff = backoff
         self._failed = 0
@@ -210,7 +276,7 @@ class Attempts:
 
         Raises RefusedError: UNKNOWN_VERSION: nobody has it any more.
         """
-        names = self._sources.candidates(self._key)
+        names = self._candidates(self._key)
         if not names:
             raise RefusedError(
                 Reason.UNKNOWN_VERSION,
@@ -233,12 +299,12 @@ class Attempts:
             self._sources.lacks(name, self._key)
         else:
             self._sources.fault(name, _fault(error, passes=passes), str(error))
-        has_other = any(other != name for other in self._sources.candidates(self._key))
+        others = [other for other in self._candidates(self._key) if other != name]
         self._failed += 1
-        if not (passes or has_other) or self._failed >= self._limit:
+        if not (passes or others) or self._failed >= self._limit:
             raise error
         logger.debug("trying again", extra={"error": str(error), "failed": self._failed})
-        if not self._sources.has_standing(self._key):
+        if not any(map(self._sources.is_standing, self._candidates(self._key))):
             await self._backoff.wait()
 
 

@@ -80,6 +80,8 @@ class JoinRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    OLDEST_PROTOCOL_FIELD_NUMBER: _builtins.int
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     LEARNER_EPOCH_FIELD_NUMBER: _builtins.int
@@ -101,7 +103,11 @@ class JoinRequest(_message.Message):
     role: _common_pb2.Role.ValueType
     """Must equal the certificate's role."""
     software_version: _builtins.str
-    """Version of the peer's software, for people."""
+    """Version of the peer's software, for people; at most 50 characters are shown."""
+    protocol: _builtins.int
+    """The newest protocol that the peer speaks; see docs/protocol.md. Unset: 1, release 0.2.0."""
+    oldest_protocol: _builtins.int
+    """The oldest that it speaks. Unset: 1."""
     layout_digest: _builtins.bytes
     """16 bytes: digest of tensor names, dtypes and shapes. The learner's sets the run's."""
     tokenizer_digest: _builtins.bytes
@@ -162,6 +168,8 @@ class JoinRequest(_message.Message):
         run_id: _builtins.str = ...,
         role: _common_pb2.Role.ValueType = ...,
         software_version: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+        oldest_protocol: _builtins.int = ...,
         layout_digest: _builtins.bytes = ...,
         tokenizer_digest: _builtins.bytes = ...,
         learner_epoch: _builtins.int = ...,
@@ -181,7 +189,7 @@ class JoinRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "voucher", b"voucher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "context_tokens", b"context_tokens", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "prompts", b"prompts", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "voucher", b"voucher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "context_tokens", b"context_tokens", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "voucher", b"voucher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,6 +255,9 @@ class JoinResponse(_message.Message):
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    OLDEST_PROTOCOL_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     RELAY_ID_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task whose prompts are leased."""
@@ -272,6 +283,12 @@ class JoinResponse(_message.Message):
     """16 bytes: digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
     grader_said_by: _builtins.str
     """Who says so, one line for people: the configuration, or how many samplers."""
+    protocol: _builtins.int
+    """The newest protocol that the coordinator speaks. Unset: 1, release 0.2.0."""
+    oldest_protocol: _builtins.int
+    """The oldest that it speaks. Unset: 1."""
+    software_version: _builtins.str
+    """Version of the coordinator's software, for people."""
     relay_id: _builtins.str
     """Relays: their node id. Where the request had no voucher for this relay, nothing else is set: join again, with one.
     Empty: this is the coordinator.
@@ -300,11 +317,14 @@ class JoinResponse(_message.Message):
         task_digest: _builtins.bytes = ...,
         grader_digest: _builtins.bytes = ...,
         grader_said_by: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+        oldest_protocol: _builtins.int = ...,
+        software_version: _builtins.str = ...,
         relay_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "prompts", b"prompts", "relay_id", b"relay_id", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "relay_id", b"relay_id", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1503,6 +1523,8 @@ class PeerStatus(_message.Message):
     OLDEST_LEASE_S_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
     STANDING_DETAIL_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     VIA_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """From its certificate."""
@@ -1540,6 +1562,10 @@ class PeerStatus(_message.Message):
     """What an operator should know: newcomer, established, hoards, failing or quarantined."""
     standing_detail: _builtins.str
     """Why, one line for people. Empty where the standing says enough."""
+    software_version: _builtins.str
+    """As in JoinRequest."""
+    protocol: _builtins.int
+    """The newest protocol that it speaks."""
     via: _builtins.str
     """Node id of the relay that speaks for it. Empty: it has a connection of its own."""
     @_builtins.property
@@ -1573,11 +1599,13 @@ class PeerStatus(_message.Message):
         oldest_lease_s: _builtins.float = ...,
         standing: _builtins.str = ...,
         standing_detail: _builtins.str = ...,
+        software_version: _builtins.str = ...,
+        protocol: _builtins.int = ...,
         via: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "lease_allowance", b"lease_allowance", "leases", b"leases", "node_id", b"node_id", "oldest_lease_s", b"oldest_lease_s", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "staleness_mean_versions", b"staleness_mean_versions", "standing", b"standing", "standing_detail", b"standing_detail", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "via", b"via", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "lease_allowance", b"lease_allowance", "leases", b"leases", "node_id", b"node_id", "oldest_lease_s", b"oldest_lease_s", "protocol", b"protocol", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "software_version", b"software_version", "staleness_mean_versions", b"staleness_mean_versions", "standing", b"standing", "standing_detail", b"standing_detail", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "via", b"via", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,6 +111,8 @@ class MembershipServiceStub:
       than the run's. Final: fix the configuration, or the task's data.
     * `UNAVAILABLE` (task_undecided): the sampler's task has another number of prompts than one other
       sampler's. Retry: the majority decides, or an operator.
+    * `FAILED_PRECONDITION` (protocol_mismatch): peer and coordinator speak no protocol in common; the text
+      says which of the two to upgrade. Final: upgrade it.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
     * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
       an older copy of the run's learner. Final; the learner that is there is not fenced.
@@ -156,6 +158,8 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
       than the run's. Final: fix the configuration, or the task's data.
     * `UNAVAILABLE` (task_undecided): the sampler's task has another number of prompts than one other
       sampler's. Retry: the majority decides, or an operator.
+    * `FAILED_PRECONDITION` (protocol_mismatch): peer and coordinator speak no protocol in common; the text
+      says which of the two to upgrade. Final: upgrade it.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
     * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
       an older copy of the run's learner. Final; the learner that is there is not fenced.
@@ -204,6 +208,8 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
           than the run's. Final: fix the configuration, or the task's data.
         * `UNAVAILABLE` (task_undecided): the sampler's task has another number of prompts than one other
           sampler's. Retry: the majority decides, or an operator.
+        * `FAILED_PRECONDITION` (protocol_mismatch): peer and coordinator speak no protocol in common; the text
+          says which of the two to upgrade. Final: upgrade it.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
         * `FAILED_PRECONDITION` (rollback): the learner's checkpoint is behind the ledger: it is
           an older copy of the run's learner. Final; the learner that is there is not fenced.

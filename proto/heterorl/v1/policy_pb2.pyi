@@ -100,6 +100,7 @@ class WatchVersionsResponse(_message.Message):
     LEARNER_EPOCH_FIELD_NUMBER: _builtins.int
     PUBLISHED_AT_S_FIELD_NUMBER: _builtins.int
     ARTIFACTS_FIELD_NUMBER: _builtins.int
+    IN_BUCKET_FIELD_NUMBER: _builtins.int
     learner_epoch: _builtins.int
     """Epoch of the learner that signed it."""
     published_at_s: _builtins.float
@@ -112,6 +113,10 @@ class WatchVersionsResponse(_message.Message):
     def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Artifact]:
         """Everything retained, at most 4096."""
 
+    @_builtins.property
+    def in_bucket(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArtifactKey]:
+        """Those of them that LocateArtifact can locate. Empty: none, or the server has no bucket."""
+
     def __init__(
         self,
         *,
@@ -119,10 +124,11 @@ class WatchVersionsResponse(_message.Message):
         learner_epoch: _builtins.int = ...,
         published_at_s: _builtins.float = ...,
         artifacts: _abc.Iterable[Global___Artifact] | None = ...,
+        in_bucket: _abc.Iterable[Global___ArtifactKey] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "head", b"head", "learner_epoch", b"learner_epoch", "published_at_s", b"published_at_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "head", b"head", "in_bucket", b"in_bucket", "learner_epoch", b"learner_epoch", "published_at_s", b"published_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -243,6 +249,60 @@ class FetchFramesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchFramesResponse: _TypeAlias = FetchFramesResponse  # noqa: Y015
+
+@_typing.final
+class LocateArtifactRequest(_message.Message):
+    """A request for an address."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___ArtifactKey:
+        """Of which artifact."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___ArtifactKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateArtifactRequest: _TypeAlias = LocateArtifactRequest  # noqa: Y015
+
+@_typing.final
+class LocateArtifactResponse(_message.Message):
+    """An address of one object. Its bytes are the payloads of all frames, one after the other, in the
+    order in which they are fetched: of the frames sorted by payload size, the largest first and of
+    equal ones the lower number, so many are taken from the end and put first, in the order in which
+    they are taken, as have 2 MiB together; the others follow as sorted.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    VALID_S_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """For GET with a Range, without credentials; https, or http from a server on loopback."""
+    valid_s: _builtins.float
+    """Seconds from now for which it holds."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        valid_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["url", b"url", "valid_s", b"valid_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateArtifactResponse: _TypeAlias = LocateArtifactResponse  # noqa: Y015
 
 @_typing.final
 class AwaitArtifactRequest(_message.Message):

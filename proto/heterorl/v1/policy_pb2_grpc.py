@@ -51,6 +51,11 @@ class PolicyServiceStub(object):
                 request_serializer=heterorl_dot_v1_dot_policy__pb2.FetchFramesRequest.SerializeToString,
                 response_deserializer=heterorl_dot_v1_dot_policy__pb2.FetchFramesResponse.FromString,
                 _registered_method=True)
+        self.LocateArtifact = channel.unary_unary(
+                '/heterorl.v1.PolicyService/LocateArtifact',
+                request_serializer=heterorl_dot_v1_dot_policy__pb2.LocateArtifactRequest.SerializeToString,
+                response_deserializer=heterorl_dot_v1_dot_policy__pb2.LocateArtifactResponse.FromString,
+                _registered_method=True)
         self.AwaitArtifact = channel.unary_stream(
                 '/heterorl.v1.PolicyService/AwaitArtifact',
                 request_serializer=heterorl_dot_v1_dot_policy__pb2.AwaitArtifactRequest.SerializeToString,
@@ -107,6 +112,19 @@ class PolicyServiceServicer(object):
         * `INVALID_ARGUMENT` (malformed): no such frame or offset.
         * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
         replaced. Ask for this frame again later or elsewhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LocateArtifact(self, request, context):
+        """Returns where an artifact's payloads can be read over HTTP: in the server's bucket, an object
+        store. Nothing there is trusted: every payload is checked against the signed manifest.
+
+        Errors:
+
+        * `NOT_FOUND` (unknown_version): the bucket does not have it, or there is none. FetchFrames.
+        * `UNAVAILABLE` (busy): no address can be signed now. FetchFrames.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,6 +190,11 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.FetchFrames,
                     request_deserializer=heterorl_dot_v1_dot_policy__pb2.FetchFramesRequest.FromString,
                     response_serializer=heterorl_dot_v1_dot_policy__pb2.FetchFramesResponse.SerializeToString,
+            ),
+            'LocateArtifact': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateArtifact,
+                    request_deserializer=heterorl_dot_v1_dot_policy__pb2.LocateArtifactRequest.FromString,
+                    response_serializer=heterorl_dot_v1_dot_policy__pb2.LocateArtifactResponse.SerializeToString,
             ),
             'AwaitArtifact': grpc.unary_stream_rpc_method_handler(
                     servicer.AwaitArtifact,
@@ -272,6 +295,33 @@ class PolicyService(object):
             '/heterorl.v1.PolicyService/FetchFrames',
             heterorl_dot_v1_dot_policy__pb2.FetchFramesRequest.SerializeToString,
             heterorl_dot_v1_dot_policy__pb2.FetchFramesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateArtifact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterorl.v1.PolicyService/LocateArtifact',
+            heterorl_dot_v1_dot_policy__pb2.LocateArtifactRequest.SerializeToString,
+            heterorl_dot_v1_dot_policy__pb2.LocateArtifactResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,15 @@ class PolicyServiceStub:
     * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
       replaced. Ask for this frame again later or elsewhere.
     """
+    LocateArtifact: _grpc.UnaryUnaryMultiCallable[_policy_pb2.LocateArtifactRequest, _policy_pb2.LocateArtifactResponse]
+    """Returns where an artifact's payloads can be read over HTTP: in the server's bucket, an object
+    store. Nothing there is trusted: every payload is checked against the signed manifest.
+
+    Errors:
+
+    * `NOT_FOUND` (unknown_version): the bucket does not have it, or there is none. FetchFrames.
+    * `UNAVAILABLE` (busy): no address can be signed now. FetchFrames.
+    """
     AwaitArtifact: _grpc.UnaryStreamMultiCallable[_policy_pb2.AwaitArtifactRequest, _policy_pb2.AwaitArtifactResponse]
     """Waits for a head newer than the version the caller holds; streams the first artifact on the
     cheapest way there: its signed manifest, then payloads of its first frames. Called in advance,
@@ -127,6 +136,15 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     * `INVALID_ARGUMENT` (malformed): no such frame or offset.
     * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
       replaced. Ask for this frame again later or elsewhere.
+    """
+    LocateArtifact: _aio.UnaryUnaryMultiCallable[_policy_pb2.LocateArtifactRequest, _policy_pb2.LocateArtifactResponse]  # type: ignore[assignment]
+    """Returns where an artifact's payloads can be read over HTTP: in the server's bucket, an object
+    store. Nothing there is trusted: every payload is checked against the signed manifest.
+
+    Errors:
+
+    * `NOT_FOUND` (unknown_version): the bucket does not have it, or there is none. FetchFrames.
+    * `UNAVAILABLE` (busy): no address can be signed now. FetchFrames.
     """
     AwaitArtifact: _aio.UnaryStreamMultiCallable[_policy_pb2.AwaitArtifactRequest, _policy_pb2.AwaitArtifactResponse]  # type: ignore[assignment]
     """Waits for a head newer than the version the caller holds; streams the first artifact on the
@@ -208,6 +226,21 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         * `INVALID_ARGUMENT` (malformed): no such frame or offset.
         * `DATA_LOSS` (damaged): the server's own copy fails its digest; it is being
           replaced. Ask for this frame again later or elsewhere.
+        """
+
+    @_abc_1.abstractmethod
+    def LocateArtifact(
+        self,
+        request: _policy_pb2.LocateArtifactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.LocateArtifactResponse, _abc.Awaitable[_policy_pb2.LocateArtifactResponse]]:
+        """Returns where an artifact's payloads can be read over HTTP: in the server's bucket, an object
+        store. Nothing there is trusted: every payload is checked against the signed manifest.
+
+        Errors:
+
+        * `NOT_FOUND` (unknown_version): the bucket does not have it, or there is none. FetchFrames.
+        * `UNAVAILABLE` (busy): no address can be signed now. FetchFrames.
         """
 
     @_abc_1.abstractmethod

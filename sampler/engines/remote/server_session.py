@@ -92,13 +92,13 @@ class ServerSession:
             raise
 
     def pause(self) -> None:
-        """Have the server draw no token until ``resume``; those that it is drawing come first."""
+        """Stop the server from drawing tokens until ``resume``; those that it is drawing come first."""
         if not self.is_paused:
             self.server.call("/pause?mode=keep&clear_cache=false")
             self.is_paused = True
 
     def resume(self, version: int) -> None:
-        """Have the server draw tokens again, which name ``version``."""
+        """Let the server draw tokens again, which name ``version``."""
         if self._options.kv_cache == "recompute":
             dropped = self.server.call("/reset_prefix_cache?reset_running_requests=true")
             if dropped != {"success": True}:

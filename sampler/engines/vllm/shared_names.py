@@ -49,7 +49,7 @@ def note_queues() -> None:
 
 @contextmanager
 def named_here() -> Iterator[Path]:
-    """Have vLLM make its sockets, and workers find frames, in a directory that is removed at the end."""
+    """Point vLLM's sockets and the workers' frames to a directory that is removed at the end."""
     # A socket's path has 107 characters at most.
     place = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="vllm-", dir=place) as directory:

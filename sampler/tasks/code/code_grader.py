@@ -8,7 +8,6 @@ Neither what is expected nor what decides is ever where the program runs: it can
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,9 +16,10 @@ from functools import partial
 from typing import Any, Final
 
 from node.task_options import CodeOptions
+from sampler.tasks.code.assertions import Assertions, assertions, asserts_of
 from sampler.tasks.code.inside.shared import BEGUN
-from sampler.tasks.code.inside.tests_host import GONE, PASSED
-from sampler.tasks.code.row_tests import Exchange, asserts_of, column, exchanges_of, program_of
+from sampler.tasks.code.inside.tests_host import BROKEN, GONE, PASSED
+from sampler.tasks.code.row_tests import Exchange, column, exchanges_of, program_of
 from sampler.tasks.code.sandbox import Sandbox, memory_file
 from sampler.tasks.task import GraderOutageError, Outage
 
@@ -76,7 +76,7 @@ class CodeGrader:
         if self._options.tests == "stdin":
             run = partial(self._exchanged, exchanges_of(tests, self._options.most_tests))
         else:
-            run = partial(self._asserted, self._tests_file(row, tests))
+            run = partial(self._asserted, self._assertions(row, tests, prefix))
 
         async def verdict(program: bytes) -> Verdict:
             async with places:
@@ -89,20 +89,18 @@ class CodeGrader:
                 raise each
         return [each for each in found if isinstance(each, Verdict)]
 
-    def _tests_file(self, row: Mapping[str, Any], tests: Any) -> bytes:
+    def _assertions(self, row: Mapping[str, Any], tests: Any, prefix: str) -> Assertions:
         entry = column(row, self._options.entry_point)
         if entry and not entry.isidentifier():
             raise ValueError(f"the entry point {entry!r:.100} is no name")
-        given = {"setup": column(row, self._options.setup), "tests": asserts_of(tests), "entry": entry}
-        return json.dumps(given).encode()
+        setup = column(row, self._options.setup)
+        return assertions(asserts_of(tests), setup=setup, prefix=prefix, entry=entry)
 
     async def _start(
-        self, mode: str, program: bytes, *, stdin: int, stdout: int
+        self, host: str, program: bytes, *, stdin: int, stdout: int
     ) -> asyncio.subprocess.Process:
         files = {"program.py": program}
-        return await self._sandbox.start(
-            "program_host", mode, *self._limits, files=files, stdin=stdin, stdout=stdout
-        )
+        return await self._sandbox.start(host, *self._limits, files=files, stdin=stdin, stdout=stdout)
 
     async def _exchanged(self, exchanges: Sequence[Exchange], program: bytes) -> Verdict:
         deadline_s = asyncio.get_running_loop().time() + completion_limit_s(self._options) - GRACE_S
@@ -122,7 +120,7 @@ class CodeGrader:
         """Return exit code and output; no code: it was ended for writing too much."""
         source = memory_file(given)
         try:
-            process = await self._start("run", program, stdin=source, stdout=asyncio.subprocess.PIPE)
+            process = await self._start("script_host", program, stdin=source, stdout=asyncio.subprocess.PIPE)
         finally:
             os.close(source)
         assert process.stdout is not None
@@ -138,16 +136,16 @@ class CodeGrader:
         await _check_begun(process)
         return code, output or b""
 
-    async def _asserted(self, tests: bytes, program: bytes) -> Verdict:
+    async def _asserted(self, tests: Assertions, program: bytes) -> Verdict:
         requests_out, requests_in = os.pipe()
         replies_out, replies_in = os.pipe()
         try:
-            running = await self._start("serve", program, stdin=requests_out, stdout=replies_in)
+            running = await self._start("function_host", program, stdin=requests_out, stdout=replies_in)
             try:
                 judging = await self._sandbox.start(
                     "tests_host",
                     *self._limits,
-                    files={"tests.json": tests},
+                    files={"tests": tests.compiled},
                     stdin=replies_out,
                     stdout=requests_in,
                 )
@@ -157,10 +155,10 @@ class CodeGrader:
         finally:
             for descriptor in (requests_out, requests_in, replies_out, replies_in):
                 os.close(descriptor)
-        return await self._judged(running, judging)
+        return await self._judged(tests.count, running, judging)
 
     async def _judged(
-        self, running: asyncio.subprocess.Process, judging: asyncio.subprocess.Process
+        self, tests: int, running: asyncio.subprocess.Process, judging: asyncio.subprocess.Process
     ) -> Verdict:
         limit_s = completion_limit_s(self._options) - GRACE_S
         assert judging.stderr is not None
@@ -182,13 +180,12 @@ class CodeGrader:
         await _check_begun(running)
         if not said.startswith(BEGUN):
             raise GraderOutageError(Outage.SANDBOX_FAILED, said.decode(errors="replace").strip()[-300:])
-        head, _, marks = said.removeprefix(BEGUN).partition(b"\n")
-        found = json.loads(head or b'{"broken": "nothing came of them"}')
-        if "broken" in found:
-            raise ValueError(f"the tests cannot be used: {found['broken']}")
+        marks = said.removeprefix(BEGUN)
+        if marks.startswith(BROKEN):
+            raise ValueError(f"the tests cannot be used: {marks[1:].decode(errors='replace'):.500}")
         is_gone = marks.endswith(GONE)
         return Verdict(
-            marks.count(PASSED), found["tests"], timed_out=is_over_time, crashed=is_gone and not is_over_time
+            marks.count(PASSED), tests, timed_out=is_over_time, crashed=is_gone and not is_over_time
         )
 
 

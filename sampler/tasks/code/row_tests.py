@@ -1,4 +1,4 @@
-"""The program in a completion, and the tests in a row, in the forms that public data sets have them."""
+"""The program in a completion, and inputs with outputs in a row, as public data sets have them."""
 
 import json
 import re
@@ -28,16 +28,6 @@ def program_of(text: str, prefix: str) -> str:
     if blocks := _BLOCK.findall(text):
         return f"{prefix}\n{blocks[-1]}" if prefix else str(blocks[-1])
     return prefix + text
-
-
-def asserts_of(tests: Any) -> list[str]:
-    """Return the sources of a test or a list (MBPP's ``test_list``), also as JSON; ValueError for others."""
-    if isinstance(tests, str) and tests.lstrip().startswith("["):
-        tests = json.loads(tests)
-    sources = [tests] if isinstance(tests, str) else tests
-    if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
-        raise ValueError(f"the tests are {type(tests).__name__}, not a text or a list of texts")
-    return sources
 
 
 def exchanges_of(tests: Any, most: int) -> list[Exchange]:

@@ -1,4 +1,4 @@
-"""What the coordinator counts, and what a restart reads back of it."""
+"""Counts of the coordinator, and what a restart reads back of them."""
 
 import pytest
 

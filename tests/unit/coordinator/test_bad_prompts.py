@@ -28,7 +28,7 @@ def fail(
     prompts: int = MANY,
     slot: int = 0,
 ) -> BadPrompt | None:
-    """Have samplers fail a prompt; return its entry."""
+    """Report a prompt that samplers failed; return its entry."""
     report = Report(prompt_index, tuple(by), Failure.PROMPT_FAILED, "x", slot)
     change = bad_prompts.after([report], prompts=prompts, now=now)
     bad_prompts.apply(change)

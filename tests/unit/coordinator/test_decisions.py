@@ -1,4 +1,4 @@
-"""What the coordinator answers, and what each answer leaves in the accounts."""
+"""Answers of the coordinator, and what each leaves in the accounts."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a learner's stream may carry next; which group that is, the leases say."""
+"""Messages that a learner's stream may carry next; the leases say which group that is."""
 
 import pytest
 

@@ -90,7 +90,7 @@ def answer(desk: Desk, *rewards: float, version: int = 0, sampler_id: str = "s1"
 
 
 def evaluate(desk: Desk, version: int, said: Mapping[str, Sequence[float]], **measured: float) -> Evaluation:
-    """Have samplers answer all prompts of a version, in order, and return the record."""
+    """Answer all prompts of a version as its samplers, in order, and return the record."""
     desk.evaluate(version)
     for sampler_id in said:
         desk.accounts.evaluations.grant(sampler_id, 0, held_version=version, running=0, now=desk.now)
@@ -647,7 +647,7 @@ MANY = replace(SETTINGS, prompts=40, held_out_prompts=40)
 
 
 def three_answer(desk: Desk, version: int, *, lie: float) -> Evaluation:
-    """Have three samplers answer one prompt after another; ``liar`` says ``lie``, the others 0 or 1."""
+    """Answer one prompt after another as three samplers; ``liar`` says ``lie``, the others 0 or 1."""
     desk.evaluate(version)
     while status(desk).under_way is not None or not status(desk).newest:
         for sampler_id in ("liar", "s2", "s3"):

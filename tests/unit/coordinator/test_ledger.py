@@ -1,16 +1,18 @@
-"""The ledger on a real file: what it gives back, and how it fails."""
+"""The ledger on a real file and in a real database: what it gives back, and how the file fails."""
 
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.ledger.ledger_schema import PAGE_BYTES
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import PromptChange
@@ -24,6 +26,8 @@ from node.rollout import EncodedGroup, Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, Desk, make_accounts
 
+OpenLedger = Callable[[], AbstractContextManager[LedgerEngine]]
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -31,12 +35,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(path: Path) -> Iterator[Ledger]:
-    with closing(Ledger.open(path, run_id="run")) as ledger:
+def ledger(open_ledger: OpenLedger) -> Iterator[LedgerEngine]:
+    with open_ledger() as ledger:
         yield ledger
 
 
-def spool_one(ledger: Ledger) -> EncodedGroup:
+def spool_one(ledger: LedgerEngine) -> EncodedGroup:
     desk = Desk()
     desk.lease()
     desk.submit("0.1")
@@ -53,13 +57,13 @@ def startup_error(path: Path, run_id: str = "run") -> str:
     return str(error.value)
 
 
-def test_a_group_is_given_back_as_it_was_stored(ledger: Ledger) -> None:
+def test_a_group_is_given_back_as_it_was_stored(ledger: LedgerEngine) -> None:
     stored = spool_one(ledger)
     assert ledger.group(0) == stored
     assert ledger.group(1) is None
 
 
-def test_the_bytes_of_a_trained_group_are_gone(ledger: Ledger) -> None:
+def test_the_bytes_of_a_trained_group_are_gone(ledger: LedgerEngine) -> None:
     desk = Desk()
     desk.lease()
     desk.submit("0.1")
@@ -70,13 +74,13 @@ def test_the_bytes_of_a_trained_group_are_gone(ledger: Ledger) -> None:
     assert ledger.balance().last_step == StepRecord(1, ("0.1",), (0,))
 
 
-def test_everything_is_there_after_the_file_is_opened_again(path: Path) -> None:
+def test_everything_is_there_after_the_ledger_is_opened_again(open_ledger: OpenLedger) -> None:
     announced = (Announced(3, b"r" * 16, 5.0),)
-    with closing(Ledger.open(path, run_id="run")) as ledger:
+    with open_ledger() as ledger:
         stored = spool_one(ledger)
         ledger.record(Transaction(learner=LEARNER, announced=announced, staleness=(("s1", 2), ("s1", 3))))
         before = ledger.balance()
-    with closing(Ledger.open(path, run_id="run")) as again:
+    with open_ledger() as again:
         balance = again.balance()
         assert balance == before
         assert again.group(0) == stored
@@ -87,11 +91,11 @@ def test_everything_is_there_after_the_file_is_opened_again(path: Path) -> None:
     assert balance.spooled_at_s == {0: stored.spooled_at_s}
 
 
-def test_a_transaction_that_fails_leaves_nothing_behind(ledger: Ledger) -> None:
+def test_a_transaction_that_fails_leaves_nothing_behind(ledger: LedgerEngine) -> None:
     stored = spool_one(ledger)
     before = ledger.balance()
     again = Transaction(slots=before.slots.open_ones, verdicts=(("s1", Verdict.SPOOLED),), stored=stored)
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises((sqlite3.IntegrityError, psycopg.IntegrityError)):
         ledger.record(replace(again, announced=(Announced(1, b"", 0.0),)))
     assert ledger.balance() == before
 
@@ -121,9 +125,9 @@ def test_a_flipped_bit_in_a_stored_group_is_found(path: Path) -> None:
     assert error.value.reason is Reason.DAMAGED
 
 
-def test_a_second_coordinator_cannot_open_the_ledger(path: Path, ledger: Ledger) -> None:
-    spool_one(ledger)
-    assert f"in use by process {os.getpid()} on" in startup_error(path)
+def test_a_second_coordinator_cannot_open_the_ledger(path: Path) -> None:
+    with closing(Ledger.open(path, run_id="run")):
+        assert f"in use by process {os.getpid()} on" in startup_error(path)
 
 
 def test_a_ledger_of_another_run_is_refused(path: Path) -> None:
@@ -167,18 +171,18 @@ def test_a_half_made_ledger_is_made_whole(path: Path) -> None:
         assert ledger.balance().slots.open_ones == ()
 
 
-def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Path) -> None:
+def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(open_ledger: OpenLedger) -> None:
     desk = Desk()
     desk.lease("s1", 2)
     desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
     desk.fail("1.1", fault=Failure.GRADING_FAILED, detail="ValueError")
     desk.now += FIRST_RETRY_S
     desk.fail(desk.lease("s2")[0], "s2", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
-    with closing(Ledger.open(path, run_id="run")) as ledger:
+    with open_ledger() as ledger:
         for transaction in desk.transactions:
             ledger.record(transaction)
         ledger.record(Transaction(task=TaskSize("addition", 50, "s1")))
-    with closing(Ledger.open(path, run_id="run")) as again:
+    with open_ledger() as again:
         accounts = make_accounts(again.balance(), prompts=None)
     assert accounts.slots.open_slots[1].attempts == (Attempt(1, "s1", failure=Failure.GRADING_FAILED),)
     assert accounts.slots.counts()[SlotState.ABANDONED] == 1
@@ -188,11 +192,11 @@ def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(path: Pat
     assert (accounts.slots.prompts, accounts.task) == (50, TaskSize("addition", 50, "s1"))
 
 
-def test_what_is_replaced_lifted_or_said_again_is_read_back_as_it_is_now(path: Path) -> None:
+def test_what_is_replaced_lifted_or_said_again_is_read_back_as_it_is_now(open_ledger: OpenLedger) -> None:
     open_one, closed = (Generation(1, 100, 7, 5.0, lost) for lost in (None, range(6, 9)))
     bad = (BadPrompt(3, Failure.EXPIRED, "", 1, 0, 5.0), BadPrompt(4, Failure.EXPIRED, "", 1, 1, 6.0))
     verdicts = (("s1", Verdict.ACCEPTED), ("s1", Verdict.ACCEPTED), ("s2", Verdict.STALE))
-    with closing(Ledger.open(path, run_id="run")) as ledger:
+    with open_ledger() as ledger:
         for transaction in (
             Transaction(generation=open_one, prompts=PromptChange(bad), verdicts=verdicts, learner=LEARNER),
             Transaction(announced=(Announced(1, b"a" * 16, 1.0), Announced(2, b"b" * 16, 2.0))),
@@ -215,12 +219,12 @@ def test_what_is_replaced_lifted_or_said_again_is_read_back_as_it_is_now(path: P
     assert (balance.slots.next_slot, balance.accepts_loss) == (200, False)
 
 
-def test_lost_and_found_slots_are_told_from_the_others(path: Path) -> None:
+def test_lost_and_found_slots_are_told_from_the_others(open_ledger: OpenLedger) -> None:
     def slot(number: int, state: SlotState) -> Slot:
         return Slot(number, 0, state, (), granted=1)
 
     states = {4: SlotState.TRAINED, 5: SlotState.LOST, 6: SlotState.LEASED, 8: SlotState.TRAINED}
-    with closing(Ledger.open(path, run_id="run")) as ledger:
+    with open_ledger() as ledger:
         ledger.record(Transaction(slots=tuple(slot(number, state) for number, state in states.items())))
         assert ledger.balance().slots.next_slot == 9
         ledger.record(Transaction(generation=Generation(1, 100, 7, 5.0)))
@@ -230,17 +234,17 @@ def test_lost_and_found_slots_are_told_from_the_others(path: Path) -> None:
     assert balance.slots.settled == {SlotState.TRAINED: 2, SlotState.LOST: 1}
 
 
-def test_the_data_of_a_run_survives_a_restart(path: Path) -> None:
+def test_the_data_of_a_run_survives_a_restart(open_ledger: OpenLedger) -> None:
     seen = DataSeen(b"d" * 16, 100, 10)
     learner = replace(LEARNER, chat_template_digest=b"c" * 16)
-    with closing(Ledger.open(path, run_id="run")) as ledger:
+    with open_ledger() as ledger:
         assert ledger.balance().slots.data == NO_DATA
         ledger.record(Transaction(data=seen, learner=learner))
-    with closing(Ledger.open(path, run_id="run")) as again:
+    with open_ledger() as again:
         assert (again.balance().slots.data, again.balance().learner) == (seen, learner)
 
 
-def test_the_size_of_another_task_does_not_count(path: Path) -> None:
-    with closing(Ledger.open(path, run_id="run")) as ledger:
+def test_the_size_of_another_task_does_not_count(open_ledger: OpenLedger) -> None:
+    with open_ledger() as ledger:
         ledger.record(Transaction(task=TaskSize("another", 50, "s1")))
         assert make_accounts(ledger.balance(), prompts=None).slots.prompts is None

@@ -1,4 +1,4 @@
-"""What a scrape of the coordinator finds."""
+"""A scrape of the coordinator."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What peers say and are told."""
+"""Reports of peers, and what they are told."""
 
 from typing import Any
 

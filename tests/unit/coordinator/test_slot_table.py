@@ -242,7 +242,7 @@ def test_only_the_holder_of_a_lease_fails_it(desk: Desk, lease_id: str, sampler:
 
 
 def fail_everywhere(desk: Desk, lease_id: str) -> None:
-    """Have s1, who holds the lease, and s2 fail its prompt."""
+    """Fail the prompt as s1, who holds the lease, and as s2."""
     desk.fail(lease_id, "s1", fault=Failure.PROMPT_TOO_LONG)
     desk.now += FIRST_RETRY_S
     (again,) = desk.lease("s2")

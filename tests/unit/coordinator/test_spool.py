@@ -1,4 +1,4 @@
-"""What the spool counts, tells samplers and lets its learner do, on a real ledger."""
+"""The spool's counts, its answers to samplers and to its learner, on a real ledger."""
 
 import asyncio
 from collections.abc import AsyncIterator

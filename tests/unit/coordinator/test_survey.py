@@ -1,4 +1,4 @@
-"""What a look at all peers finds unusual."""
+"""Unusual peers that a look at all of them finds."""
 
 import pytest
 
@@ -12,6 +12,7 @@ from node.coordinator.fleet.survey import (
     survey_every_s,
 )
 from node.identity.peer import Peer
+from node.protocol import Spoken
 from node.run import PeerCount, Role, SamplerStanding, Unusual
 
 FINE = Measured(0, 0.0, 1.0, 0.1)
@@ -52,6 +53,8 @@ def test_each_fault_has_a_line_and_the_most_urgent_comes_first(surveyor: Surveyo
     surveyor.see(sampler("old-twin"), PeerState.LIVE, FINE, twin_for_s=500.0)
     surveyor.see(sampler("slow"), PeerState.LIVE, Measured(0, 0.0, 1.0, 3600.0))
     surveyor.see(sampler("fast"), PeerState.LIVE, Measured(0, 0.0, 1.0, -61.0))
+    surveyor.see(sampler("past"), PeerState.LIVE, FINE, speaks=Spoken(1, 1))
+    surveyor.see(sampler("future"), PeerState.LIVE, FINE, speaks=Spoken(99, 1))
     surveyor.see(Peer("run", Role.LEARNER, "l"), PeerState.SILENT, FINE)
     found = {one.what: one.node_ids for one in surveyor.result().unusual}
     assert list(found.items()) == [
@@ -62,6 +65,8 @@ def test_each_fault_has_a_line_and_the_most_urgent_comes_first(surveyor: Surveyo
         ("grader code other than the run's, leased nothing", ("other",)),
         ("sampler in standing hoards", ("hoards",)),
         ("sampler behind by more than the staleness bound", ("behind",)),
+        ("sampler of an older protocol: upgrade it", ("past",)),
+        ("sampler of a newer protocol: upgrade the coordinator", ("future",)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What was announced when, and how far behind a peer is, by hand."""
+"""Versions announced when, and how far behind a peer is, by hand."""
 
 import pytest
 

@@ -11,10 +11,16 @@ import learner
 import node
 import sampler
 from node.commands.why_stalled_command import told
-from node.coordinator.fleet.headline import Facts, headline
-from node.coordinator.fleet.wait_chain import REMEDIES, WAITS_SHOWN, WaitingSamplers, chain, remedy
+from node.coordinator.fleet.wait_chain import (
+    REMEDIES,
+    WAITS_SHOWN,
+    Facts,
+    WaitingSamplers,
+    explained,
+    remedy,
+)
 from node.rpc import clock_comparison
-from node.run import RunStatus, Wait
+from node.run import Headline, RunStatus, Wait
 from sampler.rollouts.leasing import BOUNDS
 
 FACTS = Facts(
@@ -27,6 +33,7 @@ FACTS = Facts(
     live_learners=1,
     learner_unheard_s=1.0,
     learner_waits_for="",
+    learner_waits_s=40.0,
     live_samplers=2,
     sampler_unheard_s=1.0,
     idle_s=0.0,
@@ -38,37 +45,100 @@ FACTS = Facts(
 GENERATES = WaitingSamplers("", ("s1", "s2"), 2, 30.0)
 
 
-def waits(*samplers: WaitingSamplers, learner_for_s: float = 40.0, **facts: Any) -> tuple[Wait, ...]:
-    return chain(replace(FACTS, **facts), samplers or (GENERATES,), learner_for_s=learner_for_s)
+def waits(*samplers: WaitingSamplers, **facts: Any) -> tuple[Wait, ...]:
+    return explained(replace(FACTS, **facts), samplers or (GENERATES,))[1]
 
 
 def test_a_run_that_moves_waits_for_nothing() -> None:
-    assert waits() == ()
-    assert waits(learner_waits_for="rollout groups") == ()  # for a moment, between two batches
+    moving = Headline("training after version 7, 8 groups are ready", "", 90.0)
+    assert explained(FACTS, ()) == (moving, ())
+    between_two_batches = replace(FACTS, learner_waits_for="rollout groups")
+    assert explained(between_two_batches, ()) == (moving, ())
+    full, _ = explained(replace(FACTS, capacity_groups=0), ())
+    assert full.doing.endswith("8 groups are ready, no more are leased (bound by concurrency)")
+
+
+LEARNER_GONE = "the learner, which is not heard of"
 
 
 @pytest.mark.parametrize(
-    ("facts", "waits_for", "for_s"),
+    ("facts", "doing", "waits_for", "for_s"),
     [
-        ({"ledger_gap": "steps 3 to 4"}, "the newest ledger", 600.0),
-        ({"live_learners": 0, "learner_unheard_s": None}, "the learner", 600.0),
-        ({"live_learners": 0, "learner_unheard_s": 25.0}, "the learner", 25.0),
-        ({"learner_waits_for": "done: version 9 of 9"}, "nothing: it is over", 40.0),
-        ({"live_samplers": 0, "sampler_unheard_s": None}, "a sampler", 600.0),
-        ({"live_samplers": 0, "sampler_unheard_s": 75.0}, "a sampler", 75.0),
-        ({"is_confirmed": False}, "the learner to find the ledger whole", 600.0),
-        ({"is_task_known": False}, "agreement on how many prompts the task has", 600.0),
-        ({"idle_s": 300.0}, "a group that teaches something", 300.0),
-        ({"ready_groups": 3}, "groups: 3 of 8 are ready", 40.0),
-        ({"learner_waits_for": "disk"}, "the learner", 90.0),
+        (
+            {"ledger_gap": "steps 3 to 4", "live_learners": 0},
+            "nothing is leased at version 7",
+            "the newest ledger",
+            600.0,
+        ),
+        (
+            {"live_learners": 0, "learner_unheard_s": None, "version": None},
+            "2 samplers go on with no version yet",
+            "a learner",
+            600.0,
+        ),
+        (
+            {"live_learners": 0, "learner_unheard_s": 25.0, "live_samplers": 0},
+            "0 samplers go on with version 7",
+            LEARNER_GONE,
+            25.0,
+        ),
+        (
+            {"learner_waits_for": "done: version 9 of 9", "live_samplers": 0},
+            "the learner holds version 7",
+            "nothing: it is over",
+            40.0,
+        ),
+        (
+            {"live_samplers": 0, "sampler_unheard_s": None},
+            "the learner holds version 7",
+            "samplers",
+            600.0,
+        ),
+        (
+            {"live_samplers": 0, "sampler_unheard_s": 75.0, "idle_s": 5.0},
+            "the learner holds version 7",
+            "samplers",
+            75.0,
+        ),
+        (
+            {"is_confirmed": False, "is_task_known": False},
+            "nothing is leased at version 7",
+            "the learner to find the ledger whole",
+            600.0,
+        ),
+        (
+            {"is_task_known": False},
+            "nothing is leased",
+            "samplers to agree how many prompts the task has",
+            600.0,
+        ),
+        (
+            {"idle_s": 300.0, "ready_groups": 0},
+            "batches are consumed at version 7",
+            "a group that teaches something",
+            300.0,
+        ),
+        (
+            {"ready_groups": 3},
+            "2 samplers fill the batch after version 7",
+            "groups: 3 of 8 are ready",
+            40.0,
+        ),
+        (
+            {"learner_waits_for": "disk", "capacity_groups": 0},
+            "8 groups are ready for the learner after version 7",
+            "disk",
+            40.0,
+        ),
     ],
 )
-def test_the_first_link_is_what_the_run_waits_for(
-    facts: dict[str, Any], waits_for: str, for_s: float
+def test_the_cause_that_hides_the_others_is_the_headline_and_the_first_link(
+    facts: dict[str, Any], doing: str, waits_for: str, for_s: float
 ) -> None:
-    first, *others = waits(**facts)
-    assert (first.waits_for, first.for_s) == (waits_for, for_s)
-    assert [first, *others][-1].remedy
+    headline, links = explained(replace(FACTS, **facts), (GENERATES,))
+    assert headline == Headline(doing, waits_for, for_s)
+    assert (links[0].waits_for, links[0].for_s) == (waits_for, for_s)
+    assert links[-1].remedy
 
 
 def test_without_groups_the_samplers_are_asked_the_most_first() -> None:
@@ -87,14 +157,7 @@ def test_without_groups_the_samplers_are_asked_the_most_first() -> None:
 
 @pytest.mark.parametrize("name", ["disk", "checkpoint", "policy upload", "newest ledger", "evaluation"])
 def test_with_groups_ready_the_learners_own_wait_is_the_cause(name: str) -> None:
-    first, second = waits(learner_waits_for=name)
-    assert (first.who, first.waits_for) == ("the run", "the learner")
-    assert (second.who, second.waits_for, second.for_s, second.remedy) == (
-        "the learner",
-        name,
-        40.0,
-        REMEDIES[name],
-    )
+    assert waits(learner_waits_for=name) == (Wait("the learner", name, 40.0, REMEDIES[name]),)
 
 
 def test_a_wait_with_a_distance_after_its_name_has_the_remedy_of_the_name() -> None:
@@ -133,5 +196,5 @@ def test_people_read_the_chain_in_lines_and_peers_send_no_escapes() -> None:
         "  the learner waits for disk[2J, for 5 min",
         "    -> Free space.",
     ]
-    moving = told(replace(status, headline=headline(FACTS)))
+    moving = told(replace(status, headline=explained(FACTS, ())[0]))
     assert moving[0].startswith("it moves: training after version 7")

@@ -9,6 +9,7 @@ import pytest
 
 from deploy.check import DEPLOY, ROLES
 from node.config.settings import Resolved, load
+from node.device import chosen_device
 from node.errors import NotReadyError
 
 FILES = [
@@ -52,6 +53,8 @@ def test_an_example_names_every_key_and_shows_every_default(role: str, file: Pat
     shown = shown_defaults(file.read_text())
     values = {value.name: value for value in resolved(role, file).values}
     assert active | shown.keys() == values.keys()
+    if (device := f"{role}.device") in shown:
+        shown[device] = chosen_device(shown[device])
     assert shown == {name: value.value for name, value in values.items() if value.source == "default"}
 
 

@@ -14,6 +14,7 @@ import yaml
 from deploy.check import DEPLOY
 from learner.config import LearnerConfig
 from node.config.settings import load
+from support import warm_python
 
 RANKS = DEPLOY / "k8s/overlays/ranks"
 
@@ -132,11 +133,13 @@ there are none."""
 def exit_codes(*families: list[str]) -> list[int]:
     """Start a rank for each list of families; return how they ended."""
     numbers = json.dumps([[FAMILIES[family] for family in each] for each in families])
-    command = [sys.executable, "-c", MEETING, numbers, str(SOCKET_CALL[platform.machine()])]
+    warm = [sys.executable, warm_python.__file__]
+    command = [*warm, "-c", MEETING, numbers, str(SOCKET_CALL[platform.machine()])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     return [int(line) for line in done.stdout.split()]
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_ranks_meet_within_what_the_unit_lets_them() -> None:
     unit = (DEPLOY / "systemd/heterorl-node@.service").read_text()
     [families] = re.findall(r"^RestrictAddressFamilies=(.*)$", unit, re.MULTILINE)

@@ -23,8 +23,9 @@ def opened(tmp_path: Path) -> Iterator[EnrolmentLedger]:
         yield ledger
 
 
-def make_token(node_id: str | None = None) -> Token:
-    return Token.parse(issue_token(AUTHORITY, role=Role.SAMPLER, node_id=node_id, address="hub:1", now=NOW_S))
+def make_token(node_id: str | None = None, *, uses: int = 1) -> Token:
+    text = issue_token(AUTHORITY, role=Role.SAMPLER, node_id=node_id, address="hub:1", now=NOW_S, uses=uses)
+    return Token.parse(text)
 
 
 def refusal(ledger: EnrolmentLedger, token: Token, node_id: str, key: bytes = KEY) -> str:
@@ -99,5 +100,45 @@ def test_expired_tokens_are_forgotten_oldest_first_when_there_are_many(
 
 def _spent(tmp_path: Path) -> int:
     with contextlib.closing(sqlite3.connect(tmp_path / "enrolments.sqlite")) as database:
-        [(count,)] = database.execute("SELECT count(*) FROM spent").fetchall()
+        [(count,)] = database.execute("SELECT count(*) FROM uses").fetchall()
         return int(count)
+
+
+def test_a_token_with_a_count_lets_in_as_many_peers_and_no_more(tmp_path: Path) -> None:
+    token = make_token(uses=2)
+    with opened(tmp_path) as ledger:
+        for _ in range(2):  # the second time as after a lost answer
+            ledger.spend(token, node_id="s1", key_digest=b"1", now=NOW_S)
+        ledger.spend(token, node_id="s2", key_digest=b"2", now=NOW_S)
+        assert "used before, by 2 peers" in refusal(ledger, token, "s3")
+        assert "used before" in refusal(ledger, token, "s9", b"1")  # one key is one peer
+        ledger.note_issued(token)
+        [listed] = ledger.issued()
+    assert (listed.number, listed.uses, listed.used_by) == (token.number, 2, ("s1", "s2"))
+
+
+def test_a_cancelled_token_lets_nobody_else_in_and_the_peer_it_let_in_stays(tmp_path: Path) -> None:
+    token, other = make_token(uses=2), make_token()
+    with opened(tmp_path) as operator, opened(tmp_path) as coordinator:
+        for made in (token, other):
+            operator.note_issued(made)
+        coordinator.spend(token, node_id="s1", key_digest=b"1", now=NOW_S)
+        assert operator.cancel(token.number)
+        assert not operator.cancel("0" * 12)
+        assert "was cancelled" in refusal(coordinator, token, "s2")
+        coordinator.spend(token, node_id="s1", key_digest=b"1", now=NOW_S)
+        coordinator.spend(other, node_id="s2", key_digest=b"2", now=NOW_S)
+        assert [one.is_cancelled for one in coordinator.issued()] == [True, False]
+
+
+def test_tokens_spent_before_tokens_had_counts_stay_spent(tmp_path: Path) -> None:
+    token = make_token()
+    with contextlib.closing(sqlite3.connect(tmp_path / "enrolments.sqlite")) as database, database:
+        database.execute(
+            "CREATE TABLE spent (nonce TEXT PRIMARY KEY, expires_at_s REAL NOT NULL, node_id TEXT NOT NULL, "
+            "key_digest BLOB NOT NULL) STRICT"
+        )
+        database.execute("INSERT INTO spent VALUES (?, ?, 's1', ?)", (token.nonce, token.expires_at_s, KEY))
+    with opened(tmp_path) as ledger:
+        assert "used before" in refusal(ledger, token, "s2", OTHER_KEY)
+        ledger.spend(token, node_id="s1", key_digest=KEY, now=NOW_S)

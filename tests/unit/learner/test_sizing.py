@@ -1,4 +1,4 @@
-"""What the plan says of a model is what transformers and autograd do with it; layouts cover every rank."""
+"""The plan of a model agrees with transformers and autograd; layouts cover every rank."""
 
 import argparse
 import json

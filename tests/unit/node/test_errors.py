@@ -30,6 +30,7 @@ def test_a_peer_stops_only_where_its_identity_or_configuration_is_wrong() -> Non
         Reason.UNAUTHENTICATED,
         Reason.WRONG_ROLE,
         Reason.FOREIGN_RUN,
+        Reason.PROTOCOL_MISMATCH,
         Reason.LAYOUT_MISMATCH,
         Reason.TOKENIZER_MISMATCH,
         Reason.BASE_MISMATCH,

@@ -10,7 +10,6 @@ import pytest
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients import heartbeats
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.hub_route import HubRoute
 from node.clients.membership_client import Member, MembershipClient
 from node.clock import SystemClock
 from node.errors import Reason, Recovery, RefusedError
@@ -43,6 +42,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         """Whether every answer says what the one before said."""
         self.clock_ahead_s = 0.0
         self.task_digest = b"old"
+        self.protocols = (0, 0)
         self.answer = membership_pb2.HeartbeatResponse()
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
@@ -51,6 +51,8 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
             await refuse(context, self.refuse_join)
         return membership_pb2.JoinResponse(
             task_digest=self.task_digest,
+            protocol=self.protocols[0],
+            oldest_protocol=self.protocols[1],
             task="addition",
             group_size=4,
             batch_groups=8,
@@ -113,7 +115,7 @@ class Peering:
             f"127.0.0.1:{port}", Peer("run", Role.SAMPLER, "one"), purpose=Purpose.CONTROL, now=time.time()
         )
         self.client = MembershipClient(
-            HubRoute.only(self.channel),
+            self.channel,
             Member("run", Role.SAMPLER, b"l" * 16, b"t" * 16),
             reports=PeerReports(
                 held=lambda: self.held,
@@ -327,6 +329,16 @@ async def test_a_final_refusal_ends_it(reason: Reason) -> None:
         with pytest.raises(RefusedError) as caught:
             await peer.run()
         assert caught.value.reason is reason
+        assert peer.readies == 0
+
+
+async def test_a_peer_of_which_the_coordinator_speaks_no_protocol_ends() -> None:
+    hub = Hub()
+    hub.protocols = (99, 98)
+    async with serving(hub) as port:
+        peer = Peering(port)
+        with pytest.raises(RefusedError, match=r"upgrade this sampler"):
+            await peer.run()
         assert peer.readies == 0
 
 

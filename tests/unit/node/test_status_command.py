@@ -290,6 +290,14 @@ def test_a_directory_without_an_operators_identity_is_named(tmp_path: Path) -> N
         status_command.run(parsed)
 
 
+def test_software_is_named_where_it_is_not_the_same_everywhere() -> None:
+    peers = tuple(replace(PEER, node_id=f"s{n}", software_version="0.2.0", protocol=1) for n in range(6))
+    assert "software" not in rendered(replace(RUN, peers=peers))
+    text = rendered(replace(RUN, peers=(*peers, replace(PEER, software_version="0.3.0", protocol=2))))
+    assert "software  0.2.0, protocol 1: s0, s1, s2, s3, s4, ..." in text
+    assert "          0.3.0, protocol 2: far-away" in text
+
+
 def test_samplers_with_another_grader_are_named_with_what_to_do() -> None:
     peers = tuple(replace(peer, grader_digest=b"b" * 16) for peer in RUN.peers[:1])
     status = replace(RUN, peers=peers, grader_digest=b"a" * 16, grader_said_by="2 of 3 samplers")

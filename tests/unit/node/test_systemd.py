@@ -22,7 +22,7 @@ def test_systemd_is_told_ready_and_stopping(systemd: socket.socket) -> None:
     node = Systemd.from_environment({"NOTIFY_SOCKET": systemd.getsockname()})
     node.announce(Phase.SERVING)
     node.announce(Phase.DRAINING)
-    assert [systemd.recv(64), systemd.recv(64)] == [b"READY=1", b"STOPPING=1"]
+    assert [systemd.recv(64), systemd.recv(64)] == [b"READY=1\nSTATUS=serving", b"STOPPING=1"]
 
 
 def test_an_abstract_socket_is_written_with_an_at_sign() -> None:
@@ -31,7 +31,7 @@ def test_an_abstract_socket_is_written_with_an_at_sign() -> None:
         line.bind(f"\0{name}")
         line.settimeout(5)
         Systemd.from_environment({"NOTIFY_SOCKET": f"@{name}"}).announce(Phase.SERVING)
-        assert line.recv(64) == b"READY=1"
+        assert line.recv(64) == b"READY=1\nSTATUS=serving"
 
 
 async def test_the_watchdog_is_kept_quiet_from_the_event_loop_until_the_daemon_stops(

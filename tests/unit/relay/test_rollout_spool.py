@@ -1,4 +1,4 @@
-"""What a relay keeps on disk until the coordinator has answered."""
+"""Groups that a relay keeps on disk until the coordinator has answered."""
 
 import asyncio
 import sqlite3

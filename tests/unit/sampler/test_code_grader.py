@@ -17,6 +17,9 @@ from support.graded_texts import grading, setup_of, texts
 
 pytestmark = pytest.mark.needs("bwrap", "libseccomp")
 
+PATIENCE_S = 20
+"""For a busy machine, where no program hangs."""
+
 SQUARES = ["assert f(2) == 4", "assert f(3) == 9"]
 
 
@@ -28,6 +31,7 @@ def sandbox() -> Sandbox:
 def verdicts(
     sandbox: Sandbox, given: Any, *programs: str, row: dict[str, Any] | None = None, **options: Any
 ) -> list[Verdict]:
+    options = {"time_limit_s": PATIENCE_S, **options}
     return CodeGrader(CodeOptions(**options), sandbox, at_once=2).verdicts(row or {}, given, programs)
 
 
@@ -174,10 +178,61 @@ def test_a_program_that_hangs_fails_the_rest_of_its_tests_and_nobody_elses(sandb
     assert found == [Verdict(1, 3, timed_out=True), Verdict(3, 3), Verdict(0, 3, timed_out=True)]
 
 
+def test_what_the_program_has_no_part_in_is_no_test(sandbox: Sandbox) -> None:
+    """HumanEval: ``assert True, "This prints if this assert fails"``; and a reference in the tests."""
+    tests = """
+assert True, "always"
+expected = [square * square for square in range(3)]
+assert len(expected) == 3
+assert [f(n) for n in range(3)] == expected
+"""
+    assert verdicts(sandbox, tests, "def f(n): return n * n", "f = None") == [Verdict(1, 1), Verdict(0, 1)]
+    shadowing = "code = queue = f(2)\nassert code == queue == 4"
+    assert verdicts(sandbox, shadowing, "def f(n): return n * n", "f = None") == [
+        Verdict(1, 1),
+        Verdict(0, 1),
+    ]
+
+
+def test_what_the_prompt_defines_beside_the_question_is_not_the_programs_to_judge_by(
+    sandbox: Sandbox,
+) -> None:
+    """HumanEval/32: a completion that defines ``poly`` again would pass with any root."""
+    row = {
+        "prompt": "import math\n\n"
+        "def poly(xs, x):\n    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n\n"
+        "def root(xs):\n    'Find x with poly(xs, x) = 0.'\n",
+        "entry_point": "root",
+    }
+    check = "def check(candidate):\n    assert abs(poly([-4, 2], candidate([-4, 2]))) < 1e-4"
+    found = verdicts(
+        sandbox,
+        check,
+        "    return -xs[0] / xs[1]",
+        "    return 7\n\ndef poly(xs, x):\n    return 0",
+        row=row,
+        prefix="prompt",
+        entry_point="entry_point",
+    )
+    assert found == [Verdict(1, 1), Verdict(0, 1)]
+
+
+def test_a_function_with_the_name_of_one_of_pythons_is_the_programs_if_the_row_says_so(
+    sandbox: Sandbox,
+) -> None:
+    programs = ("def sum(xs): return 7", "def f(): pass")
+    named = {"row": {"name": "sum"}, "entry_point": "name"}
+    assert shares(verdicts(sandbox, "assert sum([3, 4]) == 7", *programs, **named)) == [1.0, 0.0]
+    with pytest.raises(ValueError, match="no assert in them that depends on the program"):
+        verdicts(sandbox, "assert sum([3, 4]) == 7", *programs)
+
+
 @pytest.mark.parametrize(
     ("tests", "options", "said"),
     [
-        ("print(f(1))", {}, "no assert in them; if they are in a function check, name entry_point"),
+        ("print(f(1))", {}, "no assert in them that depends on the program; if they are in a function check"),
+        ("exec(f(1))\nassert f(2)", {}, "they use exec, by which an answer of the program could run as code"),
+        ("from pickle import loads\nassert loads(f(1))", {}, "they use pickle, by which"),
         ("assert f(", {}, "cannot be used: SyntaxError"),
         ("import numpy\nassert f(1)", {}, "cannot do: import numpy"),
         ([1], {}, "not a text or a list of texts"),

@@ -102,7 +102,7 @@ def test_a_hostile_grader_costs_its_group_only_and_leaves_nothing(harms: list[st
 
 
 async def cost_their_groups_only(harms: list[str], mark: str) -> None:
-    """Those that wait for the limit wait side by side, each as a sampler of its own."""
+    """Run each harm as a sampler of its own, so that all wait for the limit side by side."""
     outcomes = await asyncio.gather(*(cost_its_group_only(harm) for harm in harms), return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     if failures:

@@ -249,7 +249,7 @@ def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing(sandbox: Sandbox
     async def ended_at_once() -> set[int]:
         started = [
             await sandbox.start(
-                "program_host", "run", "1", str(1 << 28), files={"program.py": b""}, stdin=-3, stdout=-3
+                "script_host", "1", str(1 << 28), files={"program.py": b""}, stdin=-3, stdout=-3
             )
             for _ in range(8)
         ]

@@ -1,4 +1,4 @@
-"""What a restarted sampler finds on its disk; test_crash_points.py kills it at any write."""
+"""Disk of a restarted sampler; test_crash_points.py kills it at any write."""
 
 import os
 from collections import Counter

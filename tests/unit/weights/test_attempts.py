@@ -9,8 +9,9 @@ import pytest
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import REASON_KEY, Backoff, ConnectionLost, classify
+from node.weights.transfer.ranges import LyingSourceError
 from node.weights.transfer.source_scores import Fault
-from node.weights.transfer.sources import Attempts, LyingSourceError
+from node.weights.transfer.sources import Attempts
 
 
 class FakeSources:
@@ -23,7 +24,7 @@ class FakeSources:
     def candidates(self, key: ArtifactKey) -> tuple[str, ...]:
         return ("one", "two")
 
-    def has_standing(self, key: ArtifactKey) -> bool:
+    def is_standing(self, name: str) -> bool:
         return True
 
     def fault(self, name: str, fault: Fault, what: str) -> None:
@@ -54,6 +55,12 @@ async def test_only_content_that_is_wrong_is_a_lie_and_a_refusal_of_this_peer_is
     error: Any, fault: Fault
 ) -> None:
     sources: Any = FakeSources()
-    attempts = Attempts(ArtifactKey(1), sources=sources, per_source=8, backoff=Backoff(lambda: 0.0))
+    attempts = Attempts(
+        ArtifactKey(1),
+        sources=sources,
+        candidates=sources.candidates,
+        per_source=8,
+        backoff=Backoff(lambda: 0.0),
+    )
     await attempts.wait_after("one", error)
     assert sources.faults == [fault]

@@ -1,4 +1,4 @@
-"""What is fetched next over a near or a far link, and which fetch is dropped for another; no network."""
+"""Choice of the next fetch over a near or a far link, and of a fetch dropped for another; no network."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class LinkOnly(Fetcher):
         self.progress = Progress(began_at_s=0.0)
         self.pushed = pushed
         self.patience: list[tuple[int, float]] = []
-        """Of each wait for a push: the version it starts from, seconds."""
+        """Waits for a push: the version each starts from, seconds."""
         self.given_up = 0
 
     async def pushed_artifact(
@@ -72,7 +72,7 @@ class Follower:
     fetcher: LinkOnly
     here: Here = field(default_factory=Here)
     then: list[Here] = field(default_factory=list)
-    """What it sees at later looks, one after the other; the last stays."""
+    """Views at later looks, one after the other; the last stays."""
     looks: int = 0
     clock: ManualClock = field(default_factory=ManualClock)
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from node import limits
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.transfer.ranges import PausedTransfers, Range, Transfer, Unasked
-from node.weights.transfer.sources import LyingSourceError
+from node.weights.transfer.ranges import LyingSourceError, PausedTransfers, Range, Transfer, Unasked
 from support.weights import manifest_of_sizes as manifest
 
 SIZES = (4, 9, 6)
@@ -110,7 +109,7 @@ def test_a_chunk_that_was_not_due_is_a_lie(frame: int, offset_bytes: int, data: 
 
 
 class Kept:
-    """What is kept, and what the metrics say of it."""
+    """Kept ranges, and what the metrics say of them."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

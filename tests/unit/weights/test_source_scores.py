@@ -6,10 +6,18 @@ import pytest
 
 from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.transfer.source_scores import PATIENCE_S, Fault, SourceScores, merged
+from node.weights.transfer.source_scores import (
+    JUDGED_AFTER_BYTES,
+    PATIENCE_S,
+    Fault,
+    SourceScores,
+    bucket_of,
+    merged,
+)
 from support.weights import Learner
 
 KEY = ArtifactKey(1, 0)
+BUCKET = bucket_of("hub")
 
 
 def said(head: int, *artifacts: tuple[int, int, int], root: bytes = b"") -> Announcement:
@@ -20,6 +28,11 @@ def said(head: int, *artifacts: tuple[int, int, int], root: bytes = b"") -> Anno
         0.0,
         tuple(Artifact(ArtifactKey(v, b), size) for v, b, size in artifacts),
     )
+
+
+def in_bucket(announcement: Announcement) -> Announcement:
+    """Announce the same artifacts, all of them in the hub's bucket."""
+    return replace(announcement, in_bucket=tuple(artifact.key for artifact in announcement.artifacts))
 
 
 def head_of(announcement: Announcement | None) -> int:
@@ -280,3 +293,50 @@ def test_a_source_that_refuses_this_peer_is_set_aside_for_a_while_and_its_word_s
     for _ in range(20):
         scores.fault("revoked-me", Fault.REFUSED, now=100.0)
     assert "revoked-me" in scores.standing(now=161.0)
+
+
+def test_what_is_in_a_hubs_bucket_is_read_there_and_not_from_the_hub() -> None:
+    scores = SourceScores(["hub", "relay"])
+    scores.heard("hub", in_bucket(said(1, (1, 0, 10))))
+    scores.heard("relay", said(2, (1, 0, 10), (2, 1, 10)))
+    assert scores.readable(KEY, now=0.0) == (BUCKET, "relay")
+    assert scores.candidates(KEY, now=0.0) == ("hub", "relay")
+    assert scores.readable(ArtifactKey(2, 1), now=0.0) == ("relay",)
+    assert scores.standing(now=0.0) == ("hub", "relay")
+
+
+def test_a_bucket_that_fails_is_set_aside_for_its_hub_and_comes_back() -> None:
+    scores = SourceScores(["hub"])
+    scores.heard("hub", in_bucket(said(1, (1, 0, 10))))
+    scores.fault(BUCKET, Fault.DAMAGED, now=0.0)
+    assert scores.readable(KEY, now=29.0) == ("hub",)
+    assert scores.readable(KEY, now=30.0) == (BUCKET,)
+    scores.heard("hub", said(1, (1, 0, 10)))
+    assert scores.readable(KEY, now=30.0) == ("hub",)
+
+
+def test_a_bucket_is_read_while_its_hub_is_away() -> None:
+    scores = SourceScores(["hub"])
+    scores.heard("hub", in_bucket(said(1, (1, 0, 10))))
+    scores.lost("hub")
+    assert scores.readable(KEY, now=0.0) == (BUCKET,)
+
+
+def test_a_slow_bucket_shares_with_its_hub_unless_that_is_no_faster() -> None:
+    scores = SourceScores(["hub"])
+    scores.heard("hub", in_bucket(said(1, (1, 0, 10))))
+    scores.delivered(BUCKET, 10_000, took_s=1.0)
+    assert scores.readable(KEY, now=0.0) == (BUCKET,), "so few bytes say nothing"
+    scores.delivered(BUCKET, JUDGED_AFTER_BYTES, took_s=1000.0)
+    assert scores.readable(KEY, now=0.0) == (BUCKET, "hub")
+    scores.delivered("hub", 1 << 20, took_s=1000.0)
+    assert scores.readable(KEY, now=0.0) == (BUCKET,)
+    scores.delivered("hub", 1 << 30, took_s=1.0)
+    assert scores.readable(KEY, now=0.0) == (BUCKET, "hub")
+
+
+def test_the_bucket_of_a_last_resort_waits_as_its_hub_does() -> None:
+    scores = SourceScores(["relay"], last_resort="hub")
+    scores.heard("hub", in_bucket(said(1, (1, 0, 10))))
+    scores.heard("relay", said(1, (1, 0, 10)))
+    assert scores.readable(KEY, now=0.0) == ("relay",)

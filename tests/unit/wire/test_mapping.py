@@ -28,7 +28,7 @@ from node.run import (
     Unusual,
 )
 from node.telemetry.metrics import MetricFamily, MetricSample
-from node.wire.mapping import from_wire, member_from_wire, role_to_wire, to_wire, verdict_to_wire
+from node.wire.mapping import from_wire, known, member_from_wire, role_to_wire, to_wire, verdict_to_wire
 from support.groups import SAMPLING
 
 VERSION = PolicyVersion(3, b"r" * 16)
@@ -81,6 +81,8 @@ PEER = PeerStatus(
     oldest_lease_s=3.5,
     standing="hoards",
     standing_detail="holds 9",
+    software_version="0.3.0",
+    protocol=2,
 )
 STATUS = RunStatus(
     run_id="run",
@@ -220,6 +222,11 @@ def test_an_enum_value_of_a_later_version_is_refused() -> None:
         from_wire(PromptLease, rollout_pb2.PromptLease(lease_id="1.1", group_size=1, sampling=SAMPLING_WIRE))
     with pytest.raises(RefusedError, match="reason 'boredom'"):
         from_wire(BadPrompt, membership_pb2.BadPrompt(reason="boredom"))
+
+
+def test_what_is_only_told_may_be_of_a_later_version() -> None:
+    now, later = (membership_pb2.GroupVerdict(group_id="1.1", verdict=n) for n in (8, 99))  # type: ignore[arg-type]
+    assert known(Verdict, [now, later], "verdict") == (now,)
 
 
 SAMPLING_WIRE = to_wire(common_pb2.SamplingParameters, SAMPLING)

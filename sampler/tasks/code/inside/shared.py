@@ -5,12 +5,19 @@ First come limits that the kernel enforces, and a sign that they hold.
 Values are plain data, or references to everything else. Data is rebuilt as exact builtin types, so that no
 method of the sender's runs where it is compared. As JSON: null, true, false and texts as they are, else a tag
 and its content: ``{"int": "0x1f"}``, ``{"set": [...]}``, ``{"iterator": 3}``, ``{"object": 4}``.
+
+Importing typing, pathlib, ast or runpy (for ``python -m``) takes as long as starting Python, twice a program.
 """
+
+from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
-from typing import Any, Final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Final
 
 BEGUN: Final = b"begun\n"
 """Written to standard error once the limits hold. Anything else there was written by bwrap or Python."""
@@ -65,8 +72,16 @@ def packed(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
     return refer(value)
 
 
-def unpacked(data: Any, resolve: Callable[[str, Any], Any]) -> Any:
-    """Return the value of ``packed``, or raise; ``resolve`` returns what a tag and a number stand for."""
+def unpacked(
+    data: Any, resolve: Callable[[str, Any], Any], read_float: Callable[[str], float] = float.fromhex
+) -> Any:
+    """Return the value of ``packed``, or raise.
+
+    Args:
+        data: What ``packed`` returned.
+        resolve: Returns what a tag and a number stand for.
+        read_float: Returns the number of a text as of ``float.hex``, or refuses it.
+    """
     if data is None or isinstance(data, bool | str):
         return data
     ((tag, content),) = data.items()
@@ -74,14 +89,14 @@ def unpacked(data: Any, resolve: Callable[[str, Any], Any]) -> Any:
         case "int":
             return int(content, 16)
         case "float":
-            return float.fromhex(content)
+            return read_float(content)
         case "complex":
-            return complex(*map(float.fromhex, content))
+            return complex(*map(read_float, content))
         case "bytes":
             return bytes.fromhex(content)
         case "dict":
-            return {unpacked(k, resolve): unpacked(v, resolve) for k, v in content}
+            return {unpacked(k, resolve, read_float): unpacked(v, resolve, read_float) for k, v in content}
         case "object" | "iterator":
             return resolve(tag, content)
         case _:
-            return _SEQUENCES[tag](unpacked(item, resolve) for item in content)
+            return _SEQUENCES[tag](unpacked(item, resolve, read_float) for item in content)

@@ -1,15 +1,16 @@
-"""Runs a program in its sandbox.
+"""Runs a program as a module in its sandbox; its functions are called: requests in, replies out.
 
-    run CPU_SECONDS MEMORY_BYTES     as a script, with standard input and output
-    serve CPU_SECONDS MEMORY_BYTES   as a module whose functions are called: requests in, replies out
+    function_host CPU_SECONDS MEMORY_BYTES
 
-In ``serve`` a line each way, values as in ``shared``:
+A line each way, values as in ``shared``:
 ["global", name] | ["attribute", object, name] | ["call", object, [argument...], {name: argument}]
 | ["items", iterator, at most] | ["text", object]
--> [value] | {"raised": [type, text]}
+-> [value] | {"raised": [name of the nearest builtin type, text]}
 
 The program shares this process, and may make it reply whatever it likes. It does not know what is expected.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -17,28 +18,28 @@ import sys
 from collections import deque
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from itertools import islice
-from pathlib import Path
-from typing import Any, Final
 
 from sampler.tasks.code.inside.shared import begin, packed, unpacked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
 
 _SERIES: Final = (Iterator, range, KeysView, ValuesView, ItemsView, deque)
 """Sent as iterators over what they hold."""
 
 
-def main(mode: str, cpu_s: str, memory_bytes: str) -> None:
+def main() -> None:
     """Do what the command line says."""
-    program = Path("/program.py").read_bytes()
+    _, cpu_s, memory_bytes = sys.argv
+    with open("/program.py", "rb") as file:
+        program = file.read()
     begin(int(cpu_s), int(memory_bytes))
-    nothing = os.open("/dev/null", os.O_RDWR)
-    os.dup2(nothing, 2)
-    sys.argv = ["program.py"]
-    if mode == "run":
-        exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
-        return
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
-    for descriptor in (0, 1):
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
+    sys.argv = ["program.py"]
     space: dict[str, Any] = {"__name__": "program"}
     exec(compile(program, "program.py", "exec"), space)
     objects: list[Any] = []
@@ -73,8 +74,5 @@ def _reply(request: list[Any], space: dict[str, Any], objects: list[Any]) -> Any
         return [packed(value, refer)]
     except BaseException as error:
         # Whatever a program raises is an answer, and none ends this process: tests may expect it.
-        return {"raised": [type(error).__name__, str(error)[:1000]]}
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        builtin = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
+        return {"raised": [builtin.__name__, str(error)[:1000]]}

@@ -1,0 +1,52 @@
+"""A model whose one forward pass goes from rows to logprobs of actions."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from learner.training.token_logprob import VocabularySlice
+from node.rollout import RolloutGroup
+
+UNBOUNDED: Final = 1 << 30
+"""Context of a model that does not bound it (convolutions, recurrences)."""
+
+
+class Scorer(torch.nn.Module):
+    """A model of some kind; see ``node.policy_kind``."""
+
+    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None) -> None:
+        """Wrap ``model``, which stays in evaluation mode: dropout would make it another policy."""
+        super().__init__()
+        self.model = model
+        self.train(False)
+        self.compute_dtype = compute_dtype
+        self.has_plain_head = False
+        """Whether logits are the output embeddings times the last hidden state, and nothing else."""
+        self.vocabulary: VocabularySlice | None = None
+        """The part of the head that is here; None: all of it."""
+        self.has_head = True
+        """Whether the last layer and the head are here, and not on a later stage of a pipeline."""
+        self.master_dtype: torch.dtype = next(self.model.parameters()).dtype
+        text = model.config.get_text_config()
+        self.context_tokens: int = getattr(text, "max_position_embeddings", UNBOUNDED)
+        """Longest prompt and completion together."""
+
+    def objection(self, group: RolloutGroup) -> str | None:
+        """Return why no policy of this kind can have made a group, which is well-formed; None: one can."""
+        return None
+
+    def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
+        """Return log p(action | everything before it), of scores divided by the temperature.
+
+        Args:
+            inputs: [rows, length], ids, padded on the right: nothing ever looks there.
+            positions: [targets], int64, of the flattened ``inputs``: of what precedes the actions.
+            target_ids: [targets], those actions, row after row.
+            temperature: [targets], > 0, as the completions were sampled with.
+
+        Returns:
+            [targets], nats; carries the gradient.
+        """
+        raise NotImplementedError

@@ -1,0 +1,315 @@
+"""``heterorl-node join TOKEN``: from a token to a peer that works, on a machine that has only the package.
+
+    token -> certificate -> model (samplers) -> configuration file -> the daemon, here or under systemd
+
+Each step leaves its result in the state directory and is skipped where that is there: the same command goes
+on after any end, and starts the peer again later, when the token is long spent.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from node import durable
+from node.commands.status_command import fetch_status
+from node.commands.systemd_unit import CONFIG_DIRECTORY, STATE_DIRECTORY, install_unit
+from node.commands.terminal import name, target
+from node.config.setting_sources import Setting, read_flags, value_of_text
+from node.device import AUTO, chosen_device
+from node.enrolment.enrolment_client import obtain_identity
+from node.enrolment.tokens import Token, how_to_get_a_token, write_token_file
+from node.errors import ConfigError, RefusedError, StartupError
+from node.extras import NeededPackage
+from node.identity.files import cannot_make, cannot_read, make_private_directory
+from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
+from node.identity.run_description import FILE_NAME as RUN_FILE
+from node.limits import TOKEN_BYTES
+from node.rollout import Verdict
+from node.rpc.address import MEMBERS_PORT
+from node.rpc.channel import ConnectionLost
+from node.run import PeerQuery, Role
+from node.weights.transfer.model_download import Progress as Show
+from node.weights.transfer.model_download import download_model
+
+EXAMPLE: Final = """\
+  heterorl-node join TOKEN                        # a sampler here, in the foreground, until Ctrl-C
+  sudo heterorl-node join TOKEN --systemd         # the same as a service that starts with the machine
+  heterorl-node join relay.token --set relay.listen=0.0.0.0:7710
+TOKEN is the line that `heterorl-node token` printed, a file that holds it, or - for standard input. The same
+command starts the peer again later; its token is spent by then, and its certificate is used.
+"""
+
+_LOOK_EVERY_S: Final = 2.0
+_PATIENCE_S: Final = 900.0
+"""How long --systemd waits for the first group that is trained on: the model loads, a batch fills, a step."""
+
+_RELAY_LISTEN: Final = "0.0.0.0:7710"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer that joins keeps things."""
+
+    role: Role
+    state_dir: Path
+    """``node.state_dir``."""
+    config_dir: Path
+
+    @property
+    def role_dir(self) -> Path:
+        return self.state_dir / self.role
+
+    @property
+    def config_file(self) -> Path:
+        return self.config_dir / f"{self.role}.toml"
+
+    @property
+    def run_file(self) -> Path:
+        return self.config_dir / RUN_FILE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``heterorl-node join``."""
+    parser.add_argument(
+        "token", metavar="TOKEN", help="a token, a file that holds it, or - for standard input"
+    )
+    parser.add_argument(
+        "--role",
+        choices=(Role.SAMPLER.value, Role.RELAY.value),
+        help="checked; default: what the token is for",
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="DIR",
+        help=f"where everything of this peer is kept; default: ~/.local/state/heterorl-node/RUN, or "
+        f"{STATE_DIRECTORY} with --systemd",
+    )  # fmt: skip
+    parser.add_argument(
+        "--coordinator", type=target(MEMBERS_PORT), metavar="HOST:PORT",
+        help="the members port as it is reached from here; default: as the token says",
+    )  # fmt: skip
+    parser.add_argument(
+        "--node-id", type=name, metavar="ID", help="this peer's name; default: the token's, or random"
+    )
+    parser.add_argument(
+        "--model-dir", type=Path, metavar="DIR",
+        help="the run's base model, where this machine has it already; default: fetched from the coordinator",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="assignments",
+        help="a setting to write into the configuration file; may be repeated",
+    )  # fmt: skip
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--systemd", action="store_true", help="install and start a service; needs root")
+    how.add_argument("--no-start", action="store_true", help="get everything ready and start nothing")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make this machine a peer and start it; this process becomes the daemon unless systemd runs it."""
+    text = _token_text(arguments.token)
+    token = _parsed(text)
+    if arguments.role not in (None, token.role):
+        raise _bad("--role", arguments.role, f"the token is for a {token.role}")
+    place = _place(arguments, token)
+    if token.role is Role.SAMPLER:
+        NeededPackage("join", "a sampler", "torch", extra="sampler", source="the token").check()
+    try:
+        identity = asyncio.run(_ready(arguments, text, token, place))
+    except OSError as error:
+        raise cannot_make(place.state_dir, error, fix="Choose another --state-dir.") from error
+    except (RefusedError, ConnectionLost) as error:
+        raise StartupError(f"The coordinator does not serve this peer: {error}", fix="Try again.") from error
+    # Over a file of an earlier start, flags win.
+    settings = [f"--set={assignment}" for assignment in arguments.assignments]
+    if arguments.coordinator is not None:
+        settings.append(f"--coordinator={arguments.coordinator}")
+    daemon = ["--role", token.role.value, "--config", str(place.config_file), *settings]
+    if arguments.no_start:
+        _say(f"ready; start it with: heterorl-node {' '.join(daemon)}")
+    elif arguments.systemd:
+        for line in install_unit(token.role, device=chosen_device(AUTO)):
+            _say(line)
+        if token.role is Role.SAMPLER:
+            asyncio.run(_wait_for_first_group(_coordinator(arguments, token), identity))
+    else:
+        _say(f"starting {identity.node_id}; `first group trained` in its log says that it contributes")
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "node", *daemon])
+    return 0
+
+
+async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: Place) -> Identity:
+    """Obtain what is not there yet: certificate, run description, model, configuration file."""
+    for directory in (place.state_dir, place.role_dir):
+        make_private_directory(directory)
+    durable.make_directory(place.config_dir)
+    run, token_file = token.run, place.role_dir / "token"
+    directory = place.role_dir / IDENTITY_DIRECTORY
+    is_new = not (directory / "certificate.pem").exists()
+    if is_new:
+        write_token_file(token_file, text)
+    identity = await obtain_identity(
+        directory,
+        run=run,
+        role=token.role,
+        node_id=arguments.node_id,
+        token_file=token_file,
+        now=time.time(),
+        warn=_say,
+    )
+    token_file.unlink(missing_ok=True)
+    run.save(place.run_file)
+    _say(f"{'let into' if is_new else 'known in'} run {run.run_id} as {token.role} {identity.node_id}")
+    hub, model_dir = _coordinator(arguments, token), arguments.model_dir or place.role_dir / "model"
+    if token.role is Role.SAMPLER and not model_dir.exists():
+        if arguments.model_dir is not None:
+            raise _bad("--model-dir", str(model_dir), "there is no such directory")
+        with _progress() as show:
+            await download_model(hub, identity, model_dir, now=time.time(), progress=show)
+        _say(f"the base model is in {model_dir}")
+    settings = _settings(token.role, place, hub=hub, model_dir=model_dir, given=arguments.assignments)
+    if not place.config_file.exists():
+        durable.write(place.config_file, settings.encode(), mode=0o644)
+        _say(f"wrote {place.config_file}; the device is {chosen_device(AUTO)}")
+    elif arguments.systemd and arguments.assignments and place.config_file.read_text() != settings:
+        raise _bad("--set", arguments.assignments[0], f"{place.config_file} is there and says otherwise")
+    return identity
+
+
+def _settings(role: Role, place: Place, *, hub: str, model_dir: Path, given: list[str]) -> str:
+    """Return the configuration file. Raises ConfigError: a setting in ``given`` is not one."""
+    sections: dict[str, dict[str, object]] = {
+        "node": {
+            "state_dir": str(place.state_dir.absolute()),
+            "run_file": str(place.run_file.absolute()),
+            "coordinator": hub,
+        },
+        role.value: (
+            {"model_dir": str(model_dir.absolute()), "device": AUTO, "engine": AUTO}
+            if role is Role.SAMPLER
+            else {"listen": _RELAY_LISTEN}
+        ),
+    }
+    for setting in read_flags({}, given):
+        if not isinstance(setting, Setting):
+            raise setting
+        table = sections.setdefault(setting.section, {})
+        table[setting.key] = value_of_text(str(setting.value), has_type=False)
+    lines = [
+        "# Written by `heterorl-node join`, which does not change it again: it is yours. All keys:",
+        f"# heterorl-node config --role {role} --config {place.config_file}",
+    ]
+    for section, table in sections.items():
+        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, default=str)
+
+
+def _token_text(given: str) -> str:
+    try:
+        if given == "-":
+            return sys.stdin.readline(TOKEN_BYTES + 1).strip()
+        if len(given) < 1000 and (path := Path(given)).is_file():
+            return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError as error:
+        raise cannot_read(Path(given), error, fix="Check the path.") from error
+    return given.strip()
+
+
+def _parsed(text: str) -> Token:
+    try:
+        token = Token.parse(text)
+    except RefusedError as error:
+        raise StartupError(f"The token cannot be used: {error}", fix="") from error
+    if token.role not in (Role.SAMPLER, Role.RELAY):
+        fix = "An operator's is for `heterorl-node status --token-file`, a learner's for node.token_file."
+        raise StartupError(f"The token is for a {token.role}, which does not join this way", fix=fix)
+    if token.learner_public_key is None:
+        what = "The token does not say the learner's key: it was made where run.json is not, or long ago"
+        raise StartupError(what, fix=f"{how_to_get_a_token(token.role)}, with --run-file run.json.")
+    return token
+
+
+def _coordinator(arguments: argparse.Namespace, token: Token) -> str:
+    hub: str | None = arguments.coordinator or token.coordinator
+    if hub is None:
+        what = f"The token says only where to enrol ({token.address}), not the coordinator's members port"
+        raise StartupError(what, fix="Add --coordinator HOST:PORT (coordinator.listen).")
+    return hub
+
+
+def _place(arguments: argparse.Namespace, token: Token) -> Place:
+    _coordinator(arguments, token)  # before anything is written
+    if arguments.systemd:
+        if arguments.state_dir is not None:
+            raise _bad(
+                "--state-dir", str(arguments.state_dir), f"a service keeps its state in {STATE_DIRECTORY}"
+            )
+        return Place(token.role, STATE_DIRECTORY, CONFIG_DIRECTORY)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state_dir = arguments.state_dir or Path(base) / "heterorl-node" / token.run_id
+    return Place(token.role, state_dir, state_dir)
+
+
+async def _wait_for_first_group(coordinator: str, identity: Identity) -> None:
+    """Say which service contributes, once the run has trained on a group of it."""
+    query, give_up_at_s = PeerQuery(name=identity.node_id), time.monotonic() + _PATIENCE_S
+    while time.monotonic() < give_up_at_s:
+        try:
+            status = await fetch_status(coordinator, identity, query=query)
+        except ConnectionLost:
+            status = None
+        for peer in () if status is None else status.peers:
+            if peer.node_id == identity.node_id and peer.verdicts.get(Verdict.TRAINED):
+                _say(f"{identity.node_id} contributes: the run has trained on its first group")
+                return
+        await asyncio.sleep(_LOOK_EVERY_S)
+    _say("no group of it was trained on yet: see `heterorl-node status` and the service's log")
+
+
+@contextmanager
+def _progress() -> Iterator[Show]:
+    """Yield a function that shows how much of the model is there: a bar, or a line for each tenth."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Tenths()
+        return
+    columns = ("base model", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("model", total=None)
+        yield lambda here, whole: bar.update(task, completed=here, total=whole)
+
+
+class _Tenths:
+    def __init__(self) -> None:
+        self._said = 0
+
+    def __call__(self, here_bytes: int, all_bytes: int) -> None:
+        if (tenths := 10 * here_bytes // all_bytes) > self._said:
+            self._said = tenths
+            _say(f"{tenths}0 % of {all_bytes / 1e6:.0f} MB of the base model")
+
+
+def _bad(key: str, value: str, rule: str) -> ConfigError:
+    return ConfigError(key=key, value=value, source="the command line", rule=rule, fix="Correct it.")
+
+
+def _say(sentence: str) -> None:
+    print(f"heterorl-node: {sentence}", file=sys.stderr)

@@ -1,0 +1,137 @@
+"""A ledger between a PostgreSQL database and a SQLite file: backups, restores, and a change of engine.
+
+    back up    database --one moment of it--> staged file --verified, synced--> renamed to its name
+    restore    database --> kept aside as a file
+               copy --> staged --accepted loss: a new generation--> verified
+               staged --one transaction, under a new epoch--> database
+
+The file is a ledger as any other: what reads, verifies and exports one works on it.
+"""
+
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from node import durable
+from node.coordinator.ledger.leadership import Leadership
+from node.coordinator.ledger.ledger_check import Findings, reading
+from node.coordinator.ledger.ledger_copies import Restored, begin_generation_of, stage, verified
+from node.coordinator.ledger.ledger_postgresql import check_epoch, connect, tables
+from node.coordinator.ledger.ledger_schema import prepare
+from node.errors import DeposedError, StartupError
+
+_ROWS_AT_ONCE = 1000
+
+
+def back_up_database(url: str, *, to: Path) -> Findings:
+    """Copy a database's ledger as it is at one moment, whether a coordinator writes it or not.
+
+    Args:
+        to: Replaced only when the copy is whole and on disk.
+    Raises:
+        StartupError: the database cannot be read, or the copy not be written.
+    """
+    staged = to.with_name(f".{to.name}.new")
+    try:
+        with closing(connect(url, name="heterorl-backup")) as database:
+            _copy_out(database, staged)
+        findings = verified(staged, to)
+        durable.sync(staged)
+        durable.rename(staged, to)
+    except (OSError, sqlite3.Error, psycopg.Error) as error:
+        raise StartupError(
+            f"the ledger in the database could not be copied to {to}: {error}",
+            fix="Check the database, the path and the free space.",
+        ) from error
+    finally:
+        staged.unlink(missing_ok=True)
+    return replace(findings, path=str(to))
+
+
+def restore_database(copy: Path, url: str, *, accepts_loss: bool, now: float) -> Restored:
+    """Put a copy in the place of a database's ledger, which is kept aside as a file beside the copy.
+
+    Args:
+        copy: Of the run, from either engine.
+        url: An empty database, or one with the run's ledger.
+        accepts_loss: See ``ledger_copies.restore``.
+        now: Unix seconds.
+    Raises:
+        StartupError: a coordinator leads; the copy is damaged or of another run; the database refuses.
+    """
+    run_id = verified(copy, copy).run_id
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    aside, staged = copy.with_name(f"{copy.name}.replaced-{stamp}"), copy.with_name(f".{copy.name}.new")
+    first_slot = None
+    with closing(Leadership(url, run_id=run_id, address="heterorl-node ledger restore")) as leadership:
+        if not leadership.try_to_lead():
+            raise StartupError("a coordinator leads the run", fix="Stop every coordinator of it.")
+        try:
+            with closing(connect(url, name="heterorl-restore")) as database:
+                _copy_out(database, aside)
+                stage(copy, staged)
+                if accepts_loss:
+                    first_slot = begin_generation_of(staged, known=(aside,), now=now)
+                findings = verified(staged, copy)
+                _copy_in(staged, database, epoch=leadership.epoch, first_slot=first_slot)
+        except (OSError, sqlite3.Error, psycopg.Error, DeposedError) as error:
+            raise StartupError(
+                f"{copy} could not be restored to the database: {error}",
+                fix="Check both, and the free space. The database is as it was.",
+            ) from error
+        finally:
+            staged.unlink(missing_ok=True)
+    return Restored(replace(findings, path="the database"), aside, first_slot)
+
+
+def _copy_out(database: "psycopg.Connection[Any]", target: Path) -> None:
+    durable.make_directory(target.parent)
+    target.unlink(missing_ok=True)
+    with closing(sqlite3.connect(target, isolation_level=None)) as file, database.transaction():
+        database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        (run_id,) = database.execute("SELECT run_id FROM run").fetchone() or ("",)
+        prepare(file, target, run_id=run_id)
+        file.execute("PRAGMA journal_mode = DELETE")
+        file.execute("BEGIN")
+        for name, table in tables().items():
+            if name == "run":
+                continue
+            columns = ", ".join(map(_quoted, table.columns))
+            marks = ", ".join("?" * len(table.columns))
+            with database.cursor(name="rows") as rows:
+                rows.itersize = _ROWS_AT_ONCE
+                rows.execute(f"SELECT {columns} FROM {name} ORDER BY {_order(name)}")
+                file.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
+        file.execute("COMMIT")
+    target.chmod(0o600)
+
+
+def _copy_in(
+    source: Path, database: "psycopg.Connection[Any]", *, epoch: int, first_slot: int | None
+) -> None:
+    with reading(source) as file, database.transaction():
+        check_epoch(database, epoch)
+        for name, table in tables().items():
+            database.execute(f"DELETE FROM {name}")
+            columns = ", ".join(map(_quoted, table.columns))
+            with database.cursor().copy(f"COPY {name} ({columns}) FROM STDIN") as rows:
+                for row in file.execute(f"SELECT * FROM {name} ORDER BY {_order(name)}"):
+                    rows.write_row(row)
+        database.execute("DELETE FROM accepted_loss")
+        if first_slot is not None:
+            database.execute("INSERT INTO accepted_loss VALUES (%s)", [first_slot])
+
+
+def _order(table: str) -> str:
+    """Return what the rows of a table are to come in the order of."""
+    key = ", ".join(map(_quoted, tables()[table].key))
+    return "rowid" if table == "size_words" else key or "1"
+
+
+def _quoted(column: str) -> str:
+    return f'"{column}"'

@@ -1,0 +1,236 @@
+"""The ledger in a PostgreSQL database that several coordinators of a run can reach: the leader writes it.
+
+    BEGIN; the newest epoch is ours? --no--> refused, and this ledger is lost: another coordinator leads
+           '--yes, and stays so until the end--> rows --COMMIT--> answered
+
+The row of the epoch is shared by the leader's transactions and taken alone by a takeover: none that began
+under an older epoch ends after it. A connection that breaks may have broken after the commit, so the ledger
+is lost then, too: the next leader reads what became of it.
+
+The tables are the file's, with PostgreSQL's types. Blocking, as ``ledger_file``.
+"""
+
+import functools
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from node.coordinator.ledger.ledger_rows import DROP_OLDEST_BAD_PROMPTS, LedgerRows, Put, Rows
+from node.coordinator.ledger.ledger_schema import SCHEMA, SCHEMA_VERSION
+from node.coordinator.work.accounts import Balance, Transaction
+from node.errors import DeposedError, Reason, RefusedError, StartupError
+from node.rollout import EncodedGroup
+
+_CONNECTION: Final[Mapping[str, Any]] = {
+    # A database that vanished is noticed in 5 s, whether there is something to send or not.
+    "connect_timeout": 5,
+    "tcp_user_timeout": 5000,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "autocommit": True,
+}
+
+_TYPES: Final = (
+    (" STRICT, WITHOUT ROWID", ""),
+    (" STRICT", ""),
+    ("INTEGER", "BIGINT"),
+    ("REAL", "DOUBLE PRECISION"),
+    ("BLOB", "BYTEA"),
+    ("TEXT", 'TEXT COLLATE "C"'),
+)
+
+_TABLES: Final = f"""
+{functools.reduce(lambda text, pair: text.replace(*pair), _TYPES, SCHEMA)}
+ALTER TABLE size_words ADD COLUMN rowid BIGINT GENERATED ALWAYS AS IDENTITY;
+ALTER TABLE groups ALTER COLUMN columns SET STORAGE EXTERNAL; -- compressed by samplers, if at all
+CREATE TABLE accepted_loss (first_slot BIGINT NOT NULL);
+CREATE TABLE leadership (
+    "only" BIGINT PRIMARY KEY CHECK ("only" = 1), epoch BIGINT NOT NULL, address TEXT NOT NULL
+);
+CREATE TABLE ledger_schema (version BIGINT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+
+@functools.cache
+def tables() -> Mapping[str, Table]:
+    """Return every table of a ledger by name, the same in both engines."""
+    found = {}
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
+            key = tuple(column for _, column, _, _, _, place in columns if place)
+            found[name] = Table(tuple(column for _, column, *_ in columns), key)
+    return found
+
+
+def connect(url: str, *, name: str) -> "psycopg.Connection[Any]":
+    """Connect to a database; ``name`` is what its administrator sees.
+
+    Raises:
+        StartupError: it cannot be reached, or does not let us in.
+    """
+    try:
+        return psycopg.connect(url, application_name=name, **_CONNECTION)
+    except psycopg.Error as error:
+        raise StartupError(
+            f"the ledger's database cannot be opened: {' '.join(str(error).split())}",
+            fix="Check coordinator.ledger, the database, and the password in PGPASSWORD or a passfile.",
+        ) from error
+
+
+def prepare(connection: "psycopg.Connection[Any]", *, run_id: str) -> None:
+    """Create the tables of a new ledger, or check that they are the run's. Only the leader may.
+
+    Raises:
+        StartupError: they are of another run or have another schema.
+    """
+    with connection.transaction():
+        if connection.execute("SELECT to_regclass('ledger_schema')").fetchone() == (None,):
+            connection.execute(_TABLES)
+            connection.execute("INSERT INTO run VALUES (%s)", [run_id])
+            connection.execute("INSERT INTO leadership VALUES (1, 0, '')")
+            connection.execute("INSERT INTO ledger_schema VALUES (%s)", [SCHEMA_VERSION])
+        connection.execute(DROP_OLDEST_BAD_PROMPTS)
+    (version,) = connection.execute("SELECT version FROM ledger_schema").fetchone() or (None,)
+    if version != SCHEMA_VERSION:
+        raise StartupError(
+            f"the ledger in the database has schema {version}, this software knows {SCHEMA_VERSION}",
+            fix="Start the version of heterorl-node that wrote it.",
+        )
+    owners = [owner for (owner,) in connection.execute("SELECT run_id FROM run")]
+    if owners != [run_id]:
+        raise StartupError(
+            f"the ledger in the database belongs to run {', '.join(owners)!r}, configured is {run_id!r}",
+            fix="Give each run a database of its own.",
+        )
+
+
+def check_epoch(connection: "psycopg.Connection[Any]", epoch: int) -> None:
+    """Keep the newest epoch as it is until the transaction ends. Raises DeposedError: it is another."""
+    newest = connection.execute("SELECT epoch FROM leadership FOR SHARE").fetchone()
+    if newest != (epoch,):
+        raise DeposedError(f"another coordinator leads, with epoch {newest and newest[0]}; ours was {epoch}")
+
+
+class PostgresqlLedger(LedgerRows):
+    """The leader's ledger, for as long as its epoch is the newest."""
+
+    def __init__(
+        self, connection: "psycopg.Connection[Any]", *, epoch: int, on_lost: Callable[[DeposedError], None]
+    ) -> None:
+        """Use an open connection; ``on_lost`` is called in the thread that finds out, at most once."""
+        if connection.execute("SHOW synchronous_commit").fetchone() == ("off",):
+            connection.execute("SET synchronous_commit = on")  # nobody is told of what is not on disk
+        self._connection = connection
+        self._epoch = epoch
+        self._on_lost = on_lost
+        self._lost: DeposedError | None = None
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def balance(self) -> Balance:
+        """See ``LedgerEngine``."""
+        with self._errors_told(), self._connection.transaction():
+            self._execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            return self._read_balance()
+
+    def record(self, *transactions: Transaction) -> None:
+        """See ``LedgerEngine``."""
+        with self._errors_told(), self._connection.transaction():
+            check_epoch(self._connection, self._epoch)
+            with self._connection.pipeline():
+                for transaction in transactions:
+                    self._write(transaction)
+                if any(transaction.generation is not None for transaction in transactions):
+                    self._execute("DELETE FROM accepted_loss")
+
+    def group(self, slot: int) -> EncodedGroup | None:
+        """See ``LedgerEngine``."""
+        with self._errors_told():
+            return self._read_group(slot)
+
+    @contextmanager
+    def _errors_told(self) -> Iterator[None]:
+        if self._lost is not None:
+            raise not_leading(self._lost)
+        try:
+            yield
+        except DeposedError as error:
+            raise self._lose(error) from error
+        except (psycopg.IntegrityError, psycopg.ProgrammingError, psycopg.DataError):
+            raise  # our mistake, not the database's
+        except psycopg.Error as error:
+            what = " ".join(str(error).split())
+            if self._connection.closed:
+                raise self._lose(
+                    DeposedError(f"the connection to the ledger's database broke: {what}")
+                ) from error
+            raise RefusedError(
+                Reason.DISK,
+                f"the ledger's database refused: {what}",
+                fix="free space on the database's disk; the same request may be sent again",
+            ) from error
+
+    def _lose(self, error: DeposedError) -> RefusedError:
+        self._lost = error
+        self._on_lost(error)
+        return not_leading(error)
+
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
+        return self._connection.execute(marked(statement), values)
+
+    def _execute_each(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        self._connection.cursor().executemany(marked(statement), rows)
+
+    def _put_all(self, table: str, rows: Sequence[tuple[Any, ...]], how: Put) -> None:
+        self._connection.cursor().executemany(insertion(table, how), rows)
+
+    def _is_loss_accepted(self, first_slot: int) -> bool:
+        found = self._execute("SELECT 1 FROM accepted_loss WHERE first_slot = ?", [first_slot])
+        return found.fetchone() is not None
+
+
+@functools.cache
+def insertion(table: str, how: Put) -> str:
+    """Return the statement that puts a row into a table."""
+    columns, key = tables()[table].columns, tables()[table].key
+    replaced = ", ".join(
+        f"{column} = excluded.{column}" for column in map(_quoted, (c for c in columns if c not in key))
+    )
+    conflict = {
+        Put.REFUSE: "",
+        Put.KEEP: " ON CONFLICT DO NOTHING",
+        Put.REPLACE: f" ON CONFLICT ({', '.join(map(_quoted, key))}) DO UPDATE SET {replaced}",
+    }
+    marks = ", ".join(["%s"] * len(columns))
+    return f"INSERT INTO {table} VALUES ({marks}){conflict[how]}"
+
+
+@functools.cache
+def marked(statement: str) -> str:
+    """Return a statement with psycopg's marks for values."""
+    return statement.replace("?", "%s")
+
+
+def _quoted(column: str) -> str:
+    return f'"{column}"'
+
+
+def not_leading(error: Exception) -> RefusedError:
+    """Return what peers are told by a coordinator that was deposed."""
+    return RefusedError(
+        Reason.STANDBY, f"this coordinator leads no longer: {error}", fix="connect to the one that does"
+    )

@@ -1,0 +1,297 @@
+"""A ledger's rows: what is written of a transaction and read at a start, in SQL that every engine takes.
+
+An engine runs the statements on a connection of its own: ``ledger_file``, a SQLite file of one coordinator;
+``ledger_postgresql``, a database of several, of which one leads. A row has the fields of its value, in order.
+
+Blocking: one thread calls this, never the event loop's.
+"""
+
+import enum
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple
+from typing import Any, Final, Protocol
+
+from node.coordinator.ledger.ledger_schema import OPEN_STATES, digest_of
+from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.bad_prompts import BAD_PROMPTS
+from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
+from node.coordinator.work.evaluation.scores import PromptScore
+from node.coordinator.work.generations import Generation
+from node.coordinator.work.model_check import Learner
+from node.coordinator.work.slot_table import SlotBalance
+from node.coordinator.work.slots import (
+    SETTLED,
+    UNTRAINED,
+    Attempt,
+    Slot,
+    SlotState,
+    group_id,
+    slot_and_attempt,
+)
+from node.coordinator.work.standing import Standing
+from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
+from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
+from node.errors import Reason, RefusedError
+from node.failure import BadPrompt, Failure
+from node.rollout import EncodedGroup, Verdict
+from node.run import Evaluation, StepRecord
+
+
+class LedgerEngine(Protocol):
+    """A ledger as the coordinator uses it, whatever keeps its rows. What ``record`` wrote is durable."""
+
+    def balance(self) -> Balance:
+        """Read what the accounts start from. Raises RefusedError: DISK, where it cannot be read."""
+        ...
+
+    def record(self, *transactions: Transaction) -> None:
+        """Write transactions, all of them or none, with one sync.
+
+        Raises:
+            RefusedError: DISK: they could not be written, nothing was changed. STANDBY: another coordinator
+                leads by now, or nobody can say whether they were written; this ledger takes no more.
+        """
+        ...
+
+    def group(self, slot: int) -> EncodedGroup | None:
+        """Return the group in the spool for ``slot``; None where there is none.
+
+        Raises:
+            RefusedError: DAMAGED, where the bytes are not those that were stored; STANDBY as for ``record``.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Put(enum.Enum):
+    """The fate of a row whose key is there already. The values are SQLite's words."""
+
+    REPLACE = "INSERT OR REPLACE"
+    KEEP = "INSERT OR IGNORE"
+    REFUSE = "INSERT"
+
+
+class Rows(Protocol):
+    """The rows that a query found."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+    def fetchone(self) -> Any: ...
+
+
+DROP_OLDEST_BAD_PROMPTS: Final = (
+    "DELETE FROM bad_prompts WHERE prompt_index NOT IN "
+    f"(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT {BAD_PROMPTS})"
+)
+
+
+class LedgerRows(ABC):
+    """The half of an engine that knows the tables. Statements mark values with ``?``."""
+
+    @abstractmethod
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> Rows: ...
+
+    @abstractmethod
+    def _execute_each(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None: ...
+
+    @abstractmethod
+    def _put_all(self, table: str, rows: Sequence[tuple[Any, ...]], how: Put) -> None: ...
+
+    @abstractmethod
+    def _is_loss_accepted(self, first_slot: int) -> bool: ...
+
+    def _read_balance(self) -> Balance:
+        rows = self._execute
+        settled = {
+            SlotState(state): n for state, n in rows("SELECT state, count(*) FROM slots GROUP BY state")
+        }
+        generations = tuple(map(_generation, rows("SELECT * FROM generations ORDER BY number")))
+        (newest,) = rows("SELECT coalesce(max(number), -1) FROM slots").fetchone()
+        slots = SlotBalance(
+            open_ones=tuple(
+                _slot(row)
+                for row in rows(f"SELECT * FROM slots WHERE state IN ({OPEN_STATES}) ORDER BY number")
+            ),
+            settled={state: n for state, n in settled.items() if state in SETTLED},
+            next_slot=max([newest + 1, *(generation.first_slot for generation in generations)]),
+            lost=tuple(
+                n
+                for (n,) in rows(
+                    "SELECT number FROM slots WHERE state = ? ORDER BY number", [SlotState.LOST.value]
+                )
+            ),
+            found=tuple(
+                number
+                for (number,) in rows(
+                    "SELECT DISTINCT slots.number FROM slots JOIN generations "
+                    "ON slots.number >= lost_from_slot AND slots.number < first_slot ORDER BY slots.number"
+                )
+            ),
+            generations=generations,
+            data=next((DataSeen(*row) for _, *row in rows("SELECT * FROM data")), NO_DATA),
+        )
+        return Balance(
+            slots=slots,
+            spooled_at_s=dict(rows("SELECT slot, spooled_at_s FROM groups")),
+            spooled_bytes=dict(rows("SELECT slot, length(header) + length(columns) FROM groups")),
+            verdicts=tuple(
+                (sampler_id, Verdict(verdict), n)
+                for sampler_id, verdict, n in rows("SELECT * FROM verdicts ORDER BY sampler_id, verdict")
+            ),
+            staleness=tuple(map(tuple, rows("SELECT * FROM staleness ORDER BY sampler_id"))),
+            last_step=next(map(_step, rows("SELECT * FROM steps ORDER BY version DESC LIMIT 1")), None),
+            learner=next((Learner(*row) for _, *row in rows("SELECT * FROM learner")), None),
+            announced=tuple(
+                Announced(*row)
+                for row in rows("SELECT * FROM versions ORDER BY number DESC LIMIT ?", [VERSIONS_REMEMBERED])
+            ),
+            accepts_loss=bool(generations) and self._is_loss_accepted(generations[-1].first_slot),
+            bad_prompts=tuple(
+                _bad_prompt(row)
+                for row in rows("SELECT * FROM bad_prompts ORDER BY at_s DESC LIMIT ?", [BAD_PROMPTS])
+            ),
+            standings=tuple(Standing(*row) for row in rows("SELECT * FROM standings ORDER BY sampler_id")),
+            size_words=tuple(
+                SizeWord(*row)
+                for row in rows("SELECT sampler_id, task, prompts FROM size_words ORDER BY rowid")
+            ),
+            task=next((TaskSize(*row) for _, *row in rows("SELECT * FROM task")), None),
+            evaluations=EvaluationBalance(
+                tuple(Evaluation(*row) for row in rows("SELECT * FROM evaluations ORDER BY version")),
+                tuple(_slot(row) for row in rows("SELECT * FROM evaluation_slots ORDER BY number")),
+                tuple(
+                    (version, PromptScore(*row))
+                    for version, *row in rows("SELECT * FROM evaluation_scores ORDER BY version, slot")
+                ),
+            ),
+            task_digest=next((digest for _, digest in rows("SELECT * FROM task_options")), b""),
+        )
+
+    def _read_group(self, slot: int) -> EncodedGroup | None:
+        """Return the group of a slot. Raises RefusedError: DAMAGED; it is not what was stored."""
+        row = self._execute(
+            "SELECT attempt, sampler_id, spooled_at_s, digest, header, columns FROM groups WHERE slot = ?",
+            (slot,),
+        ).fetchone()
+        if row is None:
+            return None
+        attempt, sampler_id, spooled_at_s, digest, header, columns = row
+        if digest_of((header, columns)) != digest:
+            raise RefusedError(Reason.DAMAGED, f"the group of slot {slot} is not what was stored")
+        name = group_id(slot, attempt)
+        return EncodedGroup(header, columns, name, sampler_id, spooled_at_s=spooled_at_s)
+
+    def _write(self, transaction: Transaction) -> None:
+        put, write_each = self._put, self._write_each
+        put("slots", *map(_row, transaction.slots))
+        out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
+        write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
+        if (stored := transaction.stored) is not None:
+            whose = (*slot_and_attempt(stored.group_id), stored.sampler_id, stored.spooled_at_s)
+            put("groups", (*whose, digest_of(stored.parts), *stored.parts), how=Put.REFUSE)
+        write_each(
+            "INSERT INTO verdicts VALUES (?, ?, 1) "
+            "ON CONFLICT (sampler_id, verdict) DO UPDATE SET n = verdicts.n + 1",
+            ((sampler_id, verdict.value) for sampler_id, verdict in transaction.verdicts),
+        )
+        write_each(
+            "INSERT INTO staleness VALUES (?, ?) "
+            "ON CONFLICT (sampler_id) DO UPDATE SET versions = staleness.versions + excluded.versions",
+            transaction.staleness,
+        )
+        for step in transaction.steps:
+            row = (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions))
+            put("steps", row, how=Put.REFUSE)
+        if (generation := transaction.generation) is not None:
+            *columns, lost = astuple(generation)
+            first_and_last = (None, None) if lost is None else (lost.start, lost.stop - 1)
+            put("generations", (*columns, *first_and_last))
+        put("versions", *map(astuple, transaction.announced), how=Put.KEEP)
+        write_each(
+            "DELETE FROM bad_prompts WHERE prompt_index = ?", ((n,) for n in transaction.prompts.lifted)
+        )
+        for bad in transaction.prompts.bad:
+            put("bad_prompts", (*astuple(bad)[:-2], json.dumps(bad.said_by)))
+        put("standings", *map(_flat, transaction.standings))
+        write_each(
+            "DELETE FROM size_words WHERE sampler_id = ?", ((w.sampler_id,) for w in transaction.size_words)
+        )
+        put("size_words", *(astuple(w) for w in transaction.size_words if w.prompts))
+        for table, only in (
+            ("task", transaction.task),
+            ("data", transaction.data),
+            ("learner", transaction.learner),
+        ):
+            if only is not None:
+                put(table, (1, *astuple(only)))
+        if transaction.task_digest is not None:
+            put("task_options", (1, transaction.task_digest))
+        if transaction.evaluation is not None:
+            self._write_evaluation(transaction.evaluation)
+
+    def _write_evaluation(self, change: EvaluationChange) -> None:
+        put, write_each = self._put, self._write_each
+        evaluation = change.evaluation
+        put("evaluations", *map(astuple, change.recomputed))
+        write_each(
+            "DELETE FROM evaluation_scores WHERE sampler_id = ?", ((one,) for one in change.removed_samplers)
+        )
+        write_each("DELETE FROM evaluation_scores WHERE version = ?", ((n,) for n in change.forgotten))
+        if evaluation is None:
+            return
+        put("evaluations", astuple(evaluation))
+        if change.score is not None:
+            put("evaluation_scores", (evaluation.version, *astuple(change.score)), how=Put.REFUSE)
+        put("evaluation_slots", *map(_row, change.slots))
+        if evaluation.finished_at_s:
+            self._execute("DELETE FROM evaluation_slots")
+            write_each(
+                "DELETE FROM evaluation_scores WHERE version = ? AND slot = ?",
+                ((evaluation.version, slot) for slot in change.uncounted),
+            )
+
+    def _write_each(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        if parameters := tuple(rows):  # SQLite takes 3 us for a statement without any
+            self._execute_each(statement, parameters)
+
+    def _put(self, table: str, *rows: tuple[Any, ...], how: Put = Put.REPLACE) -> None:
+        if rows:
+            self._put_all(table, rows, how)
+
+
+def _step(row: tuple[int, str, str]) -> StepRecord:
+    version, group_ids, staleness_versions = row
+    return StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness_versions)))
+
+
+def _generation(row: tuple[Any, ...]) -> Generation:
+    number, first_slot, lost_from_slot, begun_at_s, first, last = row
+    lost = None if first is None else range(first, last + 1)
+    return Generation(number, first_slot, lost_from_slot, begun_at_s, lost)
+
+
+def _bad_prompt(row: tuple[int, str, str, int, int, float, str]) -> BadPrompt:
+    prompt_index, reason, detail, times, slot, at_s, said_by = row
+    return BadPrompt(prompt_index, Failure(reason), detail, times, slot, at_s, tuple(json.loads(said_by)))
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    """Return the fields of a dataclass that holds no other: ``astuple`` copies each deeply, in 15 us."""
+    return tuple(getattr(value, name) for name in value.__slots__)
+
+
+def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:
+    attempts = json.dumps([_flat(attempt) for attempt in slot.attempts])
+    return (slot.number, slot.prompt_index, slot.state.value, attempts, slot.granted, slot.winner)
+
+
+def _slot(row: tuple[int, int, str, str, int, int]) -> Slot:
+    number, prompt_index, state, attempts, granted, winner = row
+    held = tuple(_attempt(*attempt) for attempt in json.loads(attempts))
+    return Slot(number, prompt_index, SlotState(state), held, granted, winner)
+
+
+def _attempt(number: int, holder: str, is_submitted: bool, failure: str | None = None) -> Attempt:
+    return Attempt(number, holder, is_submitted, None if failure is None else Failure(failure))

@@ -1,0 +1,182 @@
+"""The ranking engine: a sequence classifier with one label, whose scores rankings are drawn from.
+
+A request is a query with its candidates (``node.rankings``). A step scores one request's candidates and draws
+all of its rankings at once, best first from scores with Gumbel noise, so that nothing runs across versions.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForSequenceClassification
+
+from node.errors import Reason, RefusedError
+from node.policy_kind import model_config
+from node.rankings import Pairs, pairs_of, prompt_of, ranking_logprob, read_text, separator_of
+from node.rollout import Completion, Finish
+from sampler.engines.engine import EngineSettings, GenerationRequest
+from sampler.engines.live_model import LiveModel
+from sampler.engines.model_tokenizer import ModelTokenizer
+
+_PAIRS_AT_ONCE: Final = 64
+"""Pairs in a forward pass."""
+
+
+class RankingTokenizer:
+    """Queries with candidates to tokens, rankings to text; see ``sampler.engines.engine.Tokenizer``."""
+
+    def __init__(self, tokenizer: ModelTokenizer, *, separator: int) -> None:
+        self.digest = tokenizer.digest
+        self._tokenizer = tokenizer
+        self._separator = separator
+
+    def encode(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Tokenize what ``node.rankings.as_text`` wrote.
+
+        Raises:
+            RefusedError: MALFORMED; it is something else.
+        """
+        query, candidates = read_text(prompt)
+        ids = [self._tokenizer.encode_plain(text).tolist() for text in (query, *candidates)]
+        return prompt_of(ids[0], ids[1:], separator=self._separator)
+
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Raise RefusedError: nobody replies to a ranking."""
+        raise RefusedError(Reason.MALFORMED, "a policy that ranks takes no reply to its ranking")
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        """Return the numbers of the candidates, best first, with spaces between."""
+        return " ".join(map(str, token_ids.tolist()))
+
+
+class RankingEngine:
+    """See ``sampler.engines.engine.Engine``."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Load the base model as version 0.
+
+        Raises:
+            StartupError: as ``LiveModel.load``.
+        """
+        loaded = LiveModel.load(
+            AutoModelForSequenceClassification,
+            settings.model_dir,
+            device=settings.device,
+            compute_dtype=torch.float32 if settings.compute_dtype == "float32" else torch.bfloat16,
+            threads=settings.threads,
+            seed=settings.seed,
+        )
+        self.layout, self.weights = loaded.layout, loaded.weights
+        self._model = loaded.model
+        self._separator = separator_of(model_config(settings.model_dir))
+        if self._model.config.pad_token_id is None:
+            self._model.config.pad_token_id = self._separator
+        self.tokenizer = RankingTokenizer(loaded.tokenizer, separator=self._separator)
+        self._random = np.random.default_rng(loaded.generator.initial_seed())
+        self._version = 0
+        self._waiting: deque[tuple[GenerationRequest, Pairs]] = deque()
+
+    @property
+    def running(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: GenerationRequest) -> None:
+        sampling = request.sampling
+        if sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 1 or sampling.stop:
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"{sampling.truncation} stop={list(sampling.stop)}: a ranking is drawn from all candidates, "
+                "or greedily with top_k = 1",
+                fix="leave top_p, min_p, top_k and stop out of the coordinator's configuration",
+            )
+        pairs = self._pairs(request.prompt_token_ids)
+        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and pairs.input_ids.shape[1] > limit:
+            raise RefusedError(
+                Reason.OVER_LIMIT,
+                f"query and candidate have {pairs.input_ids.shape[1]} tokens, the model takes {limit}",
+                fix="shorten or remove such candidates",
+            )
+        self._waiting.append((request, pairs))
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        gone = set(request_ids)
+        self._waiting = deque(one for one in self._waiting if one[0].request_id not in gone)
+
+    @torch.inference_mode()
+    def step(self) -> list[GenerationRequest]:
+        if not self._waiting:
+            return []
+        request, pairs = self._waiting.popleft()
+        scores = np.concatenate(
+            [self._scores(pairs, first) for first in range(0, len(pairs.lengths), _PAIRS_AT_ONCE)]
+        ).astype(np.float64)
+        sampling = request.sampling
+        scores /= sampling.temperature
+        ranked = min(len(scores), sampling.max_new_tokens)
+        noise = 0.0 if sampling.top_k else self._random.gumbel(size=(request.wanted, len(scores)))
+        orders = np.broadcast_to(np.argsort(-(scores + noise), axis=-1), (request.wanted, len(scores)))
+        orders = np.ascontiguousarray(orders[:, :ranked], np.int32)
+        logprobs = ranking_logprob(scores, orders).astype(np.float32)
+        return [
+            replace(
+                request,
+                completions=tuple(
+                    Completion(
+                        token_ids=order,
+                        # What greed chose was certain, among what top_k kept.
+                        behaviour_logprob=np.zeros_like(logprob) if sampling.top_k else logprob,
+                        policy_version=np.full(ranked, self._version, np.int32),
+                        finish=Finish.END,
+                        kept_mass=np.exp(logprob) if sampling.top_k else None,
+                    )
+                    for order, logprob in zip(orders, logprobs, strict=True)
+                ),
+            )
+        ]
+
+    def serve(self, version: int) -> None:
+        if version < self._version:
+            raise ValueError(f"version {version} is older than {self._version}, which is being served")
+        self._version = version
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._model.to("meta")  # type: ignore[arg-type]
+        del self.weights
+
+    def _pairs(self, prompt: NDArray[np.int32]) -> Pairs:
+        try:
+            padding = self._model.config.pad_token_id
+            return pairs_of(prompt, separator=self._separator, padding=padding)
+        except RefusedError:
+            # Our tokenizer makes no such prompt, but a new version's probe is one: a text by itself, whose
+            # score must be a number.
+            return Pairs(prompt[None].astype(np.int64), np.array([len(prompt)]))
+
+    def _scores(self, pairs: Pairs, first: int) -> NDArray[np.float32]:
+        rows = slice(first, first + _PAIRS_AT_ONCE)
+        device = self._model.device
+        mask = np.arange(pairs.input_ids.shape[1]) < pairs.lengths[rows, None]
+        logits = self._model(
+            input_ids=torch.from_numpy(pairs.input_ids[rows]).to(device),
+            attention_mask=torch.from_numpy(mask.astype(np.int64)).to(device),
+        ).logits
+        scores: NDArray[np.float32] = logits[:, 0].float().cpu().numpy()
+        return scores

@@ -1,0 +1,75 @@
+"""The task ``ranking``: candidates are put in order, and the order is graded by their relevance."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from node.rankings import as_text
+from node.task_options import RankingOptions, column_of
+from sampler.tasks.task import CompletionText, Graded, Row
+
+
+def ndcg(relevance: Sequence[float], order: Sequence[int], k: int) -> float:
+    """Return the discounted cumulative gain of the first ``k``, over the largest there can be: [0, 1]."""
+    best = sorted(relevance, reverse=True)
+    return _gain([relevance[number] for number in order[:k]]) / _gain(best[:k])
+
+
+def mrr(relevance: Sequence[float], order: Sequence[int], k: int) -> float:
+    """Return 1 / position of the first relevant candidate among the first ``k``; 0: there is none."""
+    return next((1 / (place + 1) for place, number in enumerate(order[:k]) if relevance[number] > 0), 0.0)
+
+
+def recall(relevance: Sequence[float], order: Sequence[int], k: int) -> float:
+    """Return the share of the relevant candidates that are among the first ``k``."""
+    return sum(relevance[number] > 0 for number in order[:k]) / sum(value > 0 for value in relevance)
+
+
+METRICS: Final[Mapping[str, Callable[[Sequence[float], Sequence[int], int], float]]] = {
+    "ndcg": ndcg,
+    "mrr": mrr,
+    "recall": recall,
+}
+
+
+class RankingTask:
+    """One query with candidates for each row; all three metrics are told, one is the reward."""
+
+    prompts = None
+
+    def __init__(self, **options: Any) -> None:
+        self._options = given = RankingOptions.model_validate(options)
+        self.max_prompt_tokens = given.max_prompt_tokens
+
+    def prompt(self, index: int, row: Row | None) -> str:
+        query = column_of(row or {}, self._options.query)
+        candidates = column_of(row or {}, self._options.candidates)
+        if not isinstance(query, str) or not isinstance(candidates, list) or not candidates:
+            raise TypeError(
+                f"columns {self._options.query!r} and {self._options.candidates!r} are {query!r:.100} and "
+                f"{candidates!r:.100}, not a text and a list of texts"
+            )
+        if not all(isinstance(candidate, str) for candidate in candidates):
+            raise TypeError(f"column {self._options.candidates!r} has something else than texts")
+        self._relevance(row, len(candidates))
+        return as_text(query, candidates)
+
+    def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
+        order = [int(number) for number in completion.text.split()]
+        relevance = self._relevance(row, len(column_of(row or {}, self._options.candidates)))
+        scores = {name: metric(relevance, order, self._options.k) for name, metric in METRICS.items()}
+        return scores[self._options.metric], scores
+
+    def _relevance(self, row: Row | None, candidates: int) -> list[float]:
+        name = self._options.relevance
+        found = column_of(row or {}, name)
+        if not isinstance(found, list) or len(found) != candidates:
+            raise ValueError(f"column {name!r} is {found!r:.100}, not a number for each of {candidates}")
+        relevance = [float(value) for value in found]
+        if not all(math.isfinite(value) and value >= 0 for value in relevance) or not any(relevance):
+            raise ValueError(f"column {name!r} is {found!r:.100}; all must be at least 0, and some above")
+        return relevance
+
+
+def _gain(relevance: Sequence[float]) -> float:
+    return sum(value / math.log2(place + 2) for place, value in enumerate(relevance))

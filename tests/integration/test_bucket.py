@@ -1,0 +1,264 @@
+"""Weights by way of an object store: a real S3 API in a process of its own, which nobody relies on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from node.errors import Reason
+from node.policy import ArtifactKey
+from node.weights.assembly.held import HeldPolicy
+from node.weights.format.layout import Layout, TensorSpec
+from node.weights.transfer.bucket import Bucket, object_name
+from node.weights.transfer.fetcher import Fetcher
+from node.weights.transfer.source_scores import bucket_of
+from support.fetching import fetch_version
+from support.identity import MadeRun
+from support.object_store import ObjectStore, blocks, read, write
+from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.waiting import eventually, until
+from support.weights import put_version, refused
+
+DELTA, KEYFRAME = ArtifactKey(1, 0), ArtifactKey(1)
+LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])
+"""Keyframe payloads of 1.5 MiB."""
+
+WITHIN_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    started = ObjectStore(tmp_path_factory.mktemp("s3") / "log")
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+@pytest.fixture
+async def objects(server: ObjectStore) -> ObjectStore:
+    """Return the server, which runs and is empty."""
+    server.kill()
+    await server.start()
+    return server
+
+
+async def refusing(number: int, answers: Answers) -> Answers:
+    """Answer no request for frames."""
+    raise AssertionError("the hub was asked for frames")
+    yield  # makes it a generator
+
+
+@asynccontextmanager
+async def following(hub: PolicyHub, registry: Registry, **limits: int) -> AsyncIterator[Fetcher]:
+    """Return a sampler's fetcher, which hears what the hub announces while the body runs."""
+    fetcher = await hub.fetcher(registry, **limits)
+
+    async def listen() -> None:
+        async for _ in fetcher.sources.announcements():
+            pass
+
+    listening = asyncio.create_task(listen())
+    try:
+        yield fetcher
+    finally:
+        listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await listening
+
+
+async def in_bucket(hub: PolicyHub, fetcher: Fetcher, key: ArtifactKey) -> None:
+    """Wait until a fetcher would read an artifact from the bucket."""
+    here = (bucket_of(hub.serving.address),)
+    await until(lambda: fetcher.sources.readable(key) == here, within_s=WITHIN_S)
+
+
+async def fetched(hub: PolicyHub, fetcher: Fetcher, key: ArtifactKey) -> HeldPolicy:
+    """Fetch a version whole; whatever a source did, it is the one the learner made."""
+    held = None if key.is_keyframe else hub.learner.versions[key.base_version]
+    got = await fetch_version(fetcher, await fetcher.manifest(key), layout=hub.learner.layout, held=held)
+    np.testing.assert_array_equal(got.words, hub.learner.words(key.version))
+    return got
+
+
+def name_of(hub: PolicyHub, key: ArtifactKey) -> str:
+    return object_name(hub.store.manifest(key))
+
+
+async def is_like_the_store(bucket: Bucket, hub: PolicyHub) -> bool:
+    there = {object_name(manifest): manifest.size_bytes for manifest in hub.store.whole()}
+    return await bucket.listing() == there
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+async def test_a_version_arrives_by_the_bucket_while_the_hub_sends_no_payload(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore, streams: int
+) -> None:
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=objects.bucket()) as hub:
+        hub.servicer.spoil = refusing
+        hub.learner.put(hub.store, (1, 0), (1, None))
+        registry = Registry()
+        async with following(hub, registry, streams=streams) as fetcher:
+            for key in (DELTA, KEYFRAME):
+                await in_bucket(hub, fetcher, key)
+                await fetched(hub, fetcher, key)
+        sizes = sum(hub.store.manifest(key).size_bytes for key in (DELTA, KEYFRAME))
+        assert registry.value("heterorl_node_bucket_bytes_total", direction="in") == sizes
+        assert registry.transferred("keyframe", "in") + registry.transferred("delta", "in") == sizes
+        assert hub.registry.value("heterorl_node_bucket_bytes_total", direction="out") == sizes
+        assert hub.registry.value("heterorl_node_bucket_missing_artifacts") == 0
+        assert hub.servicer.fetches == []
+
+
+async def test_frames_of_any_order_are_found_in_the_object(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    async with policy_hub(made, tmp_path / "hub", bucket=objects.bucket()) as hub:
+        hub.servicer.spoil = refusing
+        hub.learner.put(hub.store, (1, None))
+        async with following(hub, Registry(), streams=1) as fetcher:
+            await in_bucket(hub, fetcher, KEYFRAME)
+            manifest, got = await fetcher.manifest(KEYFRAME), dict[int, bytes]()
+            await fetcher.fetch(manifest, [3, 0, 4], got.__setitem__)
+            _, payloads = hub.learner.signed(1, None)
+            assert got == {frame: payloads[frame] for frame in (0, 3, 4)}
+
+
+async def test_a_bit_that_flips_in_the_bucket_costs_one_frame_which_comes_from_elsewhere(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    bucket = objects.bucket()
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=bucket) as hub:
+        hub.learner.put(hub.store, (1, None))
+        registry = Registry()
+        async with following(hub, registry) as fetcher:
+            await in_bucket(hub, fetcher, KEYFRAME)
+            stored = bytearray(await read(bucket, name_of(hub, KEYFRAME)))
+            stored[len(stored) // 2] ^= 1
+            await write(bucket, name_of(hub, KEYFRAME), bytes(stored))
+            await fetched(hub, fetcher, KEYFRAME)
+            assert fetcher.sources.readable(KEYFRAME) == (hub.serving.address,)
+        assert registry.value("heterorl_node_frames_damaged_total") == 1
+        assert registry.value("heterorl_node_source_faults_total", fault="damaged") == 1
+        assert {frame for request in hub.servicer.fetches for frame in request.frames} == {0}
+
+
+async def test_an_object_that_was_cut_short_is_a_lie_and_the_hub_sends_the_frames(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    bucket = objects.bucket()
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=bucket) as hub:
+        hub.learner.put(hub.store, (1, None))
+        registry = Registry()
+        async with following(hub, registry) as fetcher:
+            await in_bucket(hub, fetcher, KEYFRAME)
+            stored = await read(bucket, name_of(hub, KEYFRAME))
+            await write(bucket, name_of(hub, KEYFRAME), stored[: len(stored) // 2])
+            await fetched(hub, fetcher, KEYFRAME)
+        assert registry.value("heterorl_node_source_faults_total", fault="lied") > 0
+        assert registry.value("heterorl_node_frames_damaged_total") == 0
+
+
+async def test_what_disappears_from_the_bucket_is_fetched_from_the_hub_and_put_again(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    bucket = objects.bucket()
+    async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
+        hub.learner.put(hub.store, (1, 0))
+        name = name_of(hub, DELTA)
+
+        async def is_there() -> bool:
+            return name in await bucket.listing()
+
+        async with following(hub, Registry()) as fetcher:
+            await in_bucket(hub, fetcher, DELTA)
+            await fetched(hub, fetcher, DELTA)
+            assert hub.servicer.fetches == []
+            await bucket.delete([name])
+            await fetched(hub, fetcher, DELTA)
+            await eventually(is_there, within_s=WITHIN_S)
+            await in_bucket(hub, fetcher, DELTA)
+
+
+async def test_the_bucket_keeps_what_the_store_keeps_and_nothing_of_ours_beside_it(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    bucket = objects.bucket()
+    left_over = "7-6-0123456789abcdef"
+    await bucket.put(left_over, blocks(b"of an earlier process"), size_bytes=21)
+    await write(bucket, "notes.txt", b"somebody's")
+    async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
+        hub.learner.put(hub.store, (1, 0), (1, None))
+        await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+        hub.learner.put(hub.store, (2, 1), (2, None), (3, 2), (3, None))
+        assert ArtifactKey(1) not in [manifest.key for manifest in hub.store.whole()]
+        await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+    assert await read(bucket, "notes.txt") == b"somebody's"
+
+
+async def test_an_object_of_more_than_one_part_is_whole(objects: ObjectStore) -> None:
+    bucket, block = objects.bucket(), bytes(range(256)) * (1 << 14)
+    await bucket.put("1-key-0123456789abcdef", blocks(block, block, block), size_bytes=3 * len(block))
+    assert await read(bucket, "1-key-0123456789abcdef") == 3 * block
+
+
+async def test_a_bucket_that_is_away_delays_no_version_and_gets_it_when_it_is_back(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    bucket = objects.bucket()
+    objects.kill()
+    async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
+        hub.learner.put(hub.store, (1, 0))
+        async with following(hub, Registry()) as fetcher:
+            await until(lambda: bool(fetcher.sources.readable(DELTA)), within_s=WITHIN_S)
+            await fetched(hub, fetcher, DELTA)
+            failures = partial(hub.registry.value, "heterorl_node_bucket_failures_total", operation="list")
+            await until(lambda: failures() > 0, within_s=WITHIN_S)
+            await objects.start()
+            await in_bucket(hub, fetcher, DELTA)
+            asked = len(hub.servicer.fetches)
+            await fetched(hub, fetcher, DELTA)
+            assert len(hub.servicer.fetches) == asked
+
+
+async def test_a_bucket_killed_again_and_again_under_load_loses_nothing(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    versions, kills = 24, (5, 13)
+    bucket = objects.bucket()
+    async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
+        registry = Registry()
+        async with following(hub, registry) as fetcher:
+            restarts = []
+            for version in range(1, versions + 1):
+                signed, payloads = await asyncio.to_thread(hub.learner.signed, version, version - 1)
+                await asyncio.to_thread(put_version, hub.store, signed, payloads)
+                if version in kills:
+                    objects.kill()
+                    restarts.append(asyncio.create_task(objects.start()))
+                await fetched(hub, fetcher, ArtifactKey(version, version - 1))
+            await asyncio.gather(*restarts)
+            await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+            for version in range(1, versions + 1):
+                await in_bucket(hub, fetcher, ArtifactKey(version, version - 1))
+        assert len(await bucket.listing()) == versions
+        assert registry.value("heterorl_node_frames_damaged_total") == 0
+
+
+async def test_a_hub_locates_only_what_is_in_its_bucket(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    async with policy_hub(made, tmp_path / "hub", bucket=objects.bucket()) as hub:
+        assert hub.bucket is not None
+        with refused(Reason.UNKNOWN_VERSION):
+            await hub.bucket.locate(DELTA)
+        hub.learner.put(hub.store, (1, 0))
+        await until(lambda: hub.bucket is not None and hub.bucket.in_bucket == (DELTA,), within_s=WITHIN_S)
+        url, valid_s = await hub.bucket.locate(DELTA)
+        assert url.startswith(f"{objects.url}/weights/runs/example/hub-1/1-0-")
+        assert 0 < valid_s <= 3600
+        assert (await hub.bucket.locate(DELTA))[0] == url

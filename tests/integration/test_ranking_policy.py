@@ -1,0 +1,175 @@
+"""A policy that ranks: sampler and learner give the same rankings the same probabilities, and train."""
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare  # type: ignore[import-untyped]
+
+from learner.training.micro_batches import collate
+from learner.training.model import Policy, load_policy
+from node.errors import RefusedError
+from node.exit_code import ExitCode
+from node.rankings import as_text
+from node.rollout import Completion, Finish, RolloutGroup, SamplingParameters
+from sampler.config import SamplerConfig
+from sampler.engines.engine import GenerationRequest
+from sampler.engines.engine_registry import load_engine
+from sampler.engines.ranking_engine import RankingEngine
+from support.groups import make_group
+from support.hub import running_hub
+from support.identity import MadeRun
+from support.learning import learn
+from support.ranking import make_ranker
+from support.sampler import sampling
+from support.waiting import until
+
+TEMPERED = SamplingParameters(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=16)
+QUERY = as_text("1+2", ["3", "4", "12+5="])
+
+
+@pytest.fixture(scope="module", params=["Qwen3", "Bert"])
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_ranker(tmp_path_factory.mktemp("ranker"), family=request.param)
+
+
+def engine_of(model_dir: Path) -> RankingEngine:
+    engine = load_engine("auto", SamplerConfig(model_dir=model_dir, seed=3, threads=1))
+    assert isinstance(engine, RankingEngine)
+    return engine
+
+
+def drawn(
+    engine: RankingEngine, text: str, wanted: int, sampling: SamplingParameters = TEMPERED
+) -> tuple[Completion, ...]:
+    engine.add(GenerationRequest("1.1", engine.tokenizer.encode(text), wanted, sampling))
+    assert (engine.running, engine.waiting) == (1, 1)
+    [finished] = engine.step()
+    assert (engine.running, finished.request_id) == (0, "1.1")
+    return finished.completions
+
+
+def group_of(engine: RankingEngine, text: str, sampling: SamplingParameters = TEMPERED) -> RolloutGroup:
+    completions = tuple(replace(one, reward=0.5) for one in drawn(engine, text, 6, sampling))
+    return make_group(
+        prompt_token_ids=engine.tokenizer.encode(text), completions=completions, sampling=sampling
+    )
+
+
+def logprobs_of(policy: Policy, groups: list[RolloutGroup]) -> torch.Tensor:
+    """Return the learner's logprobs of all positions, row after row."""
+    rows = range(sum(len(group.completions) for group in groups))
+    part = collate(groups, list(rows), width=8, dtype=torch.float32, device=torch.device("cpu"))
+    return policy.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
+
+
+def test_learner_and_sampler_agree_on_the_logprob_of_every_position(model_dir: Path) -> None:
+    engine, policy = engine_of(model_dir), load_policy(model_dir, device="cpu")
+    assert engine.layout == policy.layout
+    top = replace(TEMPERED, max_new_tokens=2)
+    groups = [group_of(engine, QUERY), group_of(engine, as_text("7", ["1", "22", "333", "4", "5"]), top)]
+    assert {len(one.token_ids) for one in groups[1].completions} == {2}
+    said = np.concatenate([one.behaviour_logprob for group in groups for one in group.completions])
+    np.testing.assert_allclose(logprobs_of(policy, groups).detach().numpy(), said, atol=2e-5)
+    assert all(policy.scorer.objection(group) is None for group in groups)
+
+
+def test_rankings_are_drawn_as_often_as_they_are_likely(model_dir: Path) -> None:
+    engine = engine_of(model_dir)
+    completions = drawn(engine, QUERY, 6000)
+    likely = {tuple(one.token_ids): float(np.exp(one.behaviour_logprob.sum())) for one in completions}
+    orders = list(permutations(range(3)))
+    assert sum(likely[order] for order in orders) == pytest.approx(1.0, abs=1e-5)
+    counted = Counter(tuple(one.token_ids) for one in completions)
+    expected = [6000 * likely[order] for order in orders]
+    assert chisquare([counted[order] for order in orders], expected, sum_check=False).pvalue > 1e-3
+
+
+def test_greed_takes_the_likeliest_ranking_and_says_what_mass_it_kept(model_dir: Path) -> None:
+    engine = engine_of(model_dir)
+    [greedy] = drawn(engine, QUERY, 1, replace(TEMPERED, top_k=1))
+    likeliest = max(drawn(engine, QUERY, 200), key=lambda one: float(one.behaviour_logprob.sum()))
+    assert greedy.token_ids.tolist() == likeliest.token_ids.tolist()
+    assert not greedy.behaviour_logprob.any()
+    assert greedy.kept_mass is not None
+    np.testing.assert_allclose(np.log(greedy.kept_mass), likeliest.behaviour_logprob, atol=1e-5)
+    assert engine.tokenizer.decode(greedy.token_ids) == " ".join(map(str, greedy.token_ids))
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 2}, {"stop": ("1",)}])
+def test_what_cuts_tokens_off_is_refused_for_rankings(
+    model_dir: Path, settings: dict[str, float | tuple[str, ...]]
+) -> None:
+    engine = engine_of(model_dir)
+    sampling = replace(TEMPERED, **settings)  # type: ignore[arg-type]
+    with pytest.raises(RefusedError, match="drawn from all candidates"):
+        engine.add(GenerationRequest("1.1", engine.tokenizer.encode(QUERY), 1, sampling))
+
+
+def test_a_pair_beyond_the_models_context_is_refused_and_many_short_ones_are_not(model_dir: Path) -> None:
+    engine, policy = engine_of(model_dir), load_policy(model_dir, device="cpu")
+    many = as_text("1", ["234"] * 40)
+    assert policy.scorer.objection(group_of(engine, many, replace(TEMPERED, max_new_tokens=40))) is None
+    long = engine.tokenizer.encode(as_text("1", ["2" * 60, "3"]))
+    with pytest.raises(RefusedError, match="query and candidate have 62 tokens, the model takes 48"):
+        engine.add(GenerationRequest("1.1", long, 1, TEMPERED))
+    claimed = replace(group_of(engine, as_text("1", ["2", "3"])), prompt_token_ids=long)
+    assert policy.scorer.objection(claimed) == "query and candidate have 62 tokens, the model takes 48"
+
+
+@pytest.mark.parametrize("ids", [[0, 1], [0, 1, 1], [0, 1, 3], [2, 1, 0, 0], [0]])
+def test_a_completion_that_is_no_ranking_is_named(model_dir: Path, ids: list[int]) -> None:
+    engine, policy = engine_of(model_dir), load_policy(model_dir, device="cpu")
+    group = group_of(engine, QUERY)
+    first, *others = group.completions
+    wrong = Completion(
+        np.array(ids, np.int32),
+        np.full(len(ids), -0.5, np.float32),
+        np.zeros(len(ids), np.int32),
+        Finish.END,
+        reward=0.0,
+    )
+    told = policy.scorer.objection(replace(group, completions=(first, wrong, *others)))
+    assert told is not None
+    assert told.startswith("completion 1 is not a ranking")
+
+
+async def test_a_real_learner_teaches_a_ranker_which_candidate_is_relevant(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    model_dir = make_ranker(tmp_path / "model")
+    draw = random.Random(0)
+    rows = []
+    for _ in range(64):
+        candidates = [draw.choice("abc") + str(n) for n in range(5)]
+        relevant = draw.randrange(5)
+        candidates[relevant] = f"z{relevant}"
+        relevance = [float(n == relevant) for n in range(5)]
+        rows.append({"query": "find", "candidates": candidates, "relevance": relevance})
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {
+        "task": "ranking",
+        "prompts": None,
+        "data": {"file": tmp_path / "rows.jsonl"},
+        "max_new_tokens": 8,
+        "group_size": 8,
+        "batch_groups": 8,
+    }
+    async with (
+        running_hub(made, **settings) as hub,
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        await until(lambda: sampler.registry.get_sample_value("heterorl_sampler_held_version") is not None)
+        assert await learn(made, hub.address, model_dir, versions=16) is ExitCode.DRAINED
+    steps = [
+        json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
+    ]
+    rewards = [step["reward_mean"] for step in steps]
+    assert len(rewards) == 16
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2

@@ -1,0 +1,230 @@
+"""Two whole coordinators on one real database: one serves, the other stands by and takes over."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psycopg
+import pytest
+
+from deploy.runs.run_directory import free_ports
+from heterorl.v1 import common_pb2
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient
+from node.clock import SystemClock
+from node.coordinator import candidate
+from node.coordinator.candidate import Candidate
+from node.coordinator.config import CoordinatorConfig
+from node.coordinator.coordinator_role import build
+from node.errors import DeposedError, Reason
+from node.exit_code import ExitCode, exit_code_of_failure
+from node.identity.revocation import FILE_NAME as REVOCATION_FILE
+from node.process.daemon import Phase
+from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
+from node.rpc.hub import Hub
+from node.run import Role
+from support.groups import SAMPLING
+from support.hub import LAYOUT, TOKENIZER, HandPeer, answer_to, signed
+from support.identity import MadeRun
+from support.roles import role_context
+from support.waiting import until
+
+pytestmark = pytest.mark.needs("postgresql")
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidate, "LOOK_S", 0.02)
+
+
+@dataclass(slots=True)
+class Running:
+    """A coordinator, whatever it is doing."""
+
+    address: str
+    state_dir: Path
+    phases: list[Phase]
+    ready: asyncio.Event
+    stopping: asyncio.Event
+    task: "asyncio.Task[None]"
+
+    async def stands_by(self) -> None:
+        await until(lambda: Phase.STANDBY in self.phases)
+
+    async def leads(self) -> None:
+        async with asyncio.timeout(20):
+            await self.ready.wait()
+
+
+@asynccontextmanager
+async def coordinator(made: MadeRun, state_dir: Path, database: str) -> AsyncIterator[Running]:
+    """Run a coordinator with a disk of its own and the identity that they share."""
+    shutil.copytree(made.directory / "coordinator", state_dir, dirs_exist_ok=True)
+    (port,) = free_ports(1)
+    section = CoordinatorConfig.model_validate(
+        {
+            "task": "addition",
+            "prompts": 100,
+            "group_size": 2,
+            "batch_groups": 2,
+            "max_new_tokens": SAMPLING.max_new_tokens,
+            "listen": f"127.0.0.1:{port}",
+            "enrolment_listen": "127.0.0.1:0",
+            "ledger": database,
+        }
+    )
+    phases: list[Phase] = []
+    context = role_context(made, Role.COORDINATOR, section, drain_timeout_s=2.0)
+    (service,) = await build(replace(context, state_dir=state_dir, announce=phases.append))
+    assert isinstance(service, Candidate)
+    ready, stopping = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(service.run(ready=ready.set, stopping=stopping))
+    try:
+        yield Running(section.listen, state_dir, phases, ready, stopping, task)
+    finally:
+        stopping.set()
+        await asyncio.wait({task})
+
+
+@asynccontextmanager
+async def peer(made: MadeRun, role: Role, *at: Running) -> AsyncIterator[tuple[HandPeer, Hub]]:
+    hub = Hub(",".join(each.address for each in at))
+    async with dial(hub, made.of(role), purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+        yield HandPeer(made.of(role), channel), hub
+
+
+async def refusal(call: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    trailing = dict(error.value.trailing_metadata() or ())
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    return str(trailing.get(REASON_KEY)), error.value.details() or ""
+
+
+async def test_who_stands_by_refuses_every_call_and_says_who_leads(
+    made: MadeRun, tmp_path: Path, database: str
+) -> None:
+    async with coordinator(made, tmp_path / "one", database) as one:
+        await one.leads()
+        async with coordinator(made, tmp_path / "other", database) as other:
+            await other.stands_by()
+            assert not other.ready.is_set()
+            async with peer(made, Role.SAMPLER, other) as (sampler, _):
+                reason, detail = await refusal(sampler.join())
+                assert reason == Reason.STANDBY
+                assert "this coordinator stands by" in detail
+                assert (await refusal(sampler.lease()))[0] == Reason.STANDBY
+                while one.address not in detail:
+                    _, detail = await refusal(sampler.join())
+        assert one.phases == []
+        assert not one.task.done()
+
+
+async def test_groups_of_the_leader_that_stopped_are_delivered_by_the_next(
+    made: MadeRun, tmp_path: Path, database: str
+) -> None:
+    async with (
+        coordinator(made, tmp_path / "one", database) as one,
+        peer(made, Role.LEARNER, one) as (learner, _),
+        peer(made, Role.SAMPLER, one) as (sampler, _),
+    ):
+        await one.leads()
+        async with (
+            coordinator(made, tmp_path / "other", database) as other,
+            peer(made, Role.LEARNER, other) as (learner_again, _),
+            peer(made, Role.SAMPLER, other) as (sampler_again, _),
+        ):
+            await other.stands_by()
+            await learner.join()
+            drain = await learner.drain(credits=1)
+            await sampler.join()
+            delivered, kept = (await sampler.lease(2)).leases
+            for lease in (delivered, kept):
+                group = answer_to(lease, run_id=made.run_id)
+                answer = await sampler.hand_in(signed(group, made.sampler))
+                assert answer.verdict == common_pb2.VERDICT_SPOOLED
+            first = await drain.group()
+            one.stopping.set()
+            await other.leads()
+            await asyncio.wait({one.task})
+            await learner_again.join(held=common_pb2.PolicyVersion(number=0))
+            groups = await learner_again.groups(2)
+            assert {group.group_id for group in groups} == {delivered.lease_id, kept.lease_id}
+            assert first in {group.group_id for group in groups}
+            await sampler_again.join()
+            again = await sampler_again.hand_in(signed(answer_to(kept, run_id=made.run_id), made.sampler))
+            assert again.verdict == common_pb2.VERDICT_DUPLICATE
+            (fresh,) = (await sampler_again.lease()).leases
+            assert fresh.lease_id not in (delivered.lease_id, kept.lease_id)
+
+
+async def test_a_leader_whose_session_is_ended_serves_nobody_any_more_and_ends_with_its_exit_code(
+    made: MadeRun, tmp_path: Path, database: str
+) -> None:
+    async with coordinator(made, tmp_path / "one", database) as one:
+        await one.leads()
+        async with peer(made, Role.SAMPLER, one) as (sampler, _):
+            await sampler.join()
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute("UPDATE leadership SET epoch = epoch + 1")
+        with pytest.raises(DeposedError, match="another coordinator leads, with epoch 2") as error:
+            await one.task
+    assert exit_code_of_failure(error.value, was_serving=True) is ExitCode.DEPOSED == 4
+
+
+async def test_a_peer_that_knows_both_finds_who_leads_before_and_after_a_takeover(
+    made: MadeRun, tmp_path: Path, database: str
+) -> None:
+    async with coordinator(made, tmp_path / "one", database) as one:
+        await one.leads()
+        async with coordinator(made, tmp_path / "other", database) as other:
+            await other.stands_by()
+            hub = Hub(f"{other.address},{one.address}")
+            channel = dial(hub, made.sampler, purpose=Purpose.CONTROL, now=time.time())
+            joins: list[str] = []
+            client = MembershipClient(
+                channel,
+                Member(made.run_id, Role.SAMPLER, layout_digest=LAYOUT, tokenizer_digest=TOKENIZER),
+                reports=PeerReports(held=lambda: None, waits_for=str, metrics=tuple),
+                notices=Notices(),
+                clock=SystemClock(),
+                backoff=Backoff(lambda: 0.1),
+                hub=hub,
+            )
+            stopping = asyncio.Event()
+            member = asyncio.create_task(
+                client.run(ready=lambda: joins.append(hub.address), stopping=stopping)
+            )
+            await until(lambda: bool(joins))
+            assert joins == [one.address]
+            one.stopping.set()
+            await other.leads()
+            await until(lambda: hub.address == other.address)
+            await client.next_answer()
+            stopping.set()
+            await member
+            await channel.close()
+
+
+async def test_who_was_revoked_under_the_leader_before_stays_out(
+    made: MadeRun, tmp_path: Path, database: str
+) -> None:
+    async with coordinator(made, tmp_path / "one", database) as one:
+        await one.leads()
+        (one.state_dir / REVOCATION_FILE).write_text("sampler-1\n")
+        with psycopg.connect(database, autocommit=True) as connection:
+            await until(lambda: bool(connection.execute("SELECT * FROM revoked").fetchall()))
+        async with coordinator(made, tmp_path / "other", database) as other:
+            await other.stands_by()
+            one.stopping.set()
+            await other.leads()
+            async with peer(made, Role.SAMPLER, other) as (sampler, _):
+                with pytest.raises(grpc.aio.AioRpcError, match="sampler-1 was revoked"):
+                    await sampler.join()

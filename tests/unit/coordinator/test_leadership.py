@@ -1,0 +1,249 @@
+"""Two coordinators on one real database: one leads, and whoever does not can write nothing."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from node.coordinator.ledger import leadership
+from node.coordinator.ledger.leadership import Leadership
+from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger
+from node.coordinator.work.accounts import Transaction
+from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.tokens import Token
+from node.errors import DeposedError, Reason, RefusedError, StartupError
+from node.identity.revocation import remarks
+from node.rollout import EncodedGroup, Verdict
+from node.run import Role
+from support.coordinator import LEARNER
+
+pytestmark = pytest.mark.needs("postgresql")
+
+WRITES = Transaction(verdicts=(("s1", Verdict.SPOOLED),))
+
+
+@pytest.fixture
+def one(database: str) -> Iterator[Leadership]:
+    with closing(Leadership(database, run_id="run", address="one:7700")) as one:
+        yield one
+
+
+@pytest.fixture
+def other(database: str) -> Iterator[Leadership]:
+    with closing(Leadership(database, run_id="run", address="other:7700")) as other:
+        yield other
+
+
+def opened(leader: Leadership) -> tuple[PostgresqlLedger, list[DeposedError]]:
+    lost: list[DeposedError] = []
+    return leader.open_ledger(on_lost=lost.append), lost
+
+
+def refusal(ledger: PostgresqlLedger) -> RefusedError:
+    with pytest.raises(RefusedError) as error:
+        ledger.record(WRITES)
+    return error.value
+
+
+def soon(is_so: Callable[[], bool]) -> None:
+    """Look again and again until ``is_so``: another thread or process of the server is to do something."""
+    deadline_s = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def execute(database: str, statement: str) -> Any:
+    with psycopg.connect(database, autocommit=True) as connection:
+        return connection.execute(statement)
+
+
+def test_one_leads_and_the_other_knows_who(one: Leadership, other: Leadership) -> None:
+    assert other.leader() is None
+    assert (one.try_to_lead(), other.try_to_lead()) == (True, False)
+    assert other.leader() == leadership.Leader(1, "one:7700")
+
+
+def test_who_leads_next_finds_all_that_was_written_under_a_higher_epoch(
+    one: Leadership, other: Leadership
+) -> None:
+    assert one.try_to_lead()
+    with closing(opened(one)[0]) as ledger:
+        ledger.record(Transaction(learner=LEARNER), WRITES)
+        before = ledger.balance()
+    one.close()
+    soon(other.try_to_lead)
+    assert (one.epoch, other.epoch) == (1, 2)
+    with closing(opened(other)[0]) as ledger:
+        assert ledger.balance() == before
+
+
+def test_the_writer_of_an_older_epoch_is_refused_for_ever_and_leaves_nothing(
+    one: Leadership, database: str
+) -> None:
+    assert one.try_to_lead()
+    ledger, lost = opened(one)
+    with closing(ledger):
+        execute(database, "UPDATE leadership SET epoch = epoch + 1")
+        assert refusal(ledger).reason is Reason.STANDBY
+        execute(database, "UPDATE leadership SET epoch = epoch - 1")
+        assert refusal(ledger).reason is Reason.STANDBY
+        with pytest.raises(RefusedError, match="leads no longer"):
+            ledger.balance()
+        assert "another coordinator leads, with epoch 2; ours was 1" in str(lost[0])
+    assert execute(database, "SELECT * FROM verdicts").fetchall() == []
+
+
+def test_a_takeover_waits_for_no_transaction_of_the_leader_before_it(
+    one: Leadership, other: Leadership, database: str
+) -> None:
+    """As one that was stopped in the middle of a commit leaves it: the row of the epoch is taken."""
+    assert one.try_to_lead()
+    ledger, lost = opened(one)
+    with closing(ledger):
+        ledger._connection.execute("BEGIN")
+        ledger._connection.execute("SELECT epoch FROM leadership FOR SHARE")
+        one.close()
+        soon(other.try_to_lead)
+        assert refusal(ledger).reason is Reason.STANDBY
+        assert len(lost) == 1
+
+
+def test_a_connection_that_breaks_ends_the_ledger_since_nobody_knows_what_became_of_the_commit(
+    one: Leadership, database: str
+) -> None:
+    assert one.try_to_lead()
+    ledger, lost = opened(one)
+    with closing(ledger):
+        execute(
+            database,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name LIKE 'heterorl-ledger-%' AND datname = current_database()",
+        )
+        assert refusal(ledger).reason is Reason.STANDBY
+        with pytest.raises(RefusedError, match="leads no longer"):
+            ledger.group(0)
+        assert len(lost) == 1
+
+
+def test_what_the_database_refuses_is_a_refusal_that_changes_nothing(one: Leadership, database: str) -> None:
+    """A quota of the database's own, in place of a full disk."""
+    assert one.try_to_lead()
+    with closing(opened(one)[0]) as ledger:
+        execute(
+            database,
+            "CREATE FUNCTION quota() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'disk full' USING ERRCODE = 'disk_full'; END $$; "
+            "CREATE TRIGGER quota BEFORE INSERT ON groups EXECUTE FUNCTION quota()",
+        )
+        big = EncodedGroup(b"", bytes(1 << 20), "0.1", "s1")
+        with pytest.raises(RefusedError, match="disk full") as error:
+            ledger.record(WRITES, Transaction(stored=big))
+        assert error.value.reason is Reason.DISK
+        assert ledger.balance().verdicts == ()
+        execute(database, "DROP TRIGGER quota ON groups")
+        ledger.record(WRITES, Transaction(stored=big))
+        assert ledger.group(0) == big
+
+
+def test_a_leader_that_says_nothing_for_long_loses_its_session(
+    one: Leadership, other: Leadership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped: it asks no more, and holds the lock."""
+    assert one.try_to_lead()
+    assert not other.try_to_lead()
+    monkeypatch.setattr(leadership, "SILENT_S", 0.0)
+    assert not other.try_to_lead()  # it has ended the other's session
+    soon(other.try_to_lead)
+    monkeypatch.setattr(leadership, "ASK_S", 0.01)
+    lost: list[DeposedError] = []
+    with closing(one.open_ledger(on_lost=lost.append)):
+        soon(lambda: bool(lost))
+    assert "the session that holds the leadership ended" in str(lost[0])
+
+
+def test_a_leader_that_goes_on_asking_is_left_alone(
+    one: Leadership, other: Leadership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leadership, "ASK_S", 0.01)
+    monkeypatch.setattr(leadership, "SILENT_S", 2.0)
+    assert one.try_to_lead()
+    ledger, lost = opened(one)
+    with closing(ledger):
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until:
+            assert not other.try_to_lead()
+    assert not lost
+
+
+def test_while_the_database_is_away_nobody_leads(other: Leadership, database: str) -> None:
+    execute(database, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()")
+    assert not other.try_to_lead()
+    assert other.try_to_lead()
+
+
+def test_a_database_of_another_run_and_one_that_is_not_there_are_startup_errors(
+    one: Leadership, database: str
+) -> None:
+    assert one.try_to_lead()
+    refused = pytest.raises(StartupError, match="belongs to run 'run'")
+    with closing(Leadership(database, run_id="another", address="")) as another, refused:
+        another.try_to_lead()
+    with pytest.raises(StartupError, match=r'database "nowhere[0-9]+" does not exist'):
+        Leadership(database.replace("/test", "/nowhere"), run_id="run", address="")
+    execute(database, "UPDATE ledger_schema SET version = 99")
+    one.close()
+    refused = pytest.raises(StartupError, match="schema 99, this software knows 1")
+    with closing(Leadership(database, run_id="run", address="")) as again, refused:
+        soon(again.try_to_lead)
+
+
+def spend(ledger: EnrolmentLedger, key: bytes, node_id: str = "sampler-1") -> None:
+    token = Token(
+        run_id="run",
+        role=Role.SAMPLER,
+        expires_at_s=2e9,
+        nonce="0" * 32,
+        address="hub:1",
+        ca_certificate_pem="",
+    )
+    ledger.spend(token, node_id=node_id, key_digest=key, now=1e9)
+
+
+def test_a_token_that_was_spent_at_one_coordinator_is_spent_at_all(
+    one: Leadership, other: Leadership
+) -> None:
+    assert one.try_to_lead()
+    before = one.open_records()
+    spend(before, b"k")
+    one.close()
+    soon(other.try_to_lead)
+    with closing(before), closing(other.open_records()) as after:
+        spend(after, b"k")  # a retry after a lost answer
+        with pytest.raises(RefusedError, match="used before"):
+            spend(after, b"another")
+        with pytest.raises(RefusedError) as error:
+            spend(before, b"k")
+        assert error.value.reason is Reason.STANDBY
+
+
+def test_who_was_shut_out_at_one_coordinator_is_shut_out_at_the_next(
+    one: Leadership, other: Leadership, tmp_path: Path
+) -> None:
+    revoked = tmp_path / "revoked"
+    revoked.write_text("sampler-9\n")
+    assert one.try_to_lead()
+    with closing(one.open_records()) as records:
+        records.revoke(frozenset({"sampler-1", "sampler-2"}))
+        records.revoke(frozenset({"sampler-2"}))
+    one.close()
+    soon(other.try_to_lead)
+    with closing(other.open_records()) as records:
+        records.add_revoked_to(revoked)
+        records.add_revoked_to(revoked)
+    assert set(remarks(revoked.read_text())) == {"sampler-9", "sampler-2"}
+    assert revoked.read_text().count("sampler-2") == 1

@@ -1,0 +1,41 @@
+"""The last release, as a wheel that is built from the commit that CHANGELOG.md names."""
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+from deploy.needs import last_release
+
+ROOT = Path(__file__).parents[2]
+
+
+def install_release(directory: Path, *, imports: Path) -> Path:
+    """Build the release's wheel, unpack it, and return an interpreter that imports from it.
+
+    Args:
+        imports: A folder from which it imports besides.
+    """
+    source, wheels, installed = (directory / name for name in ("source", "wheels", "installed"))
+    archive = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", last_release()], check=True, stdout=subprocess.PIPE
+    ).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
+        tree.extractall(source, filter="data")
+    # Without the kernel, which takes seconds to compile: it codes in numpy what today's code decodes in C.
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels)],
+        cwd=source, env=os.environ | {"HETERORL_NO_KERNEL": "1"}, check=True, capture_output=True,
+    )  # fmt: skip
+    (wheel,) = wheels.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(installed)
+    python = directory / "python"
+    path = shlex.quote(os.pathsep.join(map(str, (installed, imports))))
+    # -P: otherwise the folder it is started in would come first.
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} -P "$@"\n')
+    python.chmod(0o755)
+    return python
