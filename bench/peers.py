@@ -2,6 +2,7 @@
 
     python -m bench.peers                           100, 1000, 3000 and 10 000 peers, a fresh coordinator each
     python -m bench.peers --peers 300 --seconds 20  a quick look
+    python -m bench.peers --relays 10 --peers 2000  samplers behind relays, each in a process of its own
 
 The coordinator is ``heterorl-node --role coordinator`` in a process of its own, with TLS and its defaults,
 but for what --set changes. Peers are a learner and samplers, each with a connection, a certificate and a
@@ -17,6 +18,8 @@ rss_mb, peer_kb  resident memory of the coordinator; a peer's part of it, above 
 join_ms          CPU of the coordinator for a handshake, a join and the first heartbeat
 series           on /metrics; scrape_s, scrape_kb: the slowest scrape and its size
 status_s         ``heterorl-node status`` as a process; rpc_s: the call alone
+relay_mb         resident memory of a relay; relay_cores: of all of them. Relays answer the heartbeats; the
+                 coordinator's figures are those of their summaries
 
 Prints a table and a line of JSON a row. Exits with 1 if a row of 10 000 peers misses a promise.
 """
@@ -42,8 +45,11 @@ import psutil
 
 from node import descriptors
 from node.commands.status_command import fetch_status
-from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run
-from node.identity.identity_store import Identity, load_identity
+from node.config.settings import RUN_FILE
+from node.enrolment.authority import LEAF_LIFETIME_S, Authority
+from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, init_run, issue_identity
+from node.identity.identity_store import Identity, load_identity, save_identity
+from node.identity.peer import Peer
 from node.run import Role
 
 PEERS: Final = (100, 1000, 3000, 10_000)
@@ -88,6 +94,9 @@ class Row:
     rpc_s: float
     lost: int
     metric_reports: int
+    relays: int
+    relay_mb: float
+    relay_cores: float
 
 
 def main() -> int:
@@ -97,6 +106,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="measured, after all have joined")
     parser.add_argument("--every", type=float, default=10.0, help="s between heartbeats, unless told")
     parser.add_argument("--processes", type=int, default=1, help="that hold the peers")
+    parser.add_argument("--relays", type=int, default=0, help="between the samplers and the coordinator")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     parser.add_argument("--profile", type=Path, help="write a profile of the coordinator's Python here")
     arguments = parser.parse_args()
@@ -139,8 +149,13 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         assert operator is not None
         async with _coordinator(run, arguments) as hub, contextlib.AsyncExitStack() as stack:
             idle_bytes, idle_cpu_s = hub.resident_bytes(), hub.cpu_s()
+            relays = [
+                await stack.enter_async_context(_relay(run, f"relay-{n}", hub.target))
+                for n in range(arguments.relays)
+            ]
+            targets = ",".join([hub.target, *(f"relay-{n}={one.target}" for n, one in enumerate(relays))])
             generators = [
-                await stack.enter_async_context(_generator(run, hub.target, first, count, arguments.every))
+                await stack.enter_async_context(_generator(run, targets, first, count, arguments.every))
                 for first, count in shares(peers, arguments.processes)
             ]
             async with asyncio.timeout(JOIN_TIMEOUT_S):
@@ -149,10 +164,13 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
             await asyncio.sleep(min(arguments.every, arguments.seconds / 4))  # the last to join settle in
             await asyncio.gather(*(one.ask() for one in generators))
             began_s, began_cpu_s = time.perf_counter(), hub.cpu_s()
+            relays_cpu_s = sum(one.cpu_s() for one in relays)
             scrapes, status_s, rpc_s = await _watched(hub, run, operator, arguments.seconds)
             took_s, cpu_s = time.perf_counter() - began_s, hub.cpu_s() - began_cpu_s
+            relays_cpu_s = sum(one.cpu_s() for one in relays) - relays_cpu_s
             seen = await asyncio.gather(*(one.ask() for one in generators))
             resident = hub.resident_bytes()
+            relay_bytes = sum(one.resident_bytes() for one in relays) / max(1, len(relays))
     latencies = sorted(one for report in seen for one in report["latencies_s"])
     heartbeats = len(latencies)
     slowest = max(scrapes)
@@ -178,6 +196,9 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         rpc_s=round(rpc_s, 3),
         lost=sum(report["lost"] for report in seen),
         metric_reports=sum(report["reports"] for report in seen),
+        relays=len(relays),
+        relay_mb=round(relay_bytes / 1e6, 1),
+        relay_cores=round(relays_cpu_s / took_s, 3),
     )
 
 
@@ -215,7 +236,7 @@ async def _timed_command(target: str, run: Path) -> float:
 
 
 class _Hub:
-    """The coordinator that is measured."""
+    """The coordinator or a relay, as a process."""
 
     def __init__(self, pid: int, members: int, telemetry: int) -> None:
         self._process = psutil.Process(pid)
@@ -242,7 +263,7 @@ class _Hub:
         async with asyncio.timeout(READY_TIMEOUT_S):
             while not await asyncio.to_thread(self._is_ready):
                 if process.returncode is not None:
-                    raise RuntimeError(f"the coordinator ended:\n{await asyncio.to_thread(log.read_text)}")
+                    raise RuntimeError(f"a hub ended:\n{await asyncio.to_thread(log.read_text)}")
                 await asyncio.sleep(0.2)
 
     def _is_ready(self) -> bool:
@@ -266,14 +287,34 @@ async def _coordinator(run: Path, arguments: argparse.Namespace) -> AsyncIterato
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     profiler = ["-m", "cProfile", "-o", str(arguments.profile)] if arguments.profile else []
-    log = run.parent / "coordinator.log"
+    words = [*profiler, "-m", "node", "--role", "coordinator", "--state-dir", str(run), *words]
+    async with _started(words, run.parent / "coordinator.log", members, telemetry) as hub:
+        yield hub
+
+
+@contextlib.asynccontextmanager
+async def _relay(run: Path, name: str, coordinator: str) -> AsyncIterator[_Hub]:
+    authority = Authority.load(run / Role.COORDINATOR / AUTHORITY_DIRECTORY)
+    peer = Peer(authority.run_id, Role.RELAY, name)
+    identity = issue_identity(authority, peer, now=time.time(), lifetime_s=LEAF_LIFETIME_S)
+    save_identity(identity, run.parent / name / Role.RELAY / IDENTITY_DIRECTORY)
+    listen, telemetry = _free_ports(2)
+    words = [
+        *("-m", "node", "--role", "relay", "--state-dir", str(run.parent / name)),
+        *("--run-file", str(run / RUN_FILE), "--coordinator", coordinator),
+        *("--set", f"relay.listen=127.0.0.1:{listen}"),
+        *("--set", f"telemetry.http_listen=127.0.0.1:{telemetry}"),
+    ]
+    async with _started(words, run.parent / f"{name}.log", listen, telemetry) as hub:
+        yield hub
+
+
+@contextlib.asynccontextmanager
+async def _started(words: Sequence[str], log: Path, port: int, telemetry: int) -> AsyncIterator[_Hub]:
     with log.open("ab") as file:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *profiler, "-m", "node", "--role", "coordinator", "--state-dir", str(run), *words,
-            stdout=file, stderr=file,
-        )  # fmt: skip
+        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=file, stderr=file)
     try:
-        hub = _Hub(process.pid, members, telemetry)
+        hub = _Hub(process.pid, port, telemetry)
         await hub.ready(process, log)
         yield hub
     finally:
@@ -304,11 +345,11 @@ class _Generator:
 
 @contextlib.asynccontextmanager
 async def _generator(
-    run: Path, target: str, first: int, count: int, every_s: float
+    run: Path, targets: str, first: int, count: int, every_s: float
 ) -> AsyncIterator[_Generator]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.peer_lab.generator"),
-        *(str(run), target, str(first), str(count), str(every_s)),
+        *(str(run), targets, str(first), str(count), str(every_s)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 26,  # latencies of a minute of 10 000 peers

@@ -207,18 +207,27 @@ class SamplerConfig(GradingConfig):
     """Length of the submission queue: finished groups kept while the hub is away or slow. No more prompts are
     leased while it is full."""
 
-    weight_sources: tuple[Target, ...] = ()
-    """Relays (or the coordinator) to fetch weights from, ``host:port`` each, used in parallel in proportion
-    to what they deliver. The coordinator is asked only when all of them are behind it. Empty: only the
-    coordinator."""
+    relays: tuple[Target, ...] = ()
+    """Relays to speak through, ``host:port`` each: heartbeats, leases and groups go over the first that
+    answers, else over ``node.coordinator``, which may be unset where it cannot be reached from here. Weights
+    are fetched from all of them. Empty: the coordinator."""
 
     rollout_via: Target | None = None
-    """A relay to submit finished groups to, ``host:port``; it keeps them on its disk while the coordinator is
-    away. Unset: groups are submitted to the coordinator."""
+    """The last of ``relays``, by its name in release 0.2.0: for a configuration that serves both releases
+    during an upgrade."""
+
+    weight_sources: tuple[Target, ...] = ()
+    """More relays (or the coordinator) to fetch weights from, ``host:port`` each, used in parallel in
+    proportion to what they deliver. The coordinator is asked only when all of them are behind it."""
 
     save_policy_every_s: float = Field(default=60.0, ge=0)
     """Shortest time between two copies of the held policy on disk. In between, fetched deltas are logged, and
     a restarted sampler applies the log to the copy. Longer spares the disk and makes starts slower."""
+
+    @property
+    def hub_relays(self) -> tuple[str, ...]:
+        """Relays to speak through, in the order in which they are tried."""
+        return tuple(dict.fromkeys((*self.relays, *((self.rollout_via,) if self.rollout_via else ()))))
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -5,9 +5,10 @@
          |  '------> served policy <--- leasing ----------'---- settings, lost leases, clock: membership
          '---- announcements, frames
 
-Weights come from relays if there are any, otherwise from the hub, over channels of their own, so that a
-heartbeat never waits behind them. Policy sync stops first, then rollouts, then membership: leases are renewed
-until finished groups are submitted, and nobody writes to the engine's words once it is closed.
+The hub is the first of the sampler's relays that answers, or the coordinator. Weights come from relays if
+there are any, over channels of their own, so that a heartbeat never waits behind them. Policy sync stops
+first, then rollouts, then membership: leases are renewed until finished groups are submitted, and nobody
+writes to the engine's words once it is closed.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from node.errors import StartupError
 from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
+from node.identity.relay_voucher import vouch
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
@@ -65,9 +67,11 @@ async def build(context: RoleContext) -> list[Service]:
         StartupError: the model cannot be used, or the hub's address is missing.
     """
     config = context.config.section(SamplerConfig)
-    target = context.config.node.coordinator
-    if target is None:
-        raise StartupError("The sampler has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
+    target = context.config.node.coordinator or ""
+    if not target and not config.hub_relays:
+        raise StartupError(
+            "The sampler has no hub to dial", fix="Set node.coordinator = HOST:PORT, or sampler.relays."
+        )
     # This takes seconds to minutes, during which the watchdog and /healthz must be answered.
     engine = await asyncio.to_thread(RestartableEngine, partial(load_configured_engine, config))
     metrics = SamplerMetrics(context.registry)
@@ -79,14 +83,14 @@ async def build(context: RoleContext) -> list[Service]:
     step_limit_s = None if config.engine_process == "own" else config.engine_step_limit_s
     engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
     caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
-    hub = Hub(target)
+    hub = Hub(target, relays=config.hub_relays)
     control = dial(hub, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
     policy_sync = _policy_sync(context, _sources(context, hub, caller, control), held, metrics)
     pipeline = _pipeline(
         context, engine, engine_thread, policy, work_queue, hub=hub, caller=caller, metrics=metrics
     )
-    membership = _membership(context, hub, control, engine, pipeline, policy_sync, policy, held)
+    membership = _membership(context, hub, caller, control, engine, pipeline, policy_sync, policy, held)
     rollouts = RolloutLoop(
         pipeline,
         membership=membership,
@@ -110,14 +114,22 @@ async def build(context: RoleContext) -> list[Service]:
 
 
 def _sources(context: RoleContext, hub: Hub, caller: Identity | Peer, control: grpc.aio.Channel) -> Sources:
-    wanted = dict.fromkeys(context.config.section(SamplerConfig).weight_sources)
+    config, target = context.config.section(SamplerConfig), context.config.node.coordinator
     dial_one = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
-    coordinator = dial_one(hub, control=control)
-    relays = [dial_one(address) for address in wanted if address not in hub.addresses]
-    has_last_resort = bool(relays) and len(relays) == len(wanted)
+    wanted = dict.fromkeys((*config.hub_relays, *config.weight_sources))
+    coordinators = Hub(target) if target else None
+    known = () if coordinators is None else coordinators.addresses
+    relays = [dial_one(address) for address in wanted if address not in known]
+    if coordinators is None:
+        coordinator = None
+    elif config.hub_relays:
+        coordinator = dial_one(coordinators)
+    else:  # over the channel, and to the address, that membership has
+        coordinator = dial_one(hub, control=control)
+    is_last_resort = bool(relays) and len(relays) == len(wanted)
     return Sources(
-        relays if has_last_resort else [coordinator, *relays],
-        last_resort=coordinator if has_last_resort else None,
+        relays if coordinator is None or is_last_resort else [coordinator, *relays],
+        last_resort=coordinator if is_last_resort else None,
         clock=context.clock,
         random=random.random,
         metrics=context.transfer_metrics,
@@ -182,9 +194,8 @@ def _pipeline(
 ) -> GroupPipeline:
     config = context.config.section(SamplerConfig)
     signer = None if context.identity is None else GroupSigner(context.identity)
-    leases, submissions = (
-        SamplerRolloutClient(dial(address, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer)
-        for address in (hub, config.rollout_via or hub)
+    client = SamplerRolloutClient(
+        dial(hub, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer
     )
     return GroupPipeline(
         engine,
@@ -192,16 +203,14 @@ def _pipeline(
         run_id=context.run.run_id,
         policy=policy,
         leasing=Leasing(
-            leases,
+            client,
             policy,
             work_queue=work_queue,
             node_metrics=context.node_metrics,
             random=random.random,
             monotonic=context.clock.monotonic,
         ),
-        submitter=GroupSubmitter(
-            submissions.submit, capacity_groups=config.outbox_groups, random=random.random
-        ),
+        submitter=GroupSubmitter(client.submit, capacity_groups=config.outbox_groups, random=random.random),
         metrics=metrics,
         clock=context.clock,
     )
@@ -210,6 +219,7 @@ def _pipeline(
 def _membership(
     context: RoleContext,
     hub: Hub,
+    caller: Identity | Peer,
     control: grpc.aio.Channel,
     engine: Engine,
     pipeline: GroupPipeline,
@@ -246,6 +256,7 @@ def _membership(
         waiting=context.node_metrics.waiting,
         identity=context.identity,
         hub=hub,
+        vouch=lambda relay_id, instance: vouch(caller, relay_id, instance=instance, now=context.clock.now()),
     )
 
 

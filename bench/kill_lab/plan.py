@@ -119,7 +119,7 @@ def _section(name: str, plan: Plan, ports: Ports, model_dir: str) -> Section:
         case _:
             by_relay = {
                 "weight_sources": [f"127.0.0.1:{ports.others[RELAY_LINK]}"],
-                "rollout_via": f"127.0.0.1:{ports.others[RELAY]}",
+                "relays": [f"127.0.0.1:{ports.others[RELAY]}"],
             }
             return (by_relay if RELAY in plan.enrolled else {}) | {
                 "model_dir": model_dir,

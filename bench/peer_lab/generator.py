@@ -1,11 +1,11 @@
 """A process that holds the connections of many samplers: joins, heartbeats, and how long answers took.
 
-    python -m bench.peer_lab.generator RUN HOST:PORT FIRST COUNT EVERY_S
+    python -m bench.peer_lab.generator RUN HOST:PORT[,RELAY=HOST:PORT]... FIRST COUNT EVERY_S
 
 Each peer has a certificate of its own, issued by the run's authority as enrolment would. All peers of a
 process have one key: the coordinator knows them by the names in their certificates. Peer 0 is the run's
-learner. A peer sends its next heartbeat EVERY_S after an answer, or when the answer says, and metrics when it
-is asked to.
+learner; the others are shared out among the relays, if there are any. A peer sends its next heartbeat EVERY_S
+after an answer, or when the answer says, and metrics when it is asked to.
 
 On standard output: a line of JSON once all have joined. Then for each line on standard input a line with what
 was seen since the last.
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -32,10 +33,12 @@ from node import descriptors
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.identity.certificates import key_to_pem, new_key
+from node.identity.identity_store import make_identity
 from node.identity.peer import Peer, hub_name
+from node.identity.relay_voucher import vouch
 from node.rpc.address import split_address
 from node.run import Role
-from node.wire.mapping import role_to_wire
+from node.wire.mapping import role_to_wire, to_wire
 
 SERVICE: Final = "/heterorl.v1.MembershipService/"
 _OPENING: Final = 64
@@ -49,11 +52,26 @@ class JoinRefusedError(Exception):
     """A peer was not let in, or its connection ended before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A hub to dial; the coordinator has no ``relay`` name."""
+
+    relay: str
+    host: str
+    port: int
+
+
 class Fleet:
     """The peers of this process, and measurements since the last report."""
 
-    def __init__(self, run: Path, target: str, *, every_s: float, attempts: int = 8) -> None:
-        self.host, self.port = split_address(target)
+    def __init__(self, run: Path, targets: str, *, every_s: float, attempts: int = 8) -> None:
+        """Dial ``targets``: the coordinator's address, and name and address of each relay."""
+        coordinator, *relays = targets.split(",")
+        self._coordinator = Target("", *split_address(coordinator))
+        self._relays = [
+            Target(name, *split_address(address))
+            for name, _, address in (one.partition("=") for one in relays)
+        ]
         self.every_s, self.attempts = every_s, attempts
         self._authority = Authority.load(run / Role.COORDINATOR / AUTHORITY_DIRECTORY)
         self.run_id = self._authority.run_id
@@ -80,7 +98,12 @@ class Fleet:
             for attempt in range(1, self.attempts + 1):
                 async with places:
                     joined: asyncio.Future[None] = loop.create_future()
-                    await loop.create_connection(lambda: Connection(self, peer, joined), self.host, self.port)  # noqa: B023
+                    target = self.target(peer)
+                    await loop.create_connection(
+                        lambda: Connection(self, peer, joined),  # noqa: B023
+                        target.host,
+                        target.port,
+                    )
                     try:
                         await joined
                         return
@@ -97,8 +120,14 @@ class Fleet:
         for connection in tuple(self.connections):
             connection.close()
 
-    def tls(self, peer: Peer) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-        """Return a client's side of a handshake as ``peer``, and its pipes in and out."""
+    def target(self, peer: Peer) -> "Target":
+        """Return the hub of a peer."""
+        if peer.role is Role.LEARNER or not self._relays:
+            return self._coordinator
+        return self._relays[int(peer.node_id.rpartition("-")[2]) % len(self._relays)]
+
+    def tls(self, peer: Peer) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO, bytes]:
+        """Return a client's side of a handshake as ``peer``, its pipes in and out, and its certificate."""
         certificate = self._authority.issue(
             peer, _public(self._key), now=time.time(), lifetime_s=LEAF_LIFETIME_S
         )
@@ -108,7 +137,15 @@ class Fleet:
             # The object takes what its context has now: one context serves all peers, one after the other.
             self._context.load_cert_chain(file.name)
         come, go = ssl.MemoryBIO(), ssl.MemoryBIO()
-        return self._context.wrap_bio(come, go, server_hostname=self.hub), come, go
+        return self._context.wrap_bio(come, go, server_hostname=self.hub), come, go, certificate
+
+    def voucher(self, peer: Peer, certificate: bytes, instance: str) -> membership_pb2.RelayVoucher | None:
+        """Return a peer's voucher for its relay; None: it has none."""
+        if not (relay := self.target(peer).relay):
+            return None
+        identity = make_identity(self._key_pem, certificate, self._authority.certificate_pem)
+        voucher = vouch(identity, relay, instance=instance, now=time.time())
+        return to_wire(membership_pb2.RelayVoucher, voucher)
 
     def report(self) -> str:
         """Return what was seen since the last report, and begin anew."""
@@ -135,7 +172,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, fleet: Fleet, peer: Peer, joined: "asyncio.Future[None]") -> None:
         self._fleet, self._peer, self._joined = fleet, peer, joined
-        self._tls, self._come, self._go = fleet.tls(peer)
+        self._tls, self._come, self._go, self._certificate = fleet.tls(peer)
         self._reader = http2.Reader(unary=_JOIN)
         self._loop = asyncio.get_running_loop()
         self._is_secure = self._is_lost = False
@@ -262,6 +299,7 @@ class Connection(asyncio.Protocol):
             vocabulary_size=100 if is_learner else 0,
             instance=f"{id(self):016x}",
             grader_digest=b"" if is_learner else b"g" * 16,
+            voucher=self._fleet.voucher(self._peer, self._certificate, f"{id(self):016x}"),
         )
 
     def _send(self, data: bytes) -> None:
@@ -273,9 +311,9 @@ class Connection(asyncio.Protocol):
             self._transport.write(self._go.read())
 
 
-async def main(run: Path, target: str, first: int, count: int, every_s: float) -> None:
+async def main(run: Path, targets: str, first: int, count: int, every_s: float) -> None:
     """Open the peers, then report at each line of standard input."""
-    fleet = Fleet(run, target, every_s=every_s)
+    fleet = Fleet(run, targets, every_s=every_s)
     await fleet.open(range(first, first + count))
     print(json.dumps({"joined": count}), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
@@ -288,5 +326,5 @@ def _public(key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePublicKey:
 
 if __name__ == "__main__":
     descriptors.raise_limit()
-    _, _run, _target, _first, _count, _every = sys.argv
-    uvloop.run(main(Path(_run), _target, int(_first), int(_count), float(_every)))
+    _, _run, _targets, _first, _count, _every = sys.argv
+    uvloop.run(main(Path(_run), _targets, int(_first), int(_count), float(_every)))

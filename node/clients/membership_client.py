@@ -21,6 +21,7 @@ from node.clients.heartbeats import Heartbeats, Notices, PeerReports
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
+from node.identity.relay_voucher import RelayVoucher
 from node.protocol import OURS, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
@@ -67,12 +68,14 @@ class MembershipClient:
         waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         identity: Identity | None = None,
         hub: Hub | None = None,
+        vouch: Callable[[str, str], RelayVoucher] | None = None,
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
         ``waiting`` counts a wait under its name, as ``NodeMetrics.waiting``; ``identity`` is this peer's,
         whose dates are compared with the clocks, None where TLS is off; ``hub``, where the channel leads,
-        moves on to the next coordinator from one that does not serve.
+        moves on to the next one from one that does not serve; ``vouch`` lets a relay of this name speak for
+        this process, by its instance; None: this peer does not join by relays.
         """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
@@ -85,6 +88,7 @@ class MembershipClient:
         self._waiting = waiting
         self._identity = identity
         self._hub = hub
+        self._vouch = vouch
         self._clock = clock
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
@@ -145,9 +149,10 @@ class MembershipClient:
                 _warn_of_other_grader(await self._call_join(), grader_digest)
                 return
             except (RefusedError, ConnectionLost) as error:
-                if _is_final(error):
+                if not _is_final(error):
+                    self._look_elsewhere(error)
+                elif not self._has_another_word():
                     raise
-                self._look_elsewhere(error)
                 _log(error)
             with self._waiting("task that samplers agree on"):
                 await backoff.wait()
@@ -168,16 +173,29 @@ class MembershipClient:
                     await self._heartbeats.send(
                         interval_s=self._settings.heartbeat_interval_s,
                         stopping=stopping,
-                        answered=self._backoff.reset,
+                        answered=self._note_answer,
                     )
+            except _FirstHubAgainError:
+                logger.info("the first relay is tried again")
+                continue
             except (RefusedError, ConnectionLost) as error:
                 is_displaced = isinstance(error, RefusedError) and error.reason is Reason.NAME_IN_USE
-                if _is_final(error) or (is_displaced and self._joins):
+                is_final = _is_final(error) or (is_displaced and self._joins > 0)
+                if is_final and not self._has_another_word():
                     raise
-                self._look_elsewhere(error)
+                if not is_final:
+                    self._look_elsewhere(error)
                 wait = self._wait_after(error)
             with wait:
                 await self._backoff.wait(stopping)
+
+    def _note_answer(self) -> None:
+        self._backoff.reset()
+        if self._hub is not None and self._hub.answered(self._clock.monotonic()):
+            raise _FirstHubAgainError
+
+    def _has_another_word(self) -> bool:
+        return self._hub is not None and self._hub.has_another_word()
 
     def _look_elsewhere(self, error: RefusedError | ConnectionLost) -> None:
         if self._hub is not None:
@@ -227,9 +245,17 @@ class MembershipClient:
             grader_digest=self._grader_digest,
         )
         response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        if response.relay_id and self._vouch is not None:
+            voucher = self._vouch(response.relay_id, self._instance)
+            request.voucher.CopyFrom(to_wire(membership_pb2.RelayVoucher, voucher))
+            response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
         # A coordinator of before the first number admits whatever a later release says.
         check_common(OURS, spoken_from_wire(response), peer_name=f"this {self._member.role}")
         return from_wire(RunSettings, response)
+
+
+class _FirstHubAgainError(Exception):
+    """Ends the heartbeats to another hub, which goes on as if the stream were cut."""
 
 
 def _task(settings: RunSettings) -> tuple[bytes, int]:

@@ -288,7 +288,10 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
     return (
         Text(peer.node_id),
         Text(peer.role),
-        Text(peer.state, style=_STATE_STYLES.get(peer.state, "")),
+        Text(
+            f"{peer.state} via {peer.via}" if peer.via else peer.state,
+            style=_STATE_STYLES.get(peer.state, ""),
+        ),
         Text(_number(peer.held)),
         Text(str(peer.version_lag_versions)),
         Text(f"{peer.lag_s:.1f}"),

@@ -10,7 +10,7 @@ started. None of them imports torch or grpc, so a wrong value is reported before
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -194,7 +194,8 @@ def load(
             faults += faults_of(error, section=section, model=model, settings=settings)
     node, telemetry = sections.pop("node", None), sections.pop("telemetry", None)
     if isinstance(node, NodeSection):
-        faults += _faults_of_roles(node, frozenset(roles), given["node"])
+        by_relay = {name for name, section in sections.items() if getattr(section, "hub_relays", ())}
+        faults += _faults_of_roles(node, frozenset(roles), given["node"], by_relay=by_relay)
     if faults or not isinstance(node, NodeSection) or not isinstance(telemetry, TelemetrySection):
         raise NotReadyError(tuple(faults))
     values = tuple(
@@ -253,15 +254,17 @@ def _misspelt(environ: Mapping[str, str], *, section: str, model: type[BaseModel
 
 
 def _faults_of_roles(
-    node: NodeSection, roles: frozenset[str], settings: Mapping[str, Setting]
+    node: NodeSection, roles: frozenset[str], settings: Mapping[str, Setting], *, by_relay: Collection[str]
 ) -> Iterator[ConfigError]:
+    """Yield faults of a process in ``roles``; those ``by_relay`` need not reach the coordinator."""
     joining = sorted(roles - {"coordinator"})
-    if joining and node.coordinator is None:
+    dialling = [role for role in joining if role not in by_relay]
+    if dialling and node.coordinator is None:
         yield ConfigError(
             key="node.coordinator",
             value=None,
             source=settings["coordinator"].source if "coordinator" in settings else "nowhere",
-            rule=f"is required for the role {' and '.join(joining)}",
+            rule=f"is required for the role {' and '.join(dialling)}",
             fix="Add the coordinator's address: --coordinator HOST:PORT.",
         )
     if len(joining) > 1 and node.node_id is not None:

@@ -13,6 +13,7 @@ from heterorl.v1 import (
     membership_pb2_grpc,
     model_pb2_grpc,
     policy_pb2_grpc,
+    relay_pb2_grpc,
     rollout_pb2_grpc,
 )
 from node import limits
@@ -25,12 +26,16 @@ from node.coordinator.held_back import HeldBack
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
-from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peer_requests import PeerRequests
+from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
+from node.coordinator.relay_servicer import RelayServicer
 from node.coordinator.reward_checking import RewardChecking
-from node.coordinator.rollout_servicer import RolloutServicer
+from node.coordinator.run_members import RunMembers
+from node.coordinator.run_rollouts import RunRollouts
+from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
@@ -44,6 +49,7 @@ from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.errors import ConfigError, DeposedError, StartupError
+from node.identity.relay_voucher import VoucherVerifier
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
@@ -53,8 +59,10 @@ from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
+from node.serving.membership_servicer import MembershipServicer
 from node.serving.model_servicer import ModelServicer
 from node.serving.policy_servicer import PolicyServicer
+from node.serving.rollout_servicer import RolloutServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
@@ -136,7 +144,6 @@ async def _coordinator(
         silent_after_s=config.silent_after_s,
         heartbeat_interval_s=config.heartbeat_interval_s,
         head=published.head,
-        revoked=lambda: revocations.current().node_ids,
         fleet=fleet,
         metrics=metrics,
         grader_digest=bytes.fromhex(config.grader_digest),
@@ -153,8 +160,9 @@ async def _coordinator(
     )
     bucket = bucket_mirror(context, store, config.bucket)
     checking = RewardChecking(transactions, spool, rows=rows, notify=peers.notify, metrics=metrics)
+    table = PeerTable(peers, revoked=lambda: revocations.current().node_ids)
     servers = [
-        _members_server(context, config, store, spool, checking, peers, revocations, bucket),
+        _members_server(context, config, store, spool, checking, table, revocations, bucket),
         *_enrolment_servers(context, config, revocations, records),
     ]
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
@@ -163,6 +171,7 @@ async def _coordinator(
     return CoordinatorService(
         spool=spool,
         peers=peers,
+        table=table,
         store=store,
         bucket=bucket,
         published=published,
@@ -204,34 +213,33 @@ def _members_server(
     store: ArtifactStore,
     spool: Spool,
     checking: RewardChecking,
-    peers: Peers,
+    table: PeerTable,
     revocations: RevocationList,
     bucket: BucketMirror | None,
 ) -> RpcServer:
-    group_bytes = _group_bytes(config)
+    group_bytes, clock = _group_bytes(config), context.clock
     policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
-    rollouts = RolloutServicer(
-        spool,
-        peers,
-        checking,
-        submission_door(context, hands_on=False),
-        group_bytes=group_bytes,
-        revocations=revocations,
-        metrics=context.transfer_metrics,
+    requests = PeerRequests(table.peers, spool, revocations, clock)
+    rollouts = RunRollouts(
+        requests, spool, checking, group_bytes=group_bytes, metrics=context.transfer_metrics
     )
     models = ModelServicer(config.model_dir, metrics=context.transfer_metrics)
-    membership = MembershipServicer(
-        peers,
-        spool,
-        run_id=context.run.run_id,
+    members = RunMembers(
+        requests,
+        RunReport(context.run.run_id, table, spool.held_back, clock),
         settings=to_wire(
             membership_pb2.JoinResponse,
             _settings(config, spool.rows, group_bytes=group_bytes),
             **dataclasses.asdict(OURS),
         ),
         revocations=revocations,
-        clock=context.clock,
+        clock=clock,
     )
+    membership_servicer = MembershipServicer(members)
+    rollout_servicer = RolloutServicer(rollouts, submission_door(context, hands_on=False))
+    identity = context.identity
+    vouchers = VoucherVerifier(None if identity is None else identity.ca_pem, run_id=context.run.run_id)
+    relay_servicer = RelayServicer(members, rollouts, vouchers=vouchers, clock=clock)
     return make_server(
         context,
         "members",
@@ -239,10 +247,11 @@ def _members_server(
         listen=config.listen,
         revocations=revocations,
         servicers=(
-            partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership),
+            partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership_servicer),
             partial(model_pb2_grpc.add_ModelServiceServicer_to_server, models),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
-            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
+            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollout_servicer),
+            partial(relay_pb2_grpc.add_RelayServiceServicer_to_server, relay_servicer),
         ),
     )
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from node.clock import Clock
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking
@@ -32,6 +33,7 @@ class CoordinatorService:
 
     spool: Spool
     peers: Peers
+    table: PeerTable
     store: ArtifactStore
     bucket: BucketMirror | None
     published: Published
@@ -111,9 +113,9 @@ class CoordinatorService:
         head = self.peers.head
         self.metrics.head.set(0 if head is None else head.number)
         self.metrics.show(self.spool.accounts)
-        for _ in self.peers.survey_parts(now):
+        for _ in self.table.survey_parts(now):
             await asyncio.sleep(0)  # heartbeats are answered in between
-        self.metrics.show_fleet(self.peers.survey)
+        self.metrics.show_fleet(self.table.survey)
         if not 0 <= now - self._gave_back_at_s < GIVE_BACK_EVERY_S:
             self._gave_back_at_s = now
             await asyncio.to_thread(give_back)

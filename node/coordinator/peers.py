@@ -1,55 +1,33 @@
 """The peers of a run: who is here, what each holds and waits for, and which verdicts it has not heard.
 
-Nothing here outlives the process, because peers
-report it all again when they join. What is dropped when a peer
+Nothing here outlives the process, because peers report it all again when they join. What is dropped when
+a peer
 
     falls silent    its metrics, and its place among those shown by name
     leaves          the same at once; silence for GONE_AFTER_S counts as leaving
     is forgotten    its row, lag and pending verdicts: past PEERS_REMEMBERED, those that left first
 
-A sampler's heartbeat or join costs the same however many peers there are. ``expire``, ``page``, a survey and
-the learner's heartbeat look at all of them, with little work for each.
+A sampler's heartbeat or join costs the same however many peers there are. ``expire`` and the learner's
+heartbeat look at all of them, with little work for each.
 """
 
-import heapq
 import random as randomness
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.fleet.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
-from node.coordinator.fleet.pending_verdicts import PendingVerdicts
-from node.coordinator.fleet.survey import (
-    NOTHING_SEEN,
-    PEERS_PER_PART,
-    FleetSurvey,
-    Measured,
-    Surveyor,
-    survey_every_s,
-)
-from node.coordinator.fleet.wait_chain import WaitingSamplers
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
-from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
-from node.rollout import GroupVerdict, Verdict
-from node.run import (
-    MEMBER_ROLES,
-    MOST_PEERS_A_PAGE,
-    PEER_ORDERS,
-    PEERS_A_PAGE,
-    PeerQuery,
-    PeerStatus,
-    Role,
-    SamplerStanding,
-    StepReport,
-    Teaching,
-)
+from node.rollout import GroupVerdict
+from node.run import Role, StepReport, Teaching
+from node.serving.heartbeat_pause import drawn_pause_s, pause_s, silence_s
+from node.serving.pending_verdicts import PendingVerdicts
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
 
@@ -58,11 +36,6 @@ PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 
 _GRADERS_AT_ONCE: Final = 64
 """Up to so many samplers, what they agree on is found at each join; of more, at the next ``expire``."""
-
-_VALUES_OF_A_CONDITION: Final = 8
-
-_WAITING_NAMED: Final = 3
-"""Samplers named of those that wait for the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +81,6 @@ class Peers:
         silent_after_s: float,
         heartbeat_interval_s: float,
         head: Callable[[], PolicyVersion | None],
-        revoked: Callable[[], Collection[str]],
         fleet: FleetCollector,
         metrics: CoordinatorMetrics,
         grader_digest: bytes = b"",
@@ -118,7 +90,7 @@ class Peers:
 
         ``random`` returns numbers in [0, 1), by which heartbeats are spread out.
         """
-        self._accounts = accounts
+        self.accounts = accounts
         self._silent_after_s = silent_after_s
         self._heartbeat_interval_s = heartbeat_interval_s
         self._random = random
@@ -126,20 +98,19 @@ class Peers:
         """Mean time between two heartbeats of a sampler."""
         self._membership = Membership(silent_after_s=silent_after_s)
         self._head = head
-        self._revoked = revoked
         self._fleet = fleet
         self._metrics = metrics
         self._reports: dict[Peer, HeartbeatReport] = {}
         """The newest of each peer."""
         self._waits_since_s: dict[Peer, float] = {}
         """Since when each peer names the wait that it names now."""
+        self._via: dict[Peer, str] = {}
+        """The relay that speaks for a peer; peers with a connection of their own are not here."""
         self._speaks: dict[Peer, Spoken] = {}
         self._few: dict[Peer, None] = {}
         """Known peers that are no samplers."""
         self._samplers: set[str] = set()
         """Node ids of known samplers."""
-        self._survey = NOTHING_SEEN
-        self._surveyed_at_s = float("-inf")
         self._configured_grader = grader_digest
         self._graders: dict[str, bytes] = {}
         """Node id of a sampler -> digest of its grader code."""
@@ -165,17 +136,25 @@ class Peers:
         completes: bool = False,
         grader_digest: bytes = b"",
         speaks: Spoken = OURS,
+        via: str = "",
     ) -> KnownPeer:
-        """Admit a peer, or admit it again; see ``Membership.join``."""
+        """Admit a peer, or admit it again; see ``Membership.join``.
+
+        ``via`` names the relay that speaks for it from now on; empty: it has a connection of its own.
+        """
         member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._reports[peer] = HeartbeatReport(held)
         self._waits_since_s[peer] = now
+        self._via.pop(peer, None)
+        if via:
+            self._via[peer] = via
         self._speaks[peer] = speaks
         if peer.role is Role.SAMPLER:
             self._samplers.add(peer.node_id)
         else:
             self._few[peer] = None
-        self._fleet.admit(peer)
+        if not via:  # a relay shows its samplers' metrics itself
+            self._fleet.admit(peer)
         if grader_digest:
             self._graders[peer.node_id] = grader_digest
             self._is_grader_due = True
@@ -188,7 +167,7 @@ class Peers:
 
     def objection_to_grader(self, peer: Peer) -> str:
         """Return how a sampler's grader code differs from the run's; empty where it does not."""
-        return self._accounts.grader.objection(self._graders.get(peer.node_id, b""))
+        return self.accounts.grader.objection(self._graders.get(peer.node_id, b""))
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined. Raises RefusedError: NOT_JOINED."""
@@ -212,7 +191,8 @@ class Peers:
         if self._reports[peer].waits_for != heartbeat.waits_for:
             self._waits_since_s[peer] = now
         self._reports[peer] = heartbeat
-        self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
+        if peer not in self._via:
+            self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
         if metrics:
             self._fleet.update(peer, metrics)
         elif metric_values:
@@ -231,15 +211,66 @@ class Peers:
         )
         if peer.role is not Role.LEARNER:
             return answer
-        best = self._accounts.evaluations.status.best
+        best = self.accounts.evaluations.status.best
         head = 0 if self.head is None else self.head.number
         return replace(
             answer,
             longest_lag_versions=self._longest_lag(),
             best_version=None if best is None else best.version,
-            evaluating_version=self._accounts.evaluations.awaited_version(head),
-            is_evaluated=self._accounts.evaluations.is_configured,
+            evaluating_version=self.accounts.evaluations.awaited_version(head),
+            is_evaluated=self.accounts.evaluations.is_configured,
         )
+
+    @property
+    def pause_s(self) -> float:
+        """Mean time between two heartbeats of a sampler."""
+        return self._pause_s
+
+    @property
+    def members(self) -> tuple[KnownPeer, ...]:
+        """Every peer known, in the order of their first join."""
+        return self._membership.members
+
+    def __len__(self) -> int:
+        return len(self._membership)
+
+    def __contains__(self, peer: Peer) -> bool:
+        return peer in self._reports
+
+    def report(self, peer: Peer) -> HeartbeatReport:
+        """Return the newest report of a known peer."""
+        return self._reports[peer]
+
+    def waits_since_s(self, peer: Peer) -> float:
+        """Return since when a known peer names the wait that it names now."""
+        return self._waits_since_s[peer]
+
+    def speaks(self, peer: Peer) -> Spoken:
+        """Return the protocols and the software of a known peer."""
+        return self._speaks[peer]
+
+    def via(self, peer: Peer) -> str:
+        """Return the relay that speaks for a peer; empty: it has a connection of its own."""
+        return self._via.get(peer, "")
+
+    def grader_of(self, sampler_id: str) -> bytes:
+        """Return the digest of a sampler's grader code; empty: it did not say."""
+        return self._graders.get(sampler_id, b"")
+
+    def live(self, role: Role) -> int:
+        """Return how many peers of the role are in the run and not silent."""
+        counts = self._membership.counts
+        return sum(counts.get((role, state), 0) for state in (PeerState.JOINED, PeerState.LIVE))
+
+    @property
+    def learner(self) -> Peer | None:
+        """The learner known for the longest; None: there is none."""
+        return next((peer for peer in self._few if peer.role is Role.LEARNER), None)
+
+    @property
+    def shown_by_name(self) -> Collection[Peer]:
+        """Peers whose metrics are shown by name."""
+        return self._fleet.named()
 
     @property
     def exportable_best(self) -> int | None:
@@ -249,6 +280,7 @@ class Peers:
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)
+        self._via.pop(peer, None)
         self._fleet.drop(peer)
         self._is_grader_due = self._is_grader_due or peer.node_id in self._graders
 
@@ -270,7 +302,8 @@ class Peers:
         self._pause_s = pause_s(
             interval_s=self._heartbeat_interval_s,
             peers=self._membership.present_peers,
-            lease_ttl_s=self._accounts.terms.lease_ttl_s,
+            relayed=len(self._via),
+            lease_ttl_s=self.accounts.terms.lease_ttl_s,
         )
         self._membership.be_patient(silence_s(configured_s=self._silent_after_s, pause_s=self._pause_s))
         changed = self._membership.expire(now)
@@ -287,86 +320,11 @@ class Peers:
         self._metrics.heartbeat_pause.set(self._pause_s)
         return changed
 
-    def page(self, query: PeerQuery, now: float) -> tuple[tuple[PeerStatus, ...], int]:
-        """Return the rows that a query asks for, and how many peers meet its conditions.
-
-        Raises RefusedError: MALFORMED; there is no such state, role, standing, order or page.
-        """
-        _check(query)
-        view = self._view(now)
-        members: Sequence[KnownPeer] = self._membership.members
-        if query.states or query.roles or query.standings or query.name or query.waits_for:
-            members = [member for member in members if self._meets(member, query, view)]
-        members = self._sorted(members, query, view)
-        last = query.offset + (query.limit or PEERS_A_PAGE)
-        return tuple(self._row(one, view) for one in members[query.offset : last]), len(members)
-
-    def survey_parts(self, now: float) -> Iterator[None]:
-        """Look at all peers if it is time, in parts between which heartbeats may be answered."""
-        if now < self._surveyed_at_s + survey_every_s(len(self._membership)) and now >= self._surveyed_at_s:
-            return
-        self._surveyed_at_s = now
-        surveyor = Surveyor(
-            self._fleet.named(),
-            self._accounts.terms.bounds.max_staleness_versions,
-            self._accounts.grader.digest,
-        )
-        view = self._view(now)
-        for number, member in enumerate(self._membership.members, start=1):
-            report = self._reports.get(member.peer)
-            if report is not None:
-                self._see(surveyor, member, report, view)
-            if number % PEERS_PER_PART == 0:
-                yield
-        self._survey = surveyor.result()
-
-    @property
-    def survey(self) -> FleetSurvey:
-        """The result of the last look at all peers."""
-        return self._survey
-
-    def unheard_s(self, role: Role, now: float) -> float | None:
-        """Return the time since a peer of the role was last heard of; None: none ever was."""
-        seen = [one.last_seen_s for one in self._membership.members if one.peer.role is role]
-        return max(0.0, now - max(seen)) if seen else None
-
-    def live(self, role: Role) -> int:
-        """Return how many peers of the role are in the run and not silent."""
-        return sum(
-            self._membership.counts.get((role, state), 0) for state in (PeerState.JOINED, PeerState.LIVE)
-        )
-
-    def learner_waits_for(self) -> str:
-        """Return what the learner waits for; empty: nothing, or it is not here."""
-        return next((self._reports[peer].waits_for for peer in self._few if peer.role is Role.LEARNER), "")
-
-    def learner_waits_s(self, now: float) -> float:
-        """Return how long the learner has named that wait; 0 where it is not here."""
-        learners = (self._waits_since_s[peer] for peer in self._few if peer.role is Role.LEARNER)
-        return max(0.0, now - next(learners, now))
-
-    def waiting_samplers(self, now: float) -> tuple[WaitingSamplers, ...]:
-        """Return the samplers that are here, by what they wait for."""
-        by_wait: dict[str, list[tuple[float, str]]] = {}
-        for member in self._membership.members:
-            peer = member.peer
-            if peer.role is Role.SAMPLER and member.state in (PeerState.JOINED, PeerState.LIVE):
-                waits = by_wait.setdefault(self._reports[peer].waits_for, [])
-                waits.append((self._waits_since_s[peer], peer.node_id))
-        return tuple(
-            WaitingSamplers(
-                waits_for,
-                tuple(name for _, name in heapq.nsmallest(_WAITING_NAMED, waits)),
-                len(waits),
-                max(0.0, now - min(waits)[0]),
-            )
-            for waits_for, waits in by_wait.items()
-        )
-
     def _forget(self) -> None:
         for peer in [peer for peer in self._reports if peer not in self._membership]:
             del self._reports[peer], self._waits_since_s[peer], self._speaks[peer]
             self._few.pop(peer, None)
+            self._via.pop(peer, None)
             if peer.role is Role.SAMPLER:
                 self._samplers.discard(peer.node_id)
                 self._graders.pop(peer.node_id, None)
@@ -376,90 +334,6 @@ class Peers:
         if peer.role is not Role.SAMPLER or self._pause_s <= self._heartbeat_interval_s:
             return None
         return drawn_pause_s(self._pause_s, self._random())
-
-    def _view(self, now: float) -> "_View":
-        return _View(
-            now, self.head, frozenset(self._revoked()), self._accounts.slots.oldest_leases(), self._accounts
-        )
-
-    def _meets(self, member: KnownPeer, query: PeerQuery, view: "_View") -> bool:
-        peer = member.peer
-        if query.roles and peer.role not in query.roles:
-            return False
-        if query.states and view.state(member) not in query.states:
-            return False
-        if query.name not in peer.node_id or query.waits_for not in self._reports[peer].waits_for:
-            return False
-        if not query.standings:
-            return True
-        return peer.role is Role.SAMPLER and view.standing(peer.node_id)[0] in query.standings
-
-    def _sorted(self, members: Sequence[KnownPeer], query: PeerQuery, view: "_View") -> Sequence[KnownPeer]:
-        order, reports = query.sort_by or PEER_ORDERS[0], self._reports
-        if order == "joined":
-            return members[::-1] if query.is_reversed else members
-        if order == "name":
-            return sorted(members, key=lambda one: one.peer.node_id, reverse=query.is_reversed)
-        keys: dict[str, Callable[[KnownPeer], float]] = {
-            "behind": lambda one: view.lag(reports[one.peer].held)[0],
-            "lag": lambda one: view.lag(reports[one.peer].held)[1],
-            "seen": lambda one: view.now - one.last_seen_s,
-            "clock": lambda one: abs(reports[one.peer].clock_offset_s),
-            "leases": lambda one: self._accounts.held(one.peer.node_id),
-        }
-        return sorted(members, key=keys[order], reverse=not query.is_reversed)
-
-    def _see(self, surveyor: Surveyor, member: KnownPeer, report: HeartbeatReport, view: "_View") -> None:
-        peer, name = member.peer, member.peer.node_id
-        behind, lag_s = view.lag(report.held)
-        is_sampler = peer.role is Role.SAMPLER
-        surveyor.see(
-            peer,
-            view.state(member),
-            Measured(behind, lag_s, max(0.0, view.now - member.last_seen_s), report.clock_offset_s),
-            standing=view.standing(name)[0] if is_sampler else None,
-            grader=self._graders.get(name, b"") if is_sampler else b"",
-            twin_for_s=max(0.0, view.now - member.refused_twin_at_s) if member.refused_twins else None,
-            speaks=self._speaks[peer],
-        )
-
-    def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:
-        peer, report, now = member.peer, self._reports[member.peer], view.now
-        lag_versions, lag_s = view.lag(report.held)
-        row = PeerStatus(
-            node_id=peer.node_id,
-            role=peer.role,
-            state=view.state(member).value,
-            held=report.held,
-            version_lag_versions=lag_versions,
-            lag_s=lag_s,
-            last_seen_s=max(0.0, now - member.last_seen_s),
-            clock_offset_s=report.clock_offset_s,
-            waits_for=report.waits_for,
-            verdicts={},
-            staleness_mean_versions=0.0,
-            joins=member.joins,
-            refused_twins=member.refused_twins,
-            refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
-            software_version=self._speaks[peer].software_version,
-            protocol=self._speaks[peer].protocol,
-        )
-        return self._as_sampler(row, view) if peer.role is Role.SAMPLER else row
-
-    def _as_sampler(self, row: PeerStatus, view: "_View") -> PeerStatus:
-        name, accounts = row.node_id, self._accounts
-        standing, detail = view.standing(name)
-        return replace(
-            row,
-            verdicts={verdict.value: n for verdict, n in accounts.verdicts_of(name).items()},
-            staleness_mean_versions=accounts.staleness_mean(name),
-            grader_digest=self._graders.get(name, b""),
-            leases=accounts.held(name),
-            lease_allowance=accounts.standings.of(name).allowance,
-            oldest_lease_s=view.oldest_lease_s(name),
-            standing=standing.value,
-            standing_detail=detail,
-        )
 
     def _longest_lag(self) -> int:
         """Return the versions to the head of the sampler furthest behind that holds more than the base."""
@@ -476,8 +350,8 @@ class Peers:
     def _agree_on_grader(self) -> None:
         self._is_grader_due = False
         present = self._graders_present()
-        self._accounts.grader = agreed_grader(
-            self._accounts.grader, present, configured=self._configured_grader
+        self.accounts.grader = agreed_grader(
+            self.accounts.grader, present, configured=self._configured_grader
         )
         self._metrics.grader_digests.set(len(set(present.values())))
 
@@ -497,71 +371,5 @@ class Peers:
     def _must_repair(self, held: PolicyVersion | None) -> bool:
         if held is None or not held.root:
             return False
-        signed_root = self._accounts.versions.root_of(held.number)
+        signed_root = self.accounts.versions.root_of(held.number)
         return signed_root is not None and signed_root != held.root
-
-
-@dataclass(slots=True)
-class _View:
-    """One moment, at which peers are looked at; what many of them share is worked out once."""
-
-    now: float
-    head: PolicyVersion | None
-    revoked: Collection[str]
-    oldest_leases: Mapping[str, float]
-    """Sampler -> when its oldest lease was granted."""
-    accounts: Accounts
-    _lags: dict[int | None, tuple[int, float]] = field(default_factory=dict)
-
-    def state(self, member: KnownPeer) -> PeerState:
-        return PeerState.REVOKED if member.peer.node_id in self.revoked else member.state
-
-    def lag(self, held: PolicyVersion | None) -> tuple[int, float]:
-        """Return versions and seconds to the head; see ``VersionLog.lag``, which looks at all versions."""
-        number = None if held is None else held.number
-        if (known := self._lags.get(number)) is not None:
-            return known
-        lag = self._lags[number] = self.accounts.versions.lag(held, self.head, now=self.now)
-        return lag
-
-    def oldest_lease_s(self, sampler_id: str) -> float:
-        return max(0.0, self.now - self.oldest_leases.get(sampler_id, self.now))
-
-    def standing(self, sampler_id: str) -> tuple[SamplerStanding, str]:
-        accounts = self.accounts
-        return accounts.standings.word(
-            sampler_id,
-            delivered=accounts.verdicts_of(sampler_id).get(Verdict.SPOOLED, 0),
-            held=accounts.held(sampler_id),
-            oldest_s=self.oldest_lease_s(sampler_id),
-            max_age_s=accounts.max_age_s(sampler_id),
-            now=self.now,
-        )
-
-
-_CLOSED: Final[dict[str, frozenset[str]]] = {
-    "states": frozenset(PeerState),
-    "roles": frozenset(MEMBER_ROLES),
-    "standings": frozenset(SamplerStanding),
-    "sort_by": frozenset({"", *PEER_ORDERS}),
-}
-
-
-def _check(query: PeerQuery) -> None:
-    for name, allowed in _CLOSED.items():
-        said = getattr(query, name)
-        wrong = sorted(
-            {said} - allowed if isinstance(said, str) else set(said[:_VALUES_OF_A_CONDITION]) - allowed
-        )
-        if wrong or (not isinstance(said, str) and len(said) > _VALUES_OF_A_CONDITION):
-            raise RefusedError(
-                Reason.MALFORMED,
-                f"a query for peers with {name} = {wrong[0][:50] if wrong else len(said)!r}",
-                fix=f"allowed are {', '.join(sorted(filter(None, allowed)))}",
-            )
-    if query.offset < 0 or not 0 <= query.limit <= MOST_PEERS_A_PAGE:
-        raise RefusedError(
-            Reason.MALFORMED,
-            f"a page of {query.limit} peers from the {query.offset}th on",
-            fix=f"ask for 1 to {MOST_PEERS_A_PAGE} peers, from the 0th or a later one on",
-        )

@@ -9,21 +9,17 @@ sampler --SubmitRollouts--> spool (on disk) --SPOOLED--> sampler
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from functools import partial
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
-from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.submission_stream import SubmissionStream
 from node.errors import Reason, Recovery, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.rollout_spool import RolloutSpool
-from node.rollout import EncodedGroup, Verdict
-from node.rpc.auth import Context, peer_of
+from node.rollout import EncodedGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.serving.submissions import SubmissionDoor
 from node.waits import run_until, side_by_side
 
 logger = logging.getLogger(__name__)
@@ -154,54 +150,3 @@ def _made(spool: RolloutSpool, changes: Sequence[Callable[[], bool]]) -> list[bo
                     raise
                 outcomes.append(refused)
     return outcomes
-
-
-class RelayRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
-    """Takes in what its sampler has signed, unread; the coordinator judges it."""
-
-    def __init__(
-        self,
-        forwarder: Forwarder,
-        door: SubmissionDoor,
-        *,
-        group_bytes: Callable[[], int],
-    ) -> None:
-        """Serve; ``group_bytes`` returns the size of the largest group of the run, as far as it is known."""
-        self._forwarder = forwarder
-        self._door = door
-        self._group_bytes = group_bytes
-
-    async def SubmitRollouts(  # noqa: N802 - the rpc's name
-        self,
-        request_iterator: AsyncIterator[rollout_pb2.SubmitRolloutsRequest | RefusedError],
-        context: Context,
-    ) -> AsyncIterator[rollout_pb2.SubmitRolloutsResponse]:
-        """Spool groups; the coordinator's verdict follows in a heartbeat, if it is another one."""
-        async with aclosing(
-            self._door.answers(
-                request_iterator, peer_of(context), self._take, group_bytes=self._group_bytes()
-            )
-        ) as responses:
-            async for response in responses:
-                yield response
-
-    async def _take(self, group: EncodedGroup) -> tuple[Verdict, str]:
-        return (Verdict.SPOOLED if await self._forwarder.take(group) else Verdict.DUPLICATE), ""
-
-    async def LeasePrompts(self, request: object, context: object) -> NoReturn:  # noqa: N802
-        raise _not_here()
-
-    async def ReleaseLeases(self, request: object, context: object) -> NoReturn:  # noqa: N802
-        raise _not_here()
-
-    def DrainRollouts(self, request_iterator: object, context: object) -> NoReturn:  # noqa: N802
-        raise _not_here()
-
-    def CheckRewards(self, request_iterator: object, context: object) -> NoReturn:  # noqa: N802
-        raise _not_here()
-
-
-def _not_here() -> RefusedError:
-    return RefusedError(
-        Reason.WRONG_ROLE, "a relay takes groups in and does not lease or deliver", fix="dial the coordinator"
-    )

@@ -1,5 +1,7 @@
 """Metrics of a relay."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from node.relay.rollout_spool import RolloutSpool
@@ -36,8 +38,31 @@ class RelayMetrics:
             registry=registry,
         )
 
-    def watch(self, store: ArtifactStore, spool: RolloutSpool) -> None:
+        self._samplers = Gauge(
+            "heterorl_relay_samplers", "Samplers that this relay speaks for.", registry=registry
+        )
+        self._requests = Gauge(
+            "heterorl_relay_waiting_requests",
+            "Requests of those samplers that wait for the coordinator.",
+            registry=registry,
+        )
+        self.dropped_verdicts = Counter(
+            "heterorl_relay_dropped_verdicts",
+            "Verdicts that a sampler was not told in time; the ledger counts them all.",
+            registry=registry,
+        )
+
+    def watch(
+        self,
+        store: ArtifactStore,
+        spool: RolloutSpool,
+        *,
+        samplers: Callable[[], int],
+        requests: Callable[[], int],
+    ) -> None:
         """Read the gauges at every scrape."""
+        self._samplers.set_function(samplers)
+        self._requests.set_function(requests)
         self._head.set_function(lambda: -1 if (head := store.head()) is None else head.number)
         self._spooled.set_function(lambda: len(spool))
         self._spooled_bytes.set_function(lambda: spool.size_bytes)

@@ -1,7 +1,8 @@
-"""Builds a relay from its section of the configuration: a hub without leases, which can forge no weight.
+"""Builds a relay from its section of the configuration: a hub that decides nothing and can forge no weight.
 
     upstream --announcements, frames--> mirror --> store --> policy servicer --> samplers, relays
     coordinator <--groups-- forwarder <-- spool <-- rollout servicer <--groups-- samplers
+    coordinator <--joins, leases, summaries of heartbeats-- carrier <-- sessions <-- samplers
 
 The server starts first and needs nobody: what was mirrored before is served while the coordinator is away.
 """
@@ -14,8 +15,7 @@ from typing import Final
 
 import grpc.aio
 
-from heterorl.v1 import policy_pb2_grpc, rollout_pb2_grpc
-from node import limits
+from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, relay_pb2_grpc, rollout_pb2_grpc
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.submission_stream import SubmissionStream
@@ -27,17 +27,23 @@ from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList, Revocations
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
+from node.relay.carried import CarriedMembers, CarriedRollouts
+from node.relay.carrier import Carrier
 from node.relay.config import RelayConfig
-from node.relay.forwarder import Forwarder, RelayRolloutServicer
+from node.relay.forwarder import Forwarder
 from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
 from node.relay.rollout_spool import RolloutSpool
+from node.relay.sessions import Sessions
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.rpc.server import RpcServer
 from node.run import Role
 from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
+from node.serving.membership_servicer import MembershipServicer
 from node.serving.policy_servicer import PolicyServicer
+from node.serving.rollout_servicer import RolloutServicer
+from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import snapshot
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
@@ -80,12 +86,26 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         random=random.random,
     )
-    metrics.watch(store, spool)
+    sessions = Sessions()
+    # A connection of its own: leases may come with a thousand rows, and groups fill theirs.
+    carrying = relay_pb2_grpc.RelayServiceStub(dial(hub, caller, purpose=Purpose.CARRIED, now=clock.now()))
+    carrier = Carrier(
+        carrying.Carry, sessions, metrics=metrics, monotonic=clock.monotonic, random=random.random
+    )
+    metrics.watch(store, spool, samplers=lambda: len(sessions), requests=carrier.waiting)
     membership = _membership(context, store, control, hub)
     bucket = bucket_mirror(context, store, config.bucket)
-    serving = StopsAfter(_server(context, config, store, forwarder, membership, bucket))
+    members = _members(context, sessions, carrier, membership)
+    rollouts = CarriedRollouts(sessions, carrier, forwarder, lambda: membership.group_bytes)
+    serving = StopsAfter(_server(context, config, store, members, rollouts, bucket))
     mirror = _mirror(context, store, _sources(context, config, hub, caller, control))
-    services: list[Service] = [serving, StopsAfter(forwarder, other=serving), mirror, membership]
+    services: list[Service] = [
+        serving,
+        StopsAfter(forwarder, other=serving),
+        StopsAfter(carrier, other=serving),
+        mirror,
+        membership,
+    ]
     return services if bucket is None else [*services, bucket]
 
 
@@ -144,20 +164,32 @@ def _membership(
     )
 
 
+def _members(
+    context: RoleContext, sessions: Sessions, carrier: Carrier, membership: MembershipClient
+) -> CarriedMembers:
+    fleet = FleetCollector()
+    context.registry.register(fleet)
+    return CarriedMembers(
+        context.node_id,
+        sessions,
+        carrier,
+        fleet,
+        context.clock,
+        clock_offset_s=lambda: membership.clock_offset_s,
+    )
+
+
 def _server(
     context: RoleContext,
     config: RelayConfig,
     store: ArtifactStore,
-    forwarder: Forwarder,
-    membership: MembershipClient,
+    members: CarriedMembers,
+    rollouts: CarriedRollouts,
     bucket: BucketMirror | None,
 ) -> RpcServer:
     policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
-    rollouts = RelayRolloutServicer(
-        forwarder,
-        submission_door(context, hands_on=True),
-        group_bytes=lambda: membership.group_bytes or limits.ROLLOUT_MESSAGE_BYTES,
-    )
+    membership_servicer = MembershipServicer(members)
+    rollout_servicer = RolloutServicer(rollouts, submission_door(context, hands_on=True))
     revocations = RevocationList(context.state_dir / REVOCATION_FILE, context.state_dir / REVOCATION_COPY)
     return make_server(
         context,
@@ -166,7 +198,8 @@ def _server(
         revocations=revocations,
         servicers=(
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
-            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollouts),
+            partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership_servicer),
+            partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollout_servicer),
         ),
     )
 

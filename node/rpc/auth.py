@@ -75,6 +75,9 @@ _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
 _SUBMITTERS: Final = frozenset({Role.SAMPLER, Role.RELAY})
 
+_CARRY_RATE: Final = Rate(per_s=100, burst=400)
+"""Messages of a relay for all its samplers; while the hub reads no more, their requests gather in one."""
+
 SUBMIT_ROLLOUTS: Final = "/heterorl.v1.RolloutService/SubmitRollouts"
 
 RULES: Final[dict[str, Rule]] = {
@@ -93,6 +96,9 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.PolicyService/AwaitArtifact": Rule(_MEMBERS, is_endless=True),
     "/heterorl.v1.PolicyService/OfferArtifact": Rule(_LEARNER),
     "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),
+    "/heterorl.v1.RelayService/Carry": Rule(
+        frozenset({Role.RELAY}), is_endless=True, rate=_JOIN_RATE, message_rate=_CARRY_RATE
+    ),
     "/heterorl.v1.RolloutService/LeasePrompts": Rule(_SAMPLER, rate=_LEASE_RATE),
     "/heterorl.v1.RolloutService/ReleaseLeases": Rule(_SAMPLER, rate=_LEASE_RATE),
     SUBMIT_ROLLOUTS: Rule(

@@ -56,6 +56,7 @@ class Purpose(enum.StrEnum):
     """The purpose of a channel: the service with the largest messages that it carries."""
 
     CONTROL = "MembershipService"
+    CARRIED = "RelayService"
     ROLLOUTS = "RolloutService"
     BULK = "PolicyService"
 

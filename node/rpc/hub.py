@@ -1,36 +1,76 @@
-"""The run's coordinators as a peer knows them: some addresses, one of which it takes for the leader's.
+"""The hubs that a peer speaks through: its relays, in their order, then coordinators, one of which leads.
 
-Whoever joins the run moves on from one that cannot be reached, stands by or drains; every channel that was
-dialled to the hub begins its next call where the hub is then.
+Whoever joins the run moves on from a coordinator that cannot be reached, stands by or drains, and from a
+relay that does not serve for whatever reason; every channel that was dialled to the hub begins its next call
+where the hub is then. A final refusal by a relay is final only once every other address has refused, too: a
+relay's word alone does not stop a sampler that knows another hub.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 
-from node.errors import HeteroRLError, Reason, RefusedError
+from node.errors import HeteroRLError, Reason, Recovery, RefusedError
 from node.rpc.address import split_targets
+
+RETURN_S: Final = 600.0
+"""How long a peer that has relays stays with another hub before it tries the first one again."""
 
 
 class Hub:
     """One or more addresses; used on the event loop's thread."""
 
-    def __init__(self, addresses: str) -> None:
-        """Take ``host:port``, or several with commas between. Raises ValueError: one cannot be dialled."""
-        self.addresses = split_targets(addresses)
+    def __init__(self, addresses: str, *, relays: Sequence[str] = ()) -> None:
+        """Take ``host:port`` of coordinators, with commas between, or nothing where there are ``relays``.
+
+        Raises ValueError: one cannot be dialled.
+        """
+        coordinators = split_targets(addresses) if addresses or not relays else ()
+        self.addresses = tuple(dict.fromkeys((*relays, *coordinators)))
         self.address = self.addresses[0]
         """The one that is dialled now."""
         self.moves = 0
+        self._relays = frozenset(relays)
+        self._left_first_s: float | None = None
+        self._refusals_in_a_row = 0
 
     def __str__(self) -> str:
         return ",".join(self.addresses)
 
     def move_on_after(self, error: HeteroRLError) -> None:
-        """Take the next address for the leader's, unless the one here refused for a reason of its own."""
-        if isinstance(error, RefusedError) and error.reason not in (Reason.STANDBY, Reason.DRAINING):
-            return
+        """Take the next address, unless the hub here refused for a reason that another one has, too."""
+        if isinstance(error, RefusedError):
+            if self.address in self._relays:
+                stays = error.reason.recovery is Recovery.REPLAN
+            else:
+                stays = error.reason not in (Reason.STANDBY, Reason.DRAINING)
+            if stays:
+                return
+        self._move_on()
+
+    def has_another_word(self) -> bool:
+        """Take the next address after a relay's final refusal; return False where all of them refuse."""
+        self._refusals_in_a_row += 1
+        if self.address not in self._relays or self._refusals_in_a_row >= len(self.addresses):
+            return False
+        self._move_on()
+        return True
+
+    def answered(self, now: float) -> bool:
+        """Note an answer at ``now``; return whether it is time to try the first relay again, and go there."""
+        self._refusals_in_a_row = 0
+        if not self._relays or self.address == self.addresses[0]:
+            self._left_first_s = None
+        elif self._left_first_s is None:
+            self._left_first_s = now
+        elif now - self._left_first_s >= RETURN_S:
+            self.address, self._left_first_s = self.addresses[0], None
+            return True
+        return False
+
+    def _move_on(self) -> None:
         place = self.addresses.index(self.address)
         self.address = self.addresses[(place + 1) % len(self.addresses)]
         self.moves += 1

@@ -394,7 +394,8 @@ def _port_of(service: str) -> str:
     if service == "EnrolmentService":
         return f"the coordinator's enrolment port (coordinator.enrolment_listen, {ENROLMENT_PORT} by default)"
     members = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
-    return members if service in ("MembershipService", "ModelService") else f"{members} and at relays"
+    at_coordinators = ("ModelService", "RelayService")
+    return members if service in at_coordinators else f"{members} and at relays"
 
 
 def _draining() -> RefusedError:

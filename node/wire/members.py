@@ -34,6 +34,7 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "layout_summary": _HAS_MODEL,
         "task_digest": _SAMPLER,
         "grader_digest": _SAMPLER,
+        "voucher": _SAMPLER,
     },
     membership_pb2.HeartbeatRequest: {
         "running_lease_ids": _SAMPLER,

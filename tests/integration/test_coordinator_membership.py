@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from heterorl.v1 import common_pb2, membership_pb2
-from node.coordinator import membership_servicer
+from node.coordinator import run_members
 from node.coordinator.work.standing import NEWCOMER_LEASES
 from node.protocol import OURS, Spoken
 from support.hub import LEASE_TTL_S, HandPeer, RunningHub, first_answer, members, reason
@@ -194,13 +194,13 @@ async def test_a_process_that_takes_the_place_of_another_of_its_name_ends_the_le
 async def test_in_a_large_fleet_those_who_ask_for_the_state_at_once_share_an_answer(
     hub: RunningHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership_servicer, "LARGE_FLEET_PEERS", 2)
+    monkeypatch.setattr(run_members, "LARGE_FLEET_PEERS", 2)
     async with members(hub) as (learner, sampler):
         before = await learner.status()
         assert len(before.peers) == 2
         await sampler.lease()
         assert await sampler.status() == before
-        hub.clock.advance(membership_servicer.SHARED_STATUS_S)
+        hub.clock.advance(run_members.SHARED_STATUS_S)
         assert (await sampler.status()).slots["leased"] == 1
 
 

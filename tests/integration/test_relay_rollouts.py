@@ -140,11 +140,11 @@ async def test_a_relay_that_is_full_keeps_its_samplers_waiting(made: MadeRun, tm
         assert (await at(relay).hand_in(request)).reason == Reason.BUSY
 
 
-async def test_a_relay_leases_nothing(made: MadeRun, tmp_path: Path) -> None:
+async def test_a_relay_leases_nothing_to_whom_it_does_not_speak_for(made: MadeRun, tmp_path: Path) -> None:
     async with running_relay(made, tmp_path / "relay", coordinator="127.0.0.1:1") as relay:
         rollout = at(relay).rollout
         lease = rollout.LeasePrompts(rollout_pb2.LeasePromptsRequest(max_leases=1), timeout=10)
-        assert await reason_of(lease) == Reason.WRONG_ROLE
+        assert await reason_of(lease) == Reason.NOT_JOINED
 
 
 async def test_a_relay_cannot_submit_in_the_name_of_a_sampler_that_did_not_sign(

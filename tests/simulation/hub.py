@@ -1,30 +1,36 @@
 """The coordinator of a simulated run: production's spool, peers, transactions, upkeep and ledger.
 
-What the servicers do between the wire and these is said again here, without the wire: who is refused, which
-call a message becomes. The store of policy versions is a list of artifacts without bytes.
+Peers call ``PeerRequests``, as the servicers do for them. The store of policy versions is a list of artifacts
+without bytes.
 """
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from heterorl.v1 import membership_pb2, relay_pb2
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.peer_requests import Joining, PeerRequests, SamplerModel
+from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.published import Published
+from node.coordinator.relay_servicer import RelayServicer
 from node.coordinator.reward_checking import RewardChecking
+from node.coordinator.run_members import RunMembers
+from node.coordinator.run_rollouts import RunRollouts
+from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work.accounts import Accounts, RunTerms, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import EMPTY_PAUSE_S
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
@@ -35,6 +41,7 @@ from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer
+from node.identity.relay_voucher import VoucherVerifier
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rollout import (
     EncodedGroup,
@@ -43,7 +50,6 @@ from node.rollout import (
     LeaseGrant,
     RolloutGroup,
     SamplingParameters,
-    Verdict,
 )
 from node.rpc.channel import ConnectionLost
 from node.run import Role, StepRecord
@@ -169,6 +175,18 @@ class WatchedTransactions(Transactions):
         return failure
 
 
+@dataclass
+class WatchedRequests(PeerRequests):
+    """Says what was leased to whom, by whatever way."""
+
+    granted: Callable[[str, LeaseGrant], None]
+
+    async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
+        grant = await PeerRequests.lease(self, peer, wanted, held, stays=stays)
+        self.granted(peer.node_id, grant)
+        return grant
+
+
 class Hub:
     """One life of the coordinator."""
 
@@ -190,7 +208,6 @@ class Hub:
         self.revocations = revocations
         self.shelf = shelf
         self._clock = clock
-        self._granted = granted
         loop: VirtualLoop = process.loop
         instruments: Any = Instruments(reached)
         self.ledger = SimulatedLedger.open(disk.directory / FILE_NAME, run_id=RUN_ID)
@@ -203,13 +220,13 @@ class Hub:
             self.ledger.record(decision.transaction)
             self.accounts.apply(decision.transaction, now=clock.now())
         store: Any = shelf
+        lists: Any = revocations
         self.published = Published(store, self.accounts)
         self.peers = Peers(
             self.accounts,
             silent_after_s=SILENT_AFTER_S,
             heartbeat_interval_s=HEARTBEAT_S,
             head=self.published.head,
-            revoked=lambda: revocations.node_ids,
             fleet=FleetCollector(),
             metrics=instruments,
         )
@@ -223,17 +240,41 @@ class Hub:
             metrics=instruments,
             clock=clock,
         )
-        lists: Any = revocations
         self.pardons = disk.directory.parent / "pardoned"
+        table = PeerTable(self.peers, revoked=lambda: revocations.node_ids)
+        self.requests = WatchedRequests(
+            self.peers,
+            self.spool,
+            lists,
+            clock,
+            granted=lambda sampler_id, grant: granted(self, sampler_id, grant),
+        )
+        checking = RewardChecking(
+            self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
+        )
+        self._relays = RelayServicer(
+            RunMembers(
+                self.requests,
+                RunReport(RUN_ID, table, self.spool.held_back, clock),
+                settings=membership_pb2.JoinResponse(
+                    prompts=plan.prompts if plan.are_prompts_configured else 0
+                ),
+                revocations=lists,
+                clock=clock,
+            ),
+            RunRollouts(self.requests, self.spool, checking, group_bytes=1 << 20, metrics=instruments),
+            vouchers=VoucherVerifier(None, run_id=RUN_ID),
+            clock=clock,
+        )
         self.service = CoordinatorService(
             spool=self.spool,
             peers=self.peers,
+            table=table,
             store=store,
+            bucket=None,
             published=self.published,
             trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
-            checking=RewardChecking(
-                self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
-            ),
+            checking=checking,
             servers=(),
             metrics=instruments,
             clock=clock,
@@ -252,62 +293,60 @@ class Hub:
 
     async def join_sampler(self, peer: Peer, held: PolicyVersion, *, instance: str, prompts: int) -> None:
         self._check_not_revoked(peer.node_id)
-        await self.spool.admit_sampler(peer.node_id, prompts=prompts)
-        before = self.peers.instance(peer)
-        member = self.peers.join(
-            peer, held, now=self._clock.now(), instance=instance, completes=bool(prompts)
-        )
-        if before not in ("", member.instance):
-            await self.spool.end_leases(peer.node_id)
+        model = SamplerModel(LAYOUT, TOKENIZER)
+        joining = Joining(held, model, instance=instance, prompts=prompts, completes=bool(prompts))
+        await self.requests.join(peer, joining)
 
     async def join_learner(self, peer: Peer, learner: Learner) -> bytes:
         """Admit a learner; return the digest of the task's options."""
-        await self.spool.admit_learner(learner)
-        self.peers.join(peer, PolicyVersion(learner.version), now=self._clock.now())
+        await self.requests.join(peer, Joining(PolicyVersion(learner.version), learner))
         return self.accounts.work.task_digest
 
     async def heartbeat(
         self, peer: Peer, report: HeartbeatReport, running: tuple[str, ...]
     ) -> tuple[HeartbeatAnswer, tuple[str, ...]]:
         self._check_not_revoked(peer.node_id)
-        answer = self.peers.heartbeat(peer, report, now=self._clock.now())
-        return answer, self.spool.renew(peer.node_id, running)
+        return self.requests.heartbeat(peer, report, running)
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
         self._check_not_revoked(peer.node_id)
-        self.peers.check_present(peer)
-        if self.peers.objection_to_grader(peer):
-            return LeaseGrant((), EMPTY_PAUSE_S, "grader")
-        grant = await self.spool.lease(peer.node_id, wanted, held, stays=stays)
-        self._granted(self, peer.node_id, grant)
-        return grant
+        return await self.requests.lease(peer, wanted, held, stays=stays)
 
     async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
         self._check_not_revoked(peer.node_id)
-        return await self.spool.release(peer.node_id, lease_ids, failed)
+        return await self.requests.release(peer, lease_ids, failed)
 
     async def submit(
         self, encoded: EncodedGroup, group: RolloutGroup, *, is_relayed: bool = False
     ) -> Submitted:
         """Take a group in, whose sampler is proved."""
-        name, sampler_id = encoded.group_id, encoded.sampler_id
-        if self.revocations.is_revoked(sampler_id):
-            submitted = Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
-        else:
-            is_held_out = is_evaluation_lease(name)
-            read: RolloutGroup | GroupHeader = (
-                group if is_held_out else self._header_of(encoded.columns, group)
-            )
-            submitted = await self.spool.submit(encoded, read)
-        if is_relayed and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
-            self.peers.notify(sampler_id, GroupVerdict(name, submitted.verdict, submitted.detail))
-        return submitted
+        is_held_out = is_evaluation_lease(encoded.group_id)
+        read: RolloutGroup | GroupHeader = group if is_held_out else self._header_of(encoded.columns, group)
+        return await self.requests.submit(encoded, read, is_relayed=is_relayed)
 
     def _header_of(self, key: bytes, group: RolloutGroup) -> GroupHeader:
         header = self._headers.get(key)
         if header is None:
             header = self._headers[key] = group.header
         return header
+
+    async def serve_relay(self, said: Stream[Any], told: Stream[Any]) -> None:
+        """Serve the stream of the relay until it ends."""
+
+        async def requests() -> AsyncIterator[relay_pb2.CarryRequest]:
+            while (message := await said.next()) is not None:
+                yield message
+
+        try:
+            async with aclosing(self._relays.carry(peer_of("relay", Role.RELAY), requests())) as responses:
+                async for response in responses:
+                    told.send(response)
+            told.end()
+        except (RefusedError, ConnectionLost) as error:
+            told.end(error)
+        except asyncio.CancelledError:
+            told.end(ConnectionLost("the coordinator is gone"))
+            raise
 
     async def upload(self, version: int, base: int, epoch: int) -> None:
         """Take an artifact of the learner's; it is on disk on return."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from node.coordinator.peers import HeartbeatReport
-from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
@@ -24,6 +23,7 @@ from node.rollout import (
     Verdict,
 )
 from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.hub import Hub as HubRoute
 from node.run import Role
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from sampler.rollouts.group_submitter import GroupSubmitter
@@ -38,6 +38,7 @@ from simulation.relay import SimulatedRelay
 from simulation.virtual_loop import Clock, Process
 from simulation.witness import Witness
 
+RELAY, COORDINATOR = "relay:1", "coordinator:1"
 CONCURRENCY_GROUPS = 2
 UNSUBMITTED_GROUPS = 2
 HEARTBEAT_S = 2.0
@@ -97,8 +98,14 @@ class SimulatedSampler:
         self._submitter = GroupSubmitter(self._submit, capacity_groups=8, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
         self._encoded: dict[str, EncodedGroup] = {}
+        self._route = HubRoute(COORDINATOR, relays=(RELAY,) if relay is not None else ())
         self._has_joined = False
         self._heard: frozenset[GroupVerdict] = frozenset()
+
+    @property
+    def is_by_relay(self) -> bool:
+        """Whether it speaks through the relay now."""
+        return self._route.address == RELAY
 
     @property
     def waits_for(self) -> str:
@@ -129,7 +136,8 @@ class SimulatedSampler:
                     )
                 )
                 return
-            except (ConnectionLost, RefusedError):
+            except (ConnectionLost, RefusedError) as error:
+                self._route.move_on_after(error)
                 with self._waits.waiting("coordinator"):
                     await backoff.wait()
 
@@ -144,7 +152,26 @@ class SimulatedSampler:
         released: int = await self._call(lambda hub: hub.release(self.peer, lease_ids, failed))
         return released
 
-    async def _call(self, handle: Callable[[Hub], Any]) -> Any:
+    async def _call(self, handle: Callable[[Any], Any]) -> Any:
+        """Ask the hub that it speaks through: the relay or the coordinator."""
+        if not self.is_by_relay:
+            return await self._call_coordinator(handle)
+
+        async def handled() -> Any:
+            if (relay := self._relay_now()) is None:
+                raise ConnectionLost("the relay is down")
+            return await handle(relay)
+
+        self._reached["asked by relay"] += 1
+        link = self._network.link(self.name, "relay")
+        return await call(
+            self.process.loop,
+            link,
+            lambda: None if (now := self._relay_now()) is None else now.process,
+            handled,
+        )
+
+    async def _call_coordinator(self, handle: Callable[[Hub], Any]) -> Any:
         def of_process() -> Process | None:
             hub = self._hub()
             return None if hub is None else hub.process
@@ -206,9 +233,8 @@ class SimulatedSampler:
 
     async def _submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         name, encoded = group.group_id, self._encoded[group.group_id]
-        relay = None if self._relay is None or is_evaluation_lease(name) else self._relay()
-        if self._relay is not None and not is_evaluation_lease(name):
-            if relay is None:
+        if self.is_by_relay:
+            if (relay := self._relay_now()) is None:
                 raise ConnectionLost("the relay is down")
             link = self._network.link(self.name, "relay")
             is_new = await call(
@@ -219,7 +245,7 @@ class SimulatedSampler:
             )
             self._witness.told_by_relay(self.name, name)
             return (Verdict.SPOOLED if is_new else Verdict.DUPLICATE), ""
-        submitted = await self._call(lambda hub: hub.submit(encoded, group))
+        submitted = await self._call_coordinator(lambda hub: hub.submit(encoded, group))
         self._witness.told(self.name, name, submitted.verdict)
         return submitted.verdict, submitted.detail
 
@@ -244,8 +270,12 @@ class SimulatedSampler:
                 answer, lost = await self._call(
                     lambda hub: hub.heartbeat(self.peer, report, running)  # noqa: B023 - awaited
                 )
-            except ConnectionLost:
+            except ConnectionLost as error:
                 has_heard = False
+                if self._relay is not None:
+                    self._route.move_on_after(error)
+                    await self._join()
+                    continue
             except RefusedError as refused:
                 has_heard = False
                 if refused.reason is Reason.NOT_JOINED:
@@ -253,8 +283,13 @@ class SimulatedSampler:
                     continue
             else:
                 has_heard = True
-                self._witness.heard_head(self.name, answer.head)
+                if self.is_by_relay:  # a relay's head may be older than one that it heard of elsewhere
+                    self._witness.heard_head(f"{self.name} by relay", answer)
+                else:
+                    self._witness.heard_head(self.name, answer.head)
                 self.lost(lost)
+                if self._route.answered(self.process.loop.time()):
+                    await self._join()
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _follow(self) -> None:
@@ -265,7 +300,7 @@ class SimulatedSampler:
             if self.policy.command(now=now) is not Command.LOOK:
                 continue
             try:
-                announced = await self._call(_announcement)
+                announced = await self._call_coordinator(_announcement)
             except (ConnectionLost, RefusedError):
                 continue
             if announced is None or announced.head.number <= self.policy.held.number:

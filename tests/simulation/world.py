@@ -354,6 +354,7 @@ class _World:
                 hub=lambda: self._hub,
                 group_of=self._groups.__getitem__,
                 draw=self._draw("relay"),
+                clock=self._clock("relay"),
                 witness=self._witness,
                 reached=self._reached,
             )
@@ -398,8 +399,12 @@ class _World:
         self._loop.call_later(DISCONNECTED_S, self._disconnected, sampler)
 
     def _disconnected(self, sampler: SimulatedSampler) -> None:
-        if self._hub is not None and self._hub.peers.instance(sampler.peer) == sampler.instance:
+        if self._hub is None or self._hub.peers.instance(sampler.peer) != sampler.instance:
+            return
+        if not sampler.is_by_relay:
             self._hub.peers.disconnected(sampler.peer)
+        elif self._relay is not None:
+            self._relay.members.disconnected(sampler.peer)
 
     def _keep(self, group: RolloutGroup) -> bytes:
         key = f"{group.group_id}#{len(self._groups)}".encode()

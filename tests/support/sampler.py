@@ -48,7 +48,9 @@ class RunningPeer:
 
 
 @asynccontextmanager
-async def sampling(made: MadeRun, hub: str, model_dir: Path, **settings: Any) -> AsyncIterator[RunningPeer]:
+async def sampling(
+    made: MadeRun, hub: str | None, model_dir: Path, **settings: Any
+) -> AsyncIterator[RunningPeer]:
     """Run a whole sampler as a stage of the daemon until the body ends."""
     values = {
         "model_dir": model_dir,

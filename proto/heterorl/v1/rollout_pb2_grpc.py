@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class RolloutServiceStub(object):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
-    serve SubmitRollouts alone.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
+    call.
     """
 
     def __init__(self, channel):
@@ -64,8 +64,8 @@ class RolloutServiceStub(object):
 
 
 class RolloutServiceServicer(object):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
-    serve SubmitRollouts alone.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
+    call.
     """
 
     def LeasePrompts(self, request, context):
@@ -172,8 +172,8 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService(object):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
-    serve SubmitRollouts alone.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
+    call.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RolloutServiceStub:
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
-    serve SubmitRollouts alone.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
+    call.
     """
 
     @_typing.overload
@@ -85,8 +85,8 @@ class RolloutServiceStub:
 
 @_typing.type_check_only
 class RolloutServiceAsyncStub(RolloutServiceStub):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
-    serve SubmitRollouts alone.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
+    call.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -139,8 +139,8 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     """
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; of its rpcs, relays
-    serve SubmitRollouts alone.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
+    call.
     """
 
     @_abc_1.abstractmethod

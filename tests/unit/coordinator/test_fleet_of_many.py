@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from node.coordinator.fleet.membership import GONE_AFTER_S
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Balance
 from node.identity.peer import Peer
@@ -51,11 +52,11 @@ class Run:
             silent_after_s=SILENT_AFTER_S,
             heartbeat_interval_s=2.0,
             head=lambda: PolicyVersion(3),
-            revoked=tuple,
             fleet=fleet,
             metrics=self.metrics,
             random=lambda: random,
         )
+        self.table = PeerTable(self.peers, revoked=tuple)
 
     def join(self, *peers: Peer, now: float = NOW_S) -> None:
         for peer in peers:
@@ -106,9 +107,9 @@ def test_a_sampler_that_an_operator_picks_is_shown_though_it_joins_last_and_retu
 
 def test_ten_times_the_samplers_make_no_series_more(run: Run) -> None:
     def series() -> int:
-        for _ in run.peers.survey_parts(NOW_S):
+        for _ in run.table.survey_parts(NOW_S):
             pass
-        run.metrics.show_fleet(run.peers.survey)
+        run.metrics.show_fleet(run.table.survey)
         return sum(not line.startswith("#") for line in exposition(run.registry).decode().splitlines())
 
     run.join(*map(sampler, range(200)))
@@ -142,9 +143,9 @@ def test_heartbeats_and_reports_of_a_fleet_are_as_many_a_second_however_large_it
 
 def test_a_fleet_is_looked_at_in_parts_and_the_larger_the_more_seldom(run: Run) -> None:
     run.join(*map(sampler, range(2000)))
-    assert len(list(run.peers.survey_parts(NOW_S))) == 4
-    assert list(run.peers.survey_parts(NOW_S + 1.9)) == []
-    assert len(list(run.peers.survey_parts(NOW_S + 2))) == 4
+    assert len(list(run.table.survey_parts(NOW_S))) == 4
+    assert list(run.table.survey_parts(NOW_S + 1.9)) == []
+    assert len(list(run.table.survey_parts(NOW_S + 2))) == 4
 
 
 def test_a_sampler_that_leaves_frees_its_place_for_the_next_that_is_heard(run: Run) -> None:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from node.coordinator import peers as peers_module
 from node.coordinator.fleet import membership as membership_module
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.version_log import Announced
@@ -45,7 +46,6 @@ def peers(fleet: FleetCollector, registry: CollectorRegistry) -> Peers:
         silent_after_s=10,
         heartbeat_interval_s=2.0,
         head=lambda: HEAD,
-        revoked=tuple,
         fleet=fleet,
         metrics=metrics,
         random=lambda: 1.0,
@@ -126,7 +126,7 @@ def test_verdicts_for_a_sampler_that_does_not_heartbeat_are_dropped_oldest_first
 
 def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(peers: Peers) -> None:
     peers.heartbeat(SAMPLER, heartbeat(PolicyVersion(1)), now=NOW_S)
-    (row,), _ = peers.page(PeerQuery(), NOW_S + 5)
+    (row,), _ = PeerTable(peers, revoked=tuple).page(PeerQuery(), NOW_S + 5)
     assert (row.version_lag_versions, row.lag_s, row.last_seen_s) == (2, 25.0, 5.0)
     assert (row.state, row.waits_for, row.clock_offset_s, row.joins) == ("live", "prompt lease", 0.25, 1)
 
@@ -145,12 +145,11 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(
         silent_after_s=10,
         heartbeat_interval_s=2.0,
         head=lambda: None,
-        revoked=tuple,
         fleet=fleet,
         metrics=metrics,
     )
     peers.join(SAMPLER, None, now=NOW_S)
-    (row,), _ = peers.page(PeerQuery(), NOW_S)
+    (row,), _ = PeerTable(peers, revoked=tuple).page(PeerQuery(), NOW_S)
     assert row.verdicts == {"spooled": 2, "trained": 1}
     assert row.staleness_mean_versions == 3.0
 
@@ -190,14 +189,14 @@ def fleet_of(peers: Peers, *, samplers: int) -> None:
 
 
 def names(peers: Peers, **query: Any) -> list[str]:
-    return [row.node_id for row in peers.page(PeerQuery(**query), NOW_S + 10)[0]]
+    return [row.node_id for row in PeerTable(peers, revoked=tuple).page(PeerQuery(**query), NOW_S + 10)[0]]
 
 
 def test_pages_have_each_peer_once_in_the_order_of_joining(peers: Peers) -> None:
     fleet_of(peers, samplers=6)
     pages = [names(peers, offset=offset, limit=3) for offset in (0, 3, 6, 9)]
     assert pages == [["s1", "t0", "t1"], ["t2", "t3", "t4"], ["t5"], []]
-    assert peers.page(PeerQuery(limit=3), NOW_S)[1] == 7
+    assert PeerTable(peers, revoked=tuple).page(PeerQuery(limit=3), NOW_S)[1] == 7
 
 
 @pytest.mark.parametrize(
@@ -239,7 +238,7 @@ def test_a_query_that_nothing_can_meet_is_refused_with_what_is_allowed(
     peers: Peers, query: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RefusedError) as refused:
-        peers.page(PeerQuery(**query), NOW_S)
+        PeerTable(peers, revoked=tuple).page(PeerQuery(**query), NOW_S)
     assert said in str(refused.value)
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.rollout import GroupVerdict, Verdict
+from node.serving.pending_verdicts import PendingVerdicts
 
 
 def judgement(number: int) -> GroupVerdict:

@@ -36,7 +36,7 @@ def test_nobody_proves_a_group_for_another_lease_or_with_other_bytes_or_for_anot
     made: MadeRun,
 ) -> None:
     proof = prove(made.sampler)
-    with pytest.raises(RefusedError, match=r"did not sign group '3\.2'") as refused:
+    with pytest.raises(RefusedError, match=r"group '3\.2' is not proved") as refused:
         check(made, proof, group_id="3.2")
     assert refused.value.reason is Reason.BAD_SIGNATURE
     with pytest.raises(RefusedError, match="with these bytes"):

@@ -1,39 +1,24 @@
-"""RolloutService at the coordinator: translates between the wire and the spool."""
+"""The coordinator's answers about rollouts: translates between the wire, ``PeerRequests`` and the spool."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from heterorl.v1 import rollout_pb2
 from node.coordinator.drain_stream import DrainStream
-from node.coordinator.peers import Peers
+from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.spool import Quarantines, Spool
-from node.coordinator.work.decisions import EMPTY_PAUSE_S
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello
-from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
-from node.identity.peer import is_name
-from node.identity.revocation import RevocationList
-from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
+from node.identity.peer import Peer, is_name
 from node.policy import PolicyVersion
-from node.rollout import (
-    EncodedGroup,
-    GroupHeader,
-    GroupVerdict,
-    LeaseGrant,
-    RewardFinding,
-    RolloutGroup,
-    Verdict,
-)
-from node.rpc.auth import Context, peer_of
+from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, RewardFinding, RolloutGroup, Verdict
 from node.run import Role, StepRecord
-from node.serving.submissions import SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import side_by_side
 from node.wire.mapping import from_wire, optional_from_wire, to_wire
@@ -54,82 +39,41 @@ HELD_GROUPS: Final = 65_536
 
 
 @dataclass(eq=False)
-class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
+class RunRollouts:
     """Leases prompts, takes groups in, and delivers them to the learner."""
 
+    requests: PeerRequests
     spool: Spool
-    peers: Peers
     checking: RewardChecking
-    door: SubmissionDoor
     group_bytes: int
     """Size of the largest group of the run."""
-    revocations: RevocationList
     metrics: TransferMetrics
 
-    async def LeasePrompts(  # noqa: N802 - the rpc's name
-        self, request: rollout_pb2.LeasePromptsRequest, context: Context
+    async def lease(
+        self, peer: Peer, request: rollout_pb2.LeasePromptsRequest
     ) -> rollout_pb2.LeasePromptsResponse:
-        peer = peer_of(context)
-        self.peers.check_present(peer)
-        if not 1 <= request.max_leases <= LEASES_PER_REQUEST:
-            raise RefusedError(
-                Reason.MALFORMED, f"max_leases = {request.max_leases}, allowed are 1 to {LEASES_PER_REQUEST}"
-            )
-        if self.peers.objection_to_grader(peer):
-            return to_wire(rollout_pb2.LeasePromptsResponse, LeaseGrant((), EMPTY_PAUSE_S, "grader"))
         held = optional_from_wire(PolicyVersion, request, "held")
-        grant = await self.spool.lease(peer.node_id, request.max_leases, held, stays=request.stays)
+        grant = await self.requests.lease(peer, request.max_leases, held, stays=request.stays)
         return to_wire(rollout_pb2.LeasePromptsResponse, grant)
 
-    async def ReleaseLeases(  # noqa: N802 - the rpc's name
-        self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
+    async def release(
+        self, peer: Peer, request: rollout_pb2.ReleaseLeasesRequest
     ) -> rollout_pb2.ReleaseLeasesResponse:
-        """Accept returned leases, and count the attempts that failed."""
-        named = len(request.lease_ids) + len(request.failed)
-        if named > LEASES_PER_PEER:
-            raise RefusedError(
-                Reason.OVER_LIMIT, f"{named} leases to release, at most {LEASES_PER_PEER} are allowed"
-            )
-        released = await self.spool.release(
-            peer_of(context).node_id,
-            tuple(request.lease_ids),
-            tuple(from_wire(FailedLease, one, detail=detail_of(one.detail)) for one in request.failed),
-        )
+        failed = tuple(from_wire(FailedLease, one, detail=detail_of(one.detail)) for one in request.failed)
+        released = await self.requests.release(peer, tuple(request.lease_ids), failed)
         return rollout_pb2.ReleaseLeasesResponse(released=released)
 
-    async def SubmitRollouts(  # noqa: N802 - the rpc's name
-        self,
-        request_iterator: AsyncIterator[rollout_pb2.SubmitRolloutsRequest | RefusedError],
-        context: Context,
-    ) -> AsyncIterator[rollout_pb2.SubmitRolloutsResponse]:
-        """Accept groups; one that breaks a rule has a verdict, not an error."""
-        peer = peer_of(context)
+    async def take(self, peer: Peer, group: EncodedGroup) -> tuple[Verdict, str]:
+        is_relayed = peer.role is Role.RELAY
+        submitted = await self.requests.submit(group, _read(group), is_relayed=is_relayed)
+        return submitted.verdict, submitted.detail
 
-        async def take(group: EncodedGroup) -> tuple[Verdict, str]:
-            submitted = await self._take(group)
-            if peer.role is Role.RELAY and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
-                # The relay has told the sampler that the group is spooled.
-                verdict = GroupVerdict(group.group_id[:100], submitted.verdict, submitted.detail)
-                self.peers.notify(group.sampler_id, verdict)
-            return submitted.verdict, submitted.detail
-
-        async with aclosing(
-            self.door.answers(request_iterator, peer, take, group_bytes=self.group_bytes)
-        ) as responses:
-            async for response in responses:
-                yield response
-
-    async def _take(self, group: EncodedGroup) -> Submitted:
-        if self.revocations.is_revoked(group.sampler_id):  # since a relay took the group in
-            return Submitted(Verdict.FOREIGN, f"{group.sampler_id} was revoked")
-        return await self.spool.submit(group, _read(group))
-
-    async def DrainRollouts(  # noqa: N802 - the rpc's name
-        self, request_iterator: AsyncIterator[rollout_pb2.DrainRolloutsRequest], context: Context
-    ) -> AsyncIterator[rollout_pb2.DrainRolloutsResponse]:
+    async def drain(
+        self, peer: Peer, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest]
+    ) -> AsyncGenerator[rollout_pb2.DrainRolloutsResponse]:
         """Send groups and acknowledgements while a second task listens to the learner."""
-        drain = await self._open(peer_of(context).node_id, (await _first(request_iterator)).hello)
-        listener = asyncio.create_task(self._listen(request_iterator, drain))
+        drain = await self._open(peer.node_id, (await _first(requests)).hello)
+        listener = asyncio.create_task(self._listen(requests, drain))
         listener.add_done_callback(lambda _: drain.end())
         try:
             async for outgoing in self.spool.deliver(drain):
@@ -143,20 +87,19 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if not listener.cancelled():
             listener.result()
 
-    async def CheckRewards(  # noqa: N802 - the rpc's name
-        self, request_iterator: AsyncIterator[rollout_pb2.CheckRewardsRequest], context: Context
-    ) -> AsyncIterator[rollout_pb2.CheckRewardsResponse]:
-        """Send groups while a second task takes the findings."""
-        peer, first = peer_of(context), await _first(request_iterator)
-        self.peers.check_present(peer)
-        hello = first.hello
+    async def check_rewards(
+        self, peer: Peer, requests: AsyncIterator[rollout_pb2.CheckRewardsRequest]
+    ) -> AsyncGenerator[rollout_pb2.CheckRewardsResponse]:
+        """Send groups to a verifier while a second task takes the findings."""
+        hello = (await _first(requests)).hello
+        self.requests.peers.check_present(peer)
         verifier = self.checking.admit(
             peer.node_id,
             task_digest=hello.task_digest,
             groups=hello.groups,
             noise_ratio=hello.noise_ratio,
         )
-        listener = asyncio.create_task(self._take_findings(request_iterator, verifier))
+        listener = asyncio.create_task(self._take_findings(requests, verifier))
         listener.add_done_callback(lambda _: self.checking.dismiss(verifier))
         try:
             async for group, row in self.checking.groups(verifier):

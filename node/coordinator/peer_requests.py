@@ -1,0 +1,151 @@
+"""Requests of peers, checked in one order and decided by ``Peers`` and ``Spool``; without the wire.
+
+    join        the run's model and task --> whose process holds the name --> leases of another one end
+    heartbeat   no learner has taken over --> noted --> its leases renewed
+    lease       joined --> its grader code is the run's --> leased
+    submit      its sampler is not shut out --> judged --> where a relay has told it otherwise: a notice
+
+The same for a peer with a connection of its own and for a sampler that a relay speaks for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from node.clock import Clock
+from node.coordinator.fleet.membership import KnownPeer
+from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
+from node.coordinator.spool import Spool
+from node.coordinator.work.decisions import EMPTY_PAUSE_S
+from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
+from node.coordinator.work.verdicts import Submitted
+from node.errors import Reason, RefusedError
+from node.failure import FailedLease
+from node.identity.peer import Peer
+from node.identity.revocation import RevocationList
+from node.policy import BaseModel, PolicyVersion
+from node.protocol import OURS, Spoken
+from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup, Verdict
+from node.run import Role
+from node.telemetry.metrics import MetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerModel:
+    """A sampler's model by its own account; empty: it does not know, or is older software."""
+
+    layout_digest: bytes
+    tokenizer_digest: bytes
+    chat_template_digest: bytes = b""
+    base: BaseModel = field(default_factory=BaseModel)
+    layout_summary: str = ""
+
+    def check(self, learner: Learner) -> None:
+        """Check that it is the run's. Raises RefusedError: in what it differs."""
+        check_model(self.layout_digest, self.tokenizer_digest, learner, layout_summary=self.layout_summary)
+        check_chat_template(self.chat_template_digest, learner)
+        if self.base.root:
+            check_base(self.base, learner)
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A request to join."""
+
+    held: PolicyVersion | None
+    model: Learner | SamplerModel | None = None
+    """None: a relay has none."""
+    instance: str = ""
+    prompts: int = 0
+    """Prompts of the task as the run has it now; 0: not known, or the coordinator has the rows."""
+    completes: bool = False
+    grader_digest: bytes = b""
+    speaks: Spoken = OURS
+    via: str = ""
+    """The relay that speaks for the peer; empty: it has a connection of its own."""
+
+
+@dataclass(slots=True)
+class PeerRequests:
+    """Decides what peers ask."""
+
+    peers: Peers
+    spool: Spool
+    revocations: RevocationList
+    clock: Clock
+
+    async def join(self, peer: Peer, joining: Joining) -> KnownPeer:
+        """Admit a peer that has the run's model. Raises RefusedError: why not."""
+        if isinstance(joining.model, Learner):
+            await self.spool.admit_learner(joining.model)
+        elif joining.model is not None:
+            if (learner := self.spool.accounts.learner) is not None:
+                joining.model.check(learner)
+            await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
+        before = self.peers.instance(peer)
+        member = self.peers.join(
+            peer,
+            joining.held,
+            now=self.clock.now(),
+            instance=joining.instance,
+            completes=joining.completes,
+            grader_digest=joining.grader_digest,
+            speaks=joining.speaks,
+            via=joining.via,
+        )
+        if peer.role is Role.SAMPLER and before not in ("", member.instance):
+            await self.spool.end_leases(peer.node_id)
+        return member
+
+    def heartbeat(
+        self,
+        peer: Peer,
+        report: HeartbeatReport,
+        lease_ids: tuple[str, ...],
+        *,
+        metrics: Sequence[MetricFamily] = (),
+        metric_values: Sequence[float] = (),
+    ) -> tuple[HeartbeatAnswer, tuple[str, ...]]:
+        """Note a heartbeat and renew leases; return the answer, and those leases whose work is in vain.
+
+        Raises RefusedError: NOT_JOINED; NAME_IN_USE; FENCED.
+        """
+        learner = self.spool.accounts.learner
+        if peer.role is Role.LEARNER and learner is not None and learner.node_id != peer.node_id:
+            raise RefusedError(
+                Reason.FENCED,
+                f"learner {learner.node_id} has taken over with epoch {learner.epoch}",
+                fix="stop one of them; a run has one learner",
+            )
+        answer = self.peers.heartbeat(
+            peer, report, now=self.clock.now(), metrics=metrics, metric_values=metric_values
+        )
+        return answer, self.spool.renew(peer.node_id, lease_ids) if lease_ids else ()
+
+    async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
+        """Lease prompts. Raises RefusedError: NOT_JOINED; see ``Spool.lease``."""
+        self.peers.check_present(peer)
+        if self.peers.objection_to_grader(peer):
+            return LeaseGrant((), EMPTY_PAUSE_S, "grader")
+        return await self.spool.lease(peer.node_id, wanted, held, stays=stays)
+
+    async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
+        """Take leases back, and count those that failed; return how many the sampler held."""
+        return await self.spool.release(peer.node_id, lease_ids, failed)
+
+    async def submit(
+        self,
+        encoded: EncodedGroup,
+        read: GroupHeader | RolloutGroup | RefusedError,
+        *,
+        is_relayed: bool,
+    ) -> Submitted:
+        """Take in a group, whose sampler is proved; see ``Spool.submit``."""
+        if self.revocations.is_revoked(encoded.sampler_id):  # since a relay took the group in
+            submitted = Submitted(Verdict.FOREIGN, f"{encoded.sampler_id} was revoked")
+        else:
+            submitted = await self.spool.submit(encoded, read)
+        if is_relayed and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
+            # The relay has told the sampler that the group is spooled.
+            verdict = GroupVerdict(encoded.group_id[:100], submitted.verdict, submitted.detail)
+            self.peers.notify(encoded.sampler_id, verdict)
+        return submitted

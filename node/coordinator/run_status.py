@@ -1,0 +1,135 @@
+"""The state of a run: what it does, who waits for whom, what is counted, a page of its peers; reads only."""
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Final
+
+from node.clock import Clock
+from node.coordinator.fleet.membership import PeerState
+from node.coordinator.fleet.wait_chain import Facts, WaitingSamplers, explained
+from node.coordinator.held_back import HeldBack
+from node.coordinator.peer_table import PeerTable
+from node.coordinator.peers import Peers
+from node.coordinator.work.capacity import Capacity
+from node.coordinator.work.decisions import room
+from node.coordinator.work.task_size import dispute
+from node.run import PeerQuery, Role, RunStatus
+
+BAD_PROMPTS_SHOWN: Final = 50
+"""Newest bad prompts in the state of the run; it says how many there are, too."""
+
+_WAITING_NAMED: Final = 3
+"""Samplers named of those that wait for the same."""
+
+
+@dataclass(slots=True)
+class RunReport:
+    """Reports the state of one run."""
+
+    run_id: str
+    table: PeerTable
+    held_back: HeldBack
+    clock: Clock
+    _started_at_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started_at_s = self.clock.now()
+
+    def status(self, query: PeerQuery) -> RunStatus:
+        """Return the state of the run, with a page of its peers.
+
+        Raises RefusedError: MALFORMED; see ``PeerTable.page``.
+        """
+        accounts, capacity, now = self.table.peers.accounts, room(self.table.peers.accounts), self.clock.now()
+        learner = accounts.learner
+        rows, matching = self.table.page(query, now)
+        survey = self.table.survey
+        headline, waits = explained(self._facts(capacity, now), waiting_samplers(self.table.peers, now))
+        return RunStatus(
+            run_id=self.run_id,
+            head=self.table.peers.head,
+            learner_epoch=0 if learner is None else learner.epoch,
+            peers=tuple(map(self.held_back.shown, rows)),
+            matching_peers=matching,
+            peer_counts=survey.peer_counts,
+            headline=headline,
+            waits=waits,
+            unusual=survey.unusual,
+            slots={state.value: n for state, n in accounts.slots.counts().items()},
+            verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
+            step=self.table.peers.step,
+            teaching=self.table.peers.teaching,
+            batch_groups=accounts.terms.bounds.batch_groups,
+            capacity_groups=capacity.groups,
+            capacity_bound=capacity.bound,
+            now_s=now,
+            ledger_gap=accounts.gap,
+            prompts=accounts.prompts or 0,
+            bad_prompts=accounts.bad_prompts.newest(BAD_PROMPTS_SHOWN),
+            bad_prompts_total=len(accounts.bad_prompts),
+            evaluation=accounts.evaluations.status,
+            bad_prompt_reasons=accounts.bad_prompts.reasons(),
+            max_staleness_versions=accounts.terms.bounds.max_staleness_versions,
+            grader_digest=accounts.grader.digest,
+            grader_said_by=accounts.grader.said_by,
+            task_dispute=dispute(accounts.task, accounts.size_words),
+            exportable_best=self.table.peers.exportable_best,
+        )
+
+    def _facts(self, capacity: Capacity, now: float) -> Facts:
+        accounts, peers = self.table.peers.accounts, self.table.peers
+        head = peers.head
+        started_for_s = max(0.0, now - self._started_at_s)
+        announced_for_s = None if head is None else accounts.versions.age_s(head.number, now=now)
+        learner, pause = peers.learner, self.held_back.pause
+        return Facts(
+            paused="" if pause is None else str(pause),
+            paused_s=0.0 if pause is None else pause.for_s(now),
+            version=None if head is None else head.number,
+            version_for_s=started_for_s if announced_for_s is None else announced_for_s,
+            started_for_s=started_for_s,
+            ledger_gap=accounts.gap,
+            is_confirmed=accounts.is_confirmed,
+            is_task_known=accounts.slots.prompts is not None,
+            live_learners=peers.live(Role.LEARNER),
+            learner_unheard_s=_unheard_s(peers, Role.LEARNER, now),
+            learner_waits_for="" if learner is None else peers.report(learner).waits_for,
+            learner_waits_s=self._learner_waits_s(now),
+            live_samplers=peers.live(Role.SAMPLER),
+            sampler_unheard_s=_unheard_s(peers, Role.SAMPLER, now),
+            idle_s=0.0 if peers.teaching is None else peers.teaching.idle_s,
+            capacity_groups=capacity.groups,
+            capacity_bound=capacity.bound,
+            ready_groups=accounts.load().untrained_groups,
+            batch_groups=accounts.terms.bounds.batch_groups,
+        )
+
+    def _learner_waits_s(self, now: float) -> float:
+        """Return how long the learner has named its wait; 0 where it is not here."""
+        learner = self.table.peers.learner
+        return 0.0 if learner is None else max(0.0, now - self.table.peers.waits_since_s(learner))
+
+
+def _unheard_s(peers: Peers, role: Role, now: float) -> float | None:
+    """Return the time since a peer of the role was last heard of; None: none ever was."""
+    seen = [one.last_seen_s for one in peers.members if one.peer.role is role]
+    return max(0.0, now - max(seen)) if seen else None
+
+
+def waiting_samplers(peers: Peers, now: float) -> tuple[WaitingSamplers, ...]:
+    """Return the samplers that are here, by what they wait for."""
+    by_wait: dict[str, list[tuple[float, str]]] = {}
+    for member in peers.members:
+        peer = member.peer
+        if peer.role is Role.SAMPLER and member.state in (PeerState.JOINED, PeerState.LIVE):
+            waits = by_wait.setdefault(peers.report(peer).waits_for, [])
+            waits.append((peers.waits_since_s(peer), peer.node_id))
+    return tuple(
+        WaitingSamplers(
+            waits_for,
+            tuple(name for _, name in heapq.nsmallest(_WAITING_NAMED, waits)),
+            len(waits),
+            max(0.0, now - min(waits)[0]),
+        )
+        for waits_for, waits in by_wait.items()
+    )
