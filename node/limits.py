@@ -36,6 +36,10 @@ PUSH_BYTES: Final = 8 << 20
 """Most payload bytes sent without a request: what a link of 400 Mbit/s carries in a round trip of 150 ms. No
 more is wasted if the receiver planned otherwise."""
 
+DIRECT_BYTES: Final = 64 << 10
+"""Payload bytes that a hub with a bucket still sends without a request: they arrive before a peer could have
+asked for an address."""
+
 FRAME_WORDS: Final = 1 << 20
 """Words of a full frame; smaller frames cost 7-17 % more bytes."""
 

@@ -9,6 +9,7 @@ started. None of them imports torch or grpc, so a wrong value is reported before
 """
 
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,10 +56,15 @@ Targets = Annotated[str, _passing(split_targets)]
 """The same, or several of them with commas between."""
 
 
-BucketUrl = Annotated[
-    str, Field(pattern=r"^(s3|gs|az|azure|abfs|abfss)://[^/?#\s]+(/[^?#\s]*)?$", max_length=1000)
-]
-"""``scheme://bucket/prefix`` of an object store that can sign addresses; a disk cannot."""
+def _check_bucket(url: str) -> None:
+    if len(url) > 1000 or not re.fullmatch(r"(s3|gs|az|azure|abfs|abfss)://[^/?#\s]+(/[^?#\s]*)?", url):
+        raise ValueError(
+            f"{url[:100]!r} is not an object store that signs addresses: s3://NAME/PREFIX, gs:// or az://"
+        )
+
+
+BucketUrl = Annotated[str, _passing(_check_bucket)]
+"""``scheme://bucket/prefix``; a disk cannot sign an address."""
 
 
 def bucket_packages(key: str, url: str | None) -> tuple[NeededPackage, ...]:

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
@@ -131,7 +131,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 changed.clear()
                 announcement = self._store.announcement()
                 if announcement is not None and self._bucket is not None:
-                    announcement = replace(announcement, in_bucket=self._bucket.in_bucket)
+                    announcement = self._bucket.announced(announcement)
                 if announcement is not None and announcement != sent:
                     sent = announcement
                     yield announcement

@@ -61,9 +61,13 @@ class TransferMetrics:
             "Operations that this hub's bucket failed; each is tried again.",
             ["operation"],
         )
-        self._bucket_lag = gauge(
+        self._bucket_missing = gauge(
             "heterorl_node_bucket_missing_artifacts",
             "Artifacts of this hub that are not in its bucket yet.",
+        )
+        self._bucket_withheld = gauge(
+            "heterorl_node_bucket_withheld_artifacts",
+            "Artifacts that this hub announces once they are in its bucket, or after a minute at most.",
         )
         self._stores: list[Callable[[], int]] = []
         self._fetch = histogram(
@@ -85,9 +89,12 @@ class TransferMetrics:
         """Show the bytes of groups that came in and are not on disk yet, whenever metrics are collected."""
         self._submissions.set_function(in_flight_bytes)
 
-    def watch_bucket(self, missing_artifacts: Callable[[], int]) -> None:
+    def watch_bucket(
+        self, *, missing_artifacts: Callable[[], int], withheld_artifacts: Callable[[], int]
+    ) -> None:
         """Show how far a bucket is behind its hub, whenever metrics are collected."""
-        self._bucket_lag.set_function(missing_artifacts)
+        self._bucket_missing.set_function(missing_artifacts)
+        self._bucket_withheld.set_function(withheld_artifacts)
 
     def count_bucket_bytes(self, direction: str, size_bytes: int) -> None:
         self._bucket_bytes.labels(direction).inc(size_bytes)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from node import limits
 from node.errors import Reason
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
@@ -16,12 +17,24 @@ from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.bucket import Bucket, object_name
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.source_scores import bucket_of
+from node.weights.transfer.sources import Sources
 from support.fetching import fetch_version
+from support.hub import running_hub
 from support.identity import MadeRun
-from support.object_store import ObjectStore, blocks, read, write
-from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
+from support.object_store import NAME, ObjectStore, blocks, read, write
+from support.policy_hub import (
+    Answers,
+    PolicyHub,
+    Pushing,
+    Registry,
+    make_fetcher,
+    make_sources,
+    policy_hub,
+)
+from support.relay import running_relay
+from support.uploading import uploading
 from support.waiting import eventually, until
-from support.weights import put_version, refused
+from support.weights import Learner, put_version, refused
 
 DELTA, KEYFRAME = ArtifactKey(1, 0), ArtifactKey(1)
 LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])
@@ -42,7 +55,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 @pytest.fixture
 async def objects(server: ObjectStore) -> ObjectStore:
     """Return the server, which runs and is empty."""
-    server.kill()
     await server.start()
     return server
 
@@ -54,21 +66,28 @@ async def refusing(number: int, answers: Answers) -> Answers:
 
 
 @asynccontextmanager
+async def listening(sources: Sources) -> AsyncIterator[None]:
+    """Hear what sources announce while the body runs."""
+
+    async def listen() -> None:
+        async for _ in sources.announcements():
+            pass
+
+    task = asyncio.create_task(listen())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
 async def following(hub: PolicyHub, registry: Registry, **limits: int) -> AsyncIterator[Fetcher]:
     """Return a sampler's fetcher, which hears what the hub announces while the body runs."""
     fetcher = await hub.fetcher(registry, **limits)
-
-    async def listen() -> None:
-        async for _ in fetcher.sources.announcements():
-            pass
-
-    listening = asyncio.create_task(listen())
-    try:
+    async with listening(fetcher.sources):
         yield fetcher
-    finally:
-        listening.cancel()
-        with suppress(asyncio.CancelledError):
-            await listening
 
 
 async def in_bucket(hub: PolicyHub, fetcher: Fetcher, key: ArtifactKey) -> None:
@@ -87,6 +106,11 @@ async def fetched(hub: PolicyHub, fetcher: Fetcher, key: ArtifactKey) -> HeldPol
 
 def name_of(hub: PolicyHub, key: ArtifactKey) -> str:
     return object_name(hub.store.manifest(key))
+
+
+def in_bucket_of(hub: PolicyHub) -> list[ArtifactKey]:
+    assert hub.bucket is not None
+    return list(hub.bucket.in_bucket)
 
 
 async def is_like_the_store(bucket: Bucket, hub: PolicyHub) -> bool:
@@ -249,6 +273,55 @@ async def test_a_bucket_killed_again_and_again_under_load_loses_nothing(
         assert registry.value("heterorl_node_frames_damaged_total") == 0
 
 
+async def test_a_large_artifact_is_announced_when_it_is_in_the_bucket(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=objects.bucket()) as hub:
+        hub.learner.put(hub.store, (1, 0))
+        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
+        hub.learner.put(hub.store, (2, None))
+        assert hub.store.head() == hub.learner.versions[1].version
+        await until(lambda: hub.store.head() == hub.learner.versions[2].version, within_s=WITHIN_S)
+        assert in_bucket_of(hub) == [DELTA, ArtifactKey(2)]
+
+
+async def test_a_bucket_that_is_too_slow_delays_one_version_for_a_bounded_time(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    bucket = objects.bucket()
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=bucket, hold_s=lambda _: 0.2) as hub:
+        hub.learner.put(hub.store, (1, 0))
+        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
+        objects.halt()
+        hub.learner.put(hub.store, (2, None))
+        assert hub.store.head() == hub.learner.versions[1].version
+        await until(lambda: hub.store.head() == hub.learner.versions[2].version, within_s=WITHIN_S)
+        hub.learner.put(hub.store, (3, None))
+        assert hub.store.head() == hub.learner.versions[3].version, "the next is not delayed at all"
+        assert in_bucket_of(hub) == [DELTA]
+        objects.go_on()
+        await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+
+
+async def test_a_hub_with_a_bucket_pushes_small_payloads_only(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=objects.bucket()) as hub:
+        hub.servicer.pushes = Pushing.PUSHES
+        hub.learner.put(hub.store, (1, 0))
+        async with following(hub, Registry()) as fetcher:
+            assert fetcher.sources.push_bytes(hub.serving.address) == limits.PUSH_BYTES
+            await in_bucket(hub, fetcher, DELTA)
+            assert fetcher.sources.push_bytes(hub.serving.address) == limits.DIRECT_BYTES
+            async with asyncio.TaskGroup() as tasks:
+                fetcher.prefetch(1, tasks)
+                await until(lambda: hub.servicer.awaited == [1], within_s=WITHIN_S)
+                hub.learner.put(hub.store, (11, 1))
+                await fetched(hub, fetcher, ArtifactKey(11, 1))
+        pushed = hub.registry.transferred("delta", "out")
+        assert hub.store.manifest(ArtifactKey(11, 1)).size_bytes > limits.DIRECT_BYTES >= pushed
+
+
 async def test_a_hub_locates_only_what_is_in_its_bucket(
     made: MadeRun, tmp_path: Path, objects: ObjectStore
 ) -> None:
@@ -257,8 +330,36 @@ async def test_a_hub_locates_only_what_is_in_its_bucket(
         with refused(Reason.UNKNOWN_VERSION):
             await hub.bucket.locate(DELTA)
         hub.learner.put(hub.store, (1, 0))
-        await until(lambda: hub.bucket is not None and hub.bucket.in_bucket == (DELTA,), within_s=WITHIN_S)
+        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
         url, valid_s = await hub.bucket.locate(DELTA)
         assert url.startswith(f"{objects.url}/weights/runs/example/hub-1/1-0-")
         assert 0 < valid_s <= 3600
         assert (await hub.bucket.locate(DELTA))[0] == url
+
+
+async def test_a_version_goes_from_learner_to_sampler_by_the_buckets_of_coordinator_and_relay_alone(
+    made: MadeRun, tmp_path: Path, objects: ObjectStore
+) -> None:
+    learner = Learner(layout=LARGE, run_id=made.run_id, key=made.signing_key)
+    published = learner.store(tmp_path / "published")
+    learner.put(published, (1, None))
+    url, size_bytes = f"s3://{NAME}/fleet", published.manifest(KEYFRAME).size_bytes
+    with objects.credentials():
+        async with (
+            running_hub(made, bucket=url) as hub,
+            running_relay(made, tmp_path / "relay", coordinator=hub.address, bucket=url) as relay,
+            uploading(made, published, hub.address),
+        ):
+            registry = Registry()
+            sources = make_sources(registry, relay.source())
+            async with listening(sources):
+                there = (bucket_of(relay.address),)
+                await until(lambda: sources.readable(KEYFRAME) == there, within_s=WITHIN_S)
+                fetcher = make_fetcher(made, sources, registry)
+                got = await fetch_version(fetcher, await fetcher.manifest(KEYFRAME), layout=LARGE, held=None)
+            np.testing.assert_array_equal(got.words, learner.words(1))
+            assert hub.metric("heterorl_node_bucket_bytes_total", direction="out") == size_bytes
+            assert hub.metric("heterorl_node_transfer_bytes_total", kind="keyframe", direction="out") == 0
+            for peer in (relay.registry, registry):
+                assert peer.value("heterorl_node_bucket_bytes_total", direction="in") == size_bytes
+                assert peer.transferred("keyframe", "out") == 0

@@ -2,21 +2,27 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
+"""Takes a request and its body."""
+
+
+def posted_to(answer: Answer, *, version: str = "HTTP/1.0") -> AbstractContextManager[str]:
+    """Serve on a free port, where every POST is answered with what was sent; yield the address."""
+    return served("POST", answer, version=version)
+
 
 @contextmanager
-def posted_to(
-    answer: Callable[[BaseHTTPRequestHandler, bytes], None], *, version: str = "HTTP/1.0"
-) -> Iterator[str]:
-    """Serve on a free port, where every POST is answered with what was sent; yield the address."""
+def served(method: str, answer: Answer, *, version: str = "HTTP/1.0") -> Iterator[str]:
+    """Serve on a free port, where every request of a method is answered; yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = version
 
-        def do_POST(self) -> None:
+        def answer_it(self) -> None:
             sent = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             with suppress(BrokenPipeError, ConnectionResetError):  # the other side has given up
                 answer(self, sent)
@@ -24,6 +30,7 @@ def posted_to(
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
+    setattr(Handler, f"do_{method}", Handler.answer_it)
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     serving = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})

@@ -185,8 +185,10 @@ def make_fetcher(made: MadeRun, sources: Sources, registry: Registry, **limits: 
     )
 
 
-def make_bucket_mirror(store: ArtifactStore, bucket: Bucket, registry: Registry) -> BucketMirror:
-    """Return what fills a bucket; it looks often, and its backoff takes no time."""
+def make_bucket_mirror(
+    store: ArtifactStore, bucket: Bucket, registry: Registry, hold_s: Callable[[int], float]
+) -> BucketMirror:
+    """Return the service that fills a bucket; it looks often, and its backoff takes no time."""
     return BucketMirror(
         store,
         bucket,
@@ -194,6 +196,7 @@ def make_bucket_mirror(store: ArtifactStore, bucket: Bucket, registry: Registry)
         monotonic=time.monotonic,
         random=lambda: 0.01,
         look_again_s=0.2,
+        hold_s=hold_s,
     )
 
 
@@ -207,13 +210,14 @@ async def policy_hub(
     damage: Callable[[bytes], bytes] | None = None,
     listen: str = "127.0.0.1:0",
     bucket: Bucket | None = None,
+    hold_s: Callable[[int], float] = lambda size_bytes: 60.0,
 ) -> AsyncIterator[PolicyHub]:
     """Serve the store in ``directory``, and fill ``bucket``, until the body ends."""
     learner = learner or Learner(layout=layout, run_id=made.run_id, key=made.signing_key)
     clock = ManualClock()
     store = learner.store(directory, monotonic=clock.monotonic)
     registry = Registry()
-    mirror = bucket and make_bucket_mirror(store, bucket, registry)
+    mirror = None if bucket is None else make_bucket_mirror(store, bucket, registry, hold_s)
     servicer = WatchedServicer(store, metrics=registry.metrics, damage=damage, bucket=mirror)
     add = partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer)
     async with serving(made, add, listen=listen) as served:

@@ -65,7 +65,7 @@ async def test_a_run_of_the_last_release_is_upgraded_process_by_process(tmp_path
     directory = RunDirectory(tmp_path / "run")
     directory.make_folders()
     make_tiny_model(directory.model, hidden=32, layers=1)
-    pythons = dict.fromkeys(ORDER, str(install_release(tmp_path / "release", imports=TESTS)))
+    pythons = dict.fromkeys(ORDER, install_release(tmp_path / "release", imports=TESTS))
     steps = StepTail(directory.step_log)
     imports = os.pathsep.join(map(str, (ROOT, ROOT / "proto", TESTS)))
     environ = os.environ | ONE_THREAD_EACH | {"PYTHONPATH": imports}

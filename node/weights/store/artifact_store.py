@@ -7,6 +7,7 @@
 Only what is in complete/ is announced. The head is the newest version that a peer with nothing
 but the public base model can get to; once announced it never goes back, across restarts too
 (``head.json``). A damaged artifact leaves the announcement until its frame was sent again.
+What is complete may be withheld from the announcement for a moment, until peers can have it from elsewhere.
 A relay also announces what is arriving, and whoever asks for a frame of it waits: a chain of relays
 then takes hardly longer than one.
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import Announcement, ArtifactKey, PolicyVersion
+from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_directories import ArtifactDirectories
@@ -40,6 +41,10 @@ _HEAD_FILE: Final = "head.json"
 
 Listener = Callable[[], object]
 """Called on the thread that makes a change: it must not block."""
+
+
+Withholds = Callable[[Artifact], bool]
+"""Says whether an artifact that is complete now is withheld. Called on any thread: it must not block."""
 
 
 @contextmanager
@@ -80,6 +85,8 @@ class ArtifactStore:
         self._run_id = run_id
         self._retained_keyframes = retained_keyframes
         self._arriving: set[ArtifactKey] = set()
+        self._withheld: set[ArtifactKey] = set()
+        self._withholds: Withholds | None = None
         self._awaited: int | None = None
         self._lock = threading.Lock()
         self.readers = Readers(monotonic=monotonic)
@@ -104,7 +111,7 @@ class ArtifactStore:
         return None if self._announcement is None else self._announcement.head
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
-        """Call ``listener`` at each change of the announcement."""
+        """Call ``listener`` at each change of the announcement or of what is whole."""
         return among(self._listeners, listener)
 
     def whole(self) -> tuple[Manifest, ...]:
@@ -112,6 +119,23 @@ class ArtifactStore:
         with self._lock:
             whole = (a.manifest for a in self._directories if self._directories.is_complete(a))
             return tuple(sorted(whole, key=lambda manifest: manifest.key))
+
+    @contextmanager
+    def withholding(self, withholds: Withholds) -> Iterator[None]:
+        """Withhold the new artifacts that ``withholds`` says while the body runs, each until ``release``."""
+        self._withholds = withholds
+        try:
+            yield
+        finally:
+            self._withholds = None
+            for key in tuple(self._withheld):
+                self.release(key)
+
+    def release(self, key: ArtifactKey) -> None:
+        """Announce an artifact that was withheld. Raises RefusedError: DISK; the next announcement has it."""
+        with self._lock, disk_errors_refused(key):
+            self._withheld.discard(key)
+            self._announce()
 
     def await_readers_of(self, version: int | None) -> None:
         """Keep a way to a version that slow peers are still to come to; None: to the head alone."""
@@ -264,8 +288,12 @@ class ArtifactStore:
             with self._lock:
                 is_current = self._directories.is_current(artifact)
                 if is_current and artifact.is_whole and not self._directories.is_complete(artifact):
+                    is_new = not artifact.is_quarantined and artifact.manifest.key not in self._arriving
                     self._directories.complete(artifact)
-                    self._announce()
+                    if is_new and self._withholds is not None and self._withholds(artifact.manifest.artifact):
+                        self._withheld.add(artifact.manifest.key)
+                    if not self._announce():  # as where it was withheld, or announced while it arrived
+                        _notify(self._listeners)
 
     def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
         with self._lock:
@@ -279,11 +307,16 @@ class ArtifactStore:
                 self._directories.quarantine(artifact)
                 self._announce()
 
-    def _announce(self) -> None:
-        """Remove what is surplus, advance the head, and notify the listeners if anything changed."""
+    def _announce(self) -> bool:
+        """Remove what is surplus, advance the head, and notify the listeners if anything changed.
+
+        Returns whether it did.
+        """
         complete = self._directories.complete_artifacts()
         manifests = {artifact.manifest.key: artifact.manifest for artifact in self._directories}
-        visible = {k: m.artifact for k, m in manifests.items() if k in complete or k in self._arriving}
+        self._withheld &= complete.keys()
+        shown = (complete.keys() | self._arriving) - self._withheld
+        visible = {k: m.artifact for k, m in manifests.items() if k in shown}
         newest = newest_reachable(visible.values())
         head = self._mark.head
         if newest is not None and (head is None or newest > head.number):
@@ -291,7 +324,7 @@ class ArtifactStore:
             self._save(self._mark.after(max(makers, key=lambda manifest: manifest.learner_epoch)))
             head = self._mark.head
         if head is None:
-            return
+            return False
         goes = surplus(
             complete.values(),
             wanted=(head.number, self._awaited),
@@ -300,7 +333,7 @@ class ArtifactStore:
         for key in self.readers.removable(goes):
             artifact = self.readers.remove_unless_read(key, partial(self._directories.pop, key))
             if artifact is not None:
-                del visible[key]
+                visible.pop(key, None)
                 self._directories.discard(artifact)
         announcement = Announcement(
             head=head.policy_version,
@@ -308,9 +341,11 @@ class ArtifactStore:
             published_at_s=head.published_at_s,
             artifacts=tuple(visible[key] for key in sorted(visible)),
         )
-        if announcement != self._announcement:
-            self._announcement = announcement
-            _notify(self._listeners)
+        if announcement == self._announcement:
+            return False
+        self._announcement = announcement
+        _notify(self._listeners)
+        return True
 
     def _save(self, mark: HighWater) -> None:
         mark.save(self._root / _HEAD_FILE)

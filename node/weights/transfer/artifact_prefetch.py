@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node import limits
 from node.errors import Reason, RefusedError
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.waits import wait_at_most
@@ -110,9 +109,10 @@ class ArtifactPrefetch:
     async def _ask(
         self, source: str, stub: "policy_pb2_grpc.PolicyServiceAsyncStub"
     ) -> tuple[Manifest, Range]:
+        most_bytes = self._sources.push_bytes(source)
         request = policy_pb2.AwaitArtifactRequest(
             held_version=self.held_version,
-            most_bytes=limits.PUSH_BYTES,
+            most_bytes=most_bytes,
             artifact_cost_bytes=self._artifact_cost_bytes,
         )
         asked_at_s = time.monotonic()
@@ -127,7 +127,5 @@ class ArtifactPrefetch:
         except BaseException:
             stream.cancel()
             raise
-        frames = pushed_frames(
-            manifest, most_bytes=limits.PUSH_BYTES, artifact_cost_bytes=self._artifact_cost_bytes
-        )
+        frames = pushed_frames(manifest, most_bytes=most_bytes, artifact_cost_bytes=self._artifact_cost_bytes)
         return manifest, Range(deque(frames), source=source, stream=stream)

@@ -5,20 +5,25 @@
       '-- every LOOK_AGAIN_S, after a failure --> list the bucket --'
 
 There is no queue that could overflow or be lost: the work is the difference between two listings, each at
-most as long as an announcement. A bucket that is away or slow delays nothing; it catches up. Keyframes and
-deltas are put side by side, so that no step waits behind a whole model.
+most as long as an announcement. Keyframes and deltas are put side by side, so that no step waits behind a
+whole model.
+
+A new artifact is announced when it is in the bucket, so that the first copy does not share the hub's uplink
+with its readers. It is withheld for ``longest_hold_s`` at most, and not at all while the bucket is away or
+was late the last time.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import Artifact, ArtifactKey
+from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import run_until, side_by_side, wait_at_most
@@ -35,6 +40,11 @@ LOOK_AGAIN_S: Final = 60.0
 ADDRESS_S: Final = 3600.0
 """For how long a signed address holds. Who has it can read one artifact."""
 
+HOLD_S: Final = 2.0
+HOLD_BYTES_PER_S: Final = 50e6
+MOST_HOLD_S: Final = 60.0
+"""An artifact is withheld for two seconds and for its time at 400 Mbit/s, at most for a minute."""
+
 BLOCK_BYTES: Final = 1 << 20
 """Payloads handed to the bucket at a time, about."""
 
@@ -43,6 +53,11 @@ BLOCK_BYTES: Final = 1 << 20
 class _Address:
     url: str
     ends_s: float
+
+
+def longest_hold_s(size_bytes: int) -> float:
+    """Return for how long an artifact may be withheld from the announcement."""
+    return min(HOLD_S + size_bytes / HOLD_BYTES_PER_S, MOST_HOLD_S)
 
 
 class BucketMirror:
@@ -59,14 +74,22 @@ class BucketMirror:
         monotonic: Callable[[], float],
         random: Callable[[], float],
         look_again_s: float = LOOK_AGAIN_S,
+        hold_s: Callable[[int], float] = longest_hold_s,
     ) -> None:
-        """Mirror ``store``, all of it, into ``bucket``."""
+        """Mirror ``store``, all of it, into ``bucket``; withhold artifacts for ``hold_s`` of their bytes."""
         self._store = store
         self._bucket = bucket
         self._metrics = metrics
         self._monotonic = monotonic
         self._random = random
         self._look_again_s = look_again_s
+        self._hold_s = hold_s
+        self._is_up = False
+        """Whether the bucket did the last thing it was asked to."""
+        self._was_late = False
+        """Whether the last artifact that was large enough to be withheld took longer than it may be."""
+        self._due_s: dict[ArtifactKey, float] = {}
+        """Artifact that is withheld -> when it is announced at the latest; written by the store's threads."""
         self._wanted: Mapping[str, Artifact] = {}
         """Name -> artifact: what the store has."""
         self._held: dict[str, int] | None = None
@@ -76,12 +99,20 @@ class BucketMirror:
         self._addresses: dict[str, _Address] = {}
         self._listeners: list[Listener] = []
         self._wakes: list[asyncio.Event] = []
-        metrics.watch_bucket(lambda: len(self._wanted) - len(self._in_bucket))
+        metrics.watch_bucket(
+            missing_artifacts=lambda: len(self._wanted) - len(self._in_bucket),
+            withheld_artifacts=lambda: len(self._due_s),
+        )
 
     @property
     def in_bucket(self) -> tuple[ArtifactKey, ...]:
         """The artifacts that can be read from the bucket."""
         return tuple(sorted(self._in_bucket))
+
+    def announced(self, announcement: Announcement) -> Announcement:
+        """Return an announcement of the store with what of it is in the bucket."""
+        keys = tuple(a.key for a in announcement.artifacts if a.key in self._in_bucket)
+        return replace(announcement, in_bucket=keys)
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of ``in_bucket``."""
@@ -111,12 +142,14 @@ class BucketMirror:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Mirror until ``stopping``; what is being put then is put by the next process."""
         loop = asyncio.get_running_loop()
-        with self._store.listening(lambda: loop.call_soon_threadsafe(self._wake)):
+        waking = self._store.listening(lambda: loop.call_soon_threadsafe(self._wake))
+        with waking, self._store.withholding(self._withholds):
             ready()
             await run_until(stopping, self._keep())
 
     async def _keep(self) -> None:
         async with side_by_side() as group:
+            group.create_task(self._release_in_time())
             group.create_task(self._repeat("list", self._tidy))
             group.create_task(self._repeat("put", partial(self._put_next, is_keyframe=False)))
             group.create_task(self._repeat("put", partial(self._put_next, is_keyframe=True)))
@@ -132,12 +165,41 @@ class BucketMirror:
                     backoff.reset()
             except (BucketError, RefusedError) as error:
                 self._failed(operation, error)
-                self._listed_at_s = float("-inf")
+                self._is_up, self._listed_at_s = False, float("-inf")
                 self._wake()
                 await backoff.wait()
             else:
                 backoff.reset()
                 await wait_at_most(changed, self._look_again_s)
+
+    def _withholds(self, artifact: Artifact) -> bool:
+        if not self._is_up or self._was_late or artifact.size_bytes <= limits.DIRECT_BYTES:
+            return False
+        self._due_s[artifact.key] = self._monotonic() + self._hold_s(artifact.size_bytes)
+        return True
+
+    async def _release_in_time(self) -> None:
+        """Release what has been withheld for long enough; everything, once the bucket has failed."""
+        changed = asyncio.Event()
+        self._wakes.append(changed)
+        while True:
+            changed.clear()
+            now = self._monotonic()
+            late = [key for key, due_s in tuple(self._due_s.items()) if due_s <= now]
+            if late:
+                self._was_late = True
+                logger.warning("the bucket is slow; versions are announced without it")
+            await self._release(late if self._is_up else tuple(self._due_s))
+            next_s = min(tuple(self._due_s.values()), default=None)
+            await wait_at_most(changed, None if next_s is None else max(0.0, next_s - self._monotonic()))
+
+    async def _release(self, keys: Iterable[ArtifactKey]) -> None:
+        for key in keys:
+            if self._due_s.pop(key, None) is not None:
+                try:
+                    await asyncio.to_thread(self._store.release, key)
+                except RefusedError as refused:
+                    logger.warning("artifact not announced yet", extra={"detail": str(refused)})
 
     async def _tidy(self) -> bool:
         """List the bucket if that is due, and delete what is not wanted any more."""
@@ -147,6 +209,7 @@ class BucketMirror:
             # What was put meanwhile may be missing from the listing.
             self._held = listed | {name: size for name, size in since.items() if name not in before}
             self._listed_at_s = self._monotonic()
+            self._is_up = True
             self._wake()
         await self._look()
         assert self._held is not None
@@ -174,8 +237,11 @@ class BucketMirror:
             with self._store.lease(artifact.key):
                 manifest = await asyncio.to_thread(self._store.manifest, artifact.key)
                 if object_name(manifest) == name:
+                    began_s = self._monotonic()
                     await self._bucket.put(name, self._blocks(manifest), size_bytes=artifact.size_bytes)
                     self._held[name] = artifact.size_bytes
+                    if artifact.size_bytes > limits.DIRECT_BYTES:
+                        self._was_late = self._monotonic() - began_s > self._hold_s(artifact.size_bytes)
         except RefusedError as refused:
             if refused.reason is not Reason.UNKNOWN_VERSION:
                 raise
@@ -204,12 +270,12 @@ class BucketMirror:
         self._wanted = await asyncio.to_thread(self._stored)
         held = self._held or {}
         in_bucket = {a.key: name for name, a in self._wanted.items() if held.get(name) == a.size_bytes}
-        if in_bucket == self._in_bucket:
-            return
-        self._in_bucket = in_bucket
-        self._addresses = {name: a for name, a in self._addresses.items() if name in in_bucket.values()}
-        for listener in tuple(self._listeners):
-            listener()
+        if in_bucket != self._in_bucket:
+            self._in_bucket, names = in_bucket, set(in_bucket.values())
+            self._addresses = {name: a for name, a in self._addresses.items() if name in names}
+            for listener in tuple(self._listeners):
+                listener()
+        await self._release(in_bucket)
 
     def _stored(self) -> dict[str, Artifact]:
         """Return the artifacts of the store by the names of their objects; empty ones need none."""

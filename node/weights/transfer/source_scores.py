@@ -172,6 +172,14 @@ class SourceScores:
         """Return whom to read an artifact's frames from: ``candidates``, buckets instead of their hubs."""
         return tuple(each for hub in self.candidates(key, now=now) for each in self._readable(hub, key, now))
 
+    def has_bucket(self, hub: str, *, now: float) -> bool:
+        """Return whether a hub's payloads are rather read from its bucket."""
+        bucket = self._buckets.get(hub)
+        if bucket is None or not self.is_standing(bucket, now=now):
+            return False
+        announcement = self._standing[bucket].announcement
+        return announcement is not None and bool(announcement.artifacts)
+
     def standing(self, *, now: float) -> tuple[str, ...]:
         """Return the sources that count and are not set aside, or all that count; announcing ones if any."""
         names = self._names(now)

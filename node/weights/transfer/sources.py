@@ -14,12 +14,13 @@ from typing import Any, Final, TypeAlias
 import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
+from node import limits
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
-from node.rpc.address import is_loopback, split_target
+from node.rpc.address import is_loopback, split_target, split_targets
 from node.rpc.channel import Backoff, ConnectionLost, Purpose, classified, dial
 from node.rpc.hub import Hub
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -44,7 +45,7 @@ ReadChunk: TypeAlias = Callable[[], Awaitable[Any]]
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
     address: str
-    """Also its name, for people and for the scores."""
+    """Also its name, for people and for the scores. A hub of several coordinators has all of theirs."""
     control: grpc.aio.Channel
     """Announcements never wait behind weights."""
     bulk: tuple[grpc.aio.Channel, ...]
@@ -158,6 +159,11 @@ class Sources:
         name = self.scores.choose(self.scores.standing(now=self._clock.monotonic()))
         return name, self._connections[name][0].stub
 
+    def push_bytes(self, name: str) -> int:
+        """Return how many payload bytes a hub is to send without a request."""
+        has_bucket = self.scores.has_bucket(name, now=self._clock.monotonic())
+        return limits.DIRECT_BYTES if has_bucket else limits.PUSH_BYTES
+
     def connections(self, names: Iterable[str]) -> int:
         return sum(len(self._connections.get(name, ())) or BUCKET_CONNECTIONS for name in names)
 
@@ -236,7 +242,7 @@ class Sources:
     def _bucket_of(self, source: Source) -> BucketReader:
         return BucketReader(
             policy_pb2_grpc.PolicyServiceStub(source.control),
-            takes_http=is_loopback(split_target(source.address)[0]),
+            takes_http=all(is_loopback(split_target(each)[0]) for each in split_targets(source.address)),
             metrics=self._metrics,
             monotonic=self._clock.monotonic,
         )

@@ -35,6 +35,10 @@ def test_the_defaults_are_a_coherent_small_run() -> None:
         ("max_staleness_versions", -1),
         ("listen", "nowhere"),
         ("lease_ttl_s", 0),
+        ("bucket", "file:///srv/weights"),
+        ("bucket", "https://example.org/weights"),
+        ("bucket", "s3://"),
+        ("bucket", "s3://name/prefix?endpoint=elsewhere"),
         ("unknown", 1),
     ],
 )
@@ -42,6 +46,15 @@ def test_a_value_out_of_its_bounds_is_refused_by_name(key: str, value: object) -
     with pytest.raises(ValidationError) as error:
         config(**{key: value})
     assert error.value.errors()[0]["loc"] == (key,)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://name", "s3://name/some/prefix/", "gs://name/prefix", "az://container/p"]
+)
+def test_a_bucket_needs_the_package_that_fills_it(url: str) -> None:
+    assert config().needed_packages == ()
+    (needed,) = config(bucket=url).needed_packages
+    assert (needed.key, needed.package, needed.extra) == ("coordinator.bucket", "obstore", "objects")
 
 
 def test_a_stop_string_has_1_to_64_characters() -> None:

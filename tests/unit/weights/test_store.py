@@ -261,3 +261,35 @@ def test_the_same_version_coded_again_replaces_only_what_was_unfinished(
     learner.epoch = 3
     assert store.offer_signed(learner.signed(1, 0)[0])[1] == ()
     assert store.manifest(key).signed == second[0]
+
+
+def test_what_is_withheld_is_whole_and_not_announced_until_it_is_released(
+    store: ArtifactStore, learner: Learner
+) -> None:
+    learner.put(store, (1, 0))
+    heard = []
+    with store.withholding(lambda artifact: artifact.key.version > 1):
+        with store.listening(lambda: heard.append(keys(store))):
+            learner.put(store, (2, 1))
+        assert heard == [[(1, 0)]], "told of what is whole now"
+        assert store.head() == learner.versions[1].version
+        assert [manifest.key.version for manifest in store.whole()] == [1, 2]
+        learner.put(store, (3, 2))
+        store.release(ArtifactKey(3, 2))
+        assert store.head() == learner.versions[1].version, "no way leads to version 3 without version 2"
+        store.release(ArtifactKey(2, 1))
+        assert store.head() == learner.versions[3].version
+        learner.put(store, (4, 3))
+        assert store.head() == learner.versions[3].version
+    assert store.head() == learner.versions[4].version, "nothing is withheld by somebody who has gone"
+
+
+def test_a_keyframe_that_is_withheld_leaves_a_way_to_the_head(tmp_path: Path, learner: Learner) -> None:
+    store = learner.store(tmp_path, retained_keyframes=1)
+    learner.put(store, (1, None), (2, 1))
+    with store.withholding(lambda artifact: True):
+        learner.put(store, (3, None))
+        assert store.head() == learner.versions[2].version
+        assert keys(store) == [(1, -1), (2, 1)]
+        store.release(ArtifactKey(3))
+    assert keys(store) == [(3, -1)]
