@@ -36,6 +36,7 @@ class ObjectStore:
         """Start the server unless it runs, empty but for a bucket; return when it answers."""
         if self._process is None:
             self._process = self._started()
+        self.go_on()  # a test that failed may have halted it
         async with asyncio.timeout(90), httpx.AsyncClient() as client:
             while True:
                 try:
