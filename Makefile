@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: help install demo real test deep test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
+.PHONY: fuzz help install demo real test deep test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
 
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
@@ -43,7 +43,7 @@ needs-%: # Debian packages that a command needs: installed where this user may, 
 demo: $(BIN)/.demo ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
 	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
 
-real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.compiled) $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour (TASK=jsonl|reasoning_gym|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
+real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.compiled) $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour, or a small ranker for minutes (TASK=jsonl|reasoning_gym|ranking|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
 	failed=0; for seed in $(or $(SEED),0); do \
 	  $(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $$seed \
 	    --minutes $(or $(MINUTES),30); \
@@ -84,6 +84,9 @@ restores: $(BIN)/.demo ## Put older ledgers under a real run and restart it in r
 simulate: $(BIN)/.test ## Simulate runs from seeds, with everything failing (SEEDS=n, SEED=n tells one, PLANTED=1 plants faults and finds them)
 	PYTHONPATH=tests $(BIN)/python -m simulation \
 	  $(if $(SEED),--seed $(SEED),$(if $(filter 1,$(PLANTED)),--planted,--seeds $(or $(SEEDS),1000)))
+
+fuzz: $(BIN)/.test ## Bring N damaged frames, payloads, manifests, groups and messages to what reads them (N=n, SEED=n)
+	PYTHONPATH=tests $(BIN)/python -m support.hostile_input --inputs $(or $(N),1000000) --seed $(or $(SEED),0)
 
 neon: needs-neon $(BIN)/.demo ## Run the C kernel on emulated processors: 64-bit ARM, old x86-64 (takes qemu-user and cross compilers)
 	$(BIN)/python tests/fuzz/emulated_kernel.py

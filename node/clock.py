@@ -2,7 +2,7 @@
 
 import datetime
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -27,9 +27,22 @@ class SystemClock:
         return time.monotonic()
 
 
+_MOMENT: Final = "%Y-%m-%d %H:%M:%S UTC"
+
+
 def moment(unix_s: float) -> str:
     """Return Unix seconds as a date and time, UTC."""
     try:
-        return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime(_MOMENT)
     except (ValueError, OverflowError, OSError):
         return f"{unix_s:g} s"
+
+
+def moment_at_start(text: str) -> tuple[float | None, str]:
+    """Return the Unix seconds of a ``moment`` that a text begins with, and the rest; None: with no moment."""
+    length = len("2026-01-01 00:00:00 UTC")
+    try:
+        found = datetime.datetime.strptime(text[:length], _MOMENT)
+    except ValueError:
+        return None, text
+    return found.replace(tzinfo=datetime.UTC).timestamp(), text[length:].strip()

@@ -16,6 +16,8 @@ from node.extras import NeededPackage
 from node.tokenizer import chat_template
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
+from sampler.tasks.code.sandbox import find_sandbox
+from sampler.tasks.grader_link import check_socket
 from sampler.tasks.grader_process import START_TIMEOUT_S, environment
 from sampler.tasks.judge_endpoint import JudgeEndpoint
 
@@ -120,6 +122,10 @@ class SamplerConfig(BaseModel):
     """Whether this sampler runs programs that the policy wrote, in a sandbox, for runs whose grader is
     ``code``. Needs bubblewrap and user namespaces."""
 
+    programs_socket: Path | None = None
+    """Socket of a unit of this machine that runs them, as ``deploy/systemd/heterorl-programs.socket``: where
+    the sampler itself may make no namespaces, or should not. Unset: its own processes do."""
+
     grader_environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
     """Names of environment variables that graders and tasks get besides the usual ones (PATH, HOME, locale,
     caches, threads). A run's options can make an environment read any of them and send its value away: name
@@ -148,8 +154,10 @@ class SamplerConfig(BaseModel):
 
         Raises:
             ConfigError: one cannot be imported.
-            StartupError: the template does not take a question.
+            StartupError: the template does not take a question, or the sandbox for programs does not start.
         """
+        if self.run_code:
+            self.check_sandbox()
         self._check_imports("sampler.custom_tasks", self.custom_tasks.values())
         self._check_imports("sampler.allowed_graders", self.allowed_graders)
         if chat_template(self.model_dir) and (problem := self._problem(_RENDER, str(self.model_dir))):
@@ -158,6 +166,13 @@ class SamplerConfig(BaseModel):
                 fix="Correct chat_template.jinja or tokenizer_config.json there, or set chat = false in "
                 "coordinator.task_options.",
             )
+
+    def check_sandbox(self) -> None:
+        """Raise StartupError if programs cannot be run: neither here nor where ``programs_socket`` is."""
+        if self.programs_socket is None:
+            find_sandbox().check()
+        else:
+            check_socket(self.programs_socket)
 
     def _check_imports(self, key: str, paths: Iterable[str]) -> None:
         for path in paths:

@@ -10,7 +10,10 @@ that left its process group and its parent is still found.
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import stat
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -46,13 +49,15 @@ def adopt_orphans() -> None:
 def go_on_in_child() -> None:
     """Return in a child; this process waits for it, kills all that it leaves, and ends as it did.
 
-    Both end when their parents do.
+    Both end when their parents do, and when the connection does that is their standard input.
     """
     adopt_orphans()
     child = os.fork()
     if child == 0:
         _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
         return
+    if stat.S_ISSOCK(os.fstat(0).st_mode):
+        threading.Thread(target=_kill_at_hang_up, args=(os.dup(0),), daemon=True).start()
     for descriptor in range(3):
         os.close(descriptor)  # they end with the child
     status = None
@@ -67,6 +72,13 @@ def go_on_in_child() -> None:
     if code < 0:
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _kill_at_hang_up(connection: int) -> None:
+    poll = select.poll()
+    poll.register(connection, 0)  # POLLHUP, once both sides are shut
+    poll.poll()
+    _kill_descendants(os.getpid())
 
 
 def processes_of_user() -> int:

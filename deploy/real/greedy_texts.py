@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from node.policy_kind import PolicyKind, kind_of, model_config
+from node.rankings import read_text, separator_of
 from node.rollout import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
@@ -35,6 +37,8 @@ def transformers_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: Sam
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if kind_of(model_dir) is PolicyKind.RANKING:
+        return _rankings(model_dir, prompts)
     torch.set_num_threads(1)  # two that wait for each other are slow on busy cores
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
@@ -60,6 +64,24 @@ def transformers_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: Sam
             **stop,
         )
         texts.append(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+    return texts
+
+
+def _rankings(model_dir: Path, prompts: Sequence[Prompt]) -> list[str]:
+    """Return candidates' numbers by transformers' own scores, one pair at a time."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(model_dir, dtype=torch.float32)
+    separator, texts = separator_of(model_config(model_dir)), []
+    for prompt in prompts:
+        query_text, candidate_texts = read_text(prompt)
+        query, *candidates = tokenizer([query_text, *candidate_texts], add_special_tokens=False).input_ids
+        with torch.no_grad():
+            scores = [float(model(torch.tensor([[*query, separator, *one]])).logits) for one in candidates]
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        texts.append(" ".join(map(str, order)))
     return texts
 
 
@@ -107,6 +129,7 @@ def engine_texts(
 READERS: Final[Mapping[str, Reader]] = {
     "transformers": transformers_texts,
     "torch-engine": partial(engine_texts, engine="torch"),
+    "ranking-engine": partial(engine_texts, engine="ranking"),
     "vllm": vllm_texts,
     "vllm-engine": partial(engine_texts, engine="vllm"),
 }

@@ -9,9 +9,12 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory,
 
 RECIPE: Final = Path(__file__).parents[1] / "config" / "recipes" / "smollm2-cpu"
 
+RANKING: Final = RECIPE.parent / "ranking-cpu"
+
 TASK_FILES: Final[Mapping[str, Path]] = {
     "jsonl": RECIPE / "word_problems.toml",
     "reasoning_gym": RECIPE / "reasoning_gym.toml",
+    "ranking": RANKING / "topics.toml",
 }
 """Task -> the coordinator's keys for it."""
 
@@ -34,9 +37,14 @@ class Plan:
     """By how much the reward is to rise, in training and on held-out prompts."""
     versions: int = 0
     """Number of steps after which the learner ends by itself; 0: none."""
-    recipe: Path = RECIPE
     vllm_python: str | None = None
     """Interpreter that has vllm; None: vllm is not at hand."""
+
+    @property
+    def recipe(self) -> Path:
+        """The folder with the other settings of the task's run."""
+        own = self.task_file.parent
+        return own if (own / "coordinator.toml").exists() else RECIPE
 
     @property
     def samplers(self) -> dict[str, str]:
@@ -52,6 +60,8 @@ class Plan:
     @property
     def readers(self) -> dict[str, str | None]:
         """Reader of the exported model -> its interpreter; None: this one."""
+        if self.recipe == RANKING:
+            return dict.fromkeys(("transformers", "ranking-engine"))
         with_vllm = ("vllm", "vllm-engine") if self.vllm_python else ()
         return {
             **dict.fromkeys(("transformers", "torch-engine")),

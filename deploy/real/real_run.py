@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from deploy.real.greedy_texts import questions_json
 from deploy.real.held_out import greedy, prompts_of, settings_of
 from deploy.real.outcome import ExportedModel, Outcome
 from deploy.real.real_plan import TASK_FILES, Plan, additions
+from deploy.real.topics import write_topics
 from deploy.real.word_problems import write_word_problems
 from deploy.runs.live_view import View
 from deploy.runs.processes import Children
@@ -46,6 +48,13 @@ _ENVIRON: Final = {
 }
 
 
+WRITERS: Final[Mapping[Path, Callable[[Path], None]]] = {
+    TASK_FILES["jsonl"]: write_word_problems,
+    TASK_FILES["ranking"]: write_topics,
+}
+"""Task -> what writes its rows."""
+
+
 async def real_run(plan: Plan, directory: RunDirectory, console: Console) -> Outcome:
     """Run a plan and return its records; shows the run on ``console``.
 
@@ -57,8 +66,9 @@ async def real_run(plan: Plan, directory: RunDirectory, console: Console) -> Out
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     settings = settings_of((plan.recipe / "coordinator.toml", plan.task_file))
     data = settings.data
-    if plan.task_file == TASK_FILES["jsonl"] and data is not None and not data.file.exists():
-        write_word_problems(data.file)
+    write = WRITERS.get(plan.task_file)
+    if write is not None and data is not None and not data.file.exists():
+        write(data.file)
     began_s = time.monotonic()
     goal = str(plan.versions or f"{plan.seconds / 60:g} min")
     with View(

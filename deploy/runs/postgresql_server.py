@@ -65,7 +65,7 @@ def postgresql_server(*, is_durable: bool) -> Iterator[PostgresqlServer]:
             "shared_buffers": "16MB",
         }
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
-        control = [programs / "pg_ctl", "-D", data, "-l", log, "-w"]
+        control: list[str | Path] = [programs / "pg_ctl", "-D", data, "-l", log, "-w"]
         subprocess.run(
             [*control, "-o", options, "start"],
             check=True,
@@ -76,7 +76,12 @@ def postgresql_server(*, is_durable: bool) -> Iterator[PostgresqlServer]:
         try:
             yield PostgresqlServer(directory)
         finally:
-            stop = [*control, "-m", "immediate", "stop"]
-            subprocess.run(stop, check=True, stdout=subprocess.DEVNULL, cwd=directory, **identity)
+            subprocess.run(
+                [*control, "-m", "immediate", "stop"],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                cwd=directory,
+                **identity,
+            )
     finally:
         shutil.rmtree(directory)

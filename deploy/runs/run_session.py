@@ -59,7 +59,7 @@ class RunSession:
         """Make the run's authority and identities, and write the configuration of each process."""
         directory = self._directory
         init = ("node", "init", str(directory.coordinator_state), "--run-id", directory.run_id)
-        await self._children.run("init", *init, "--host", "127.0.0.1")
+        await self._children.run("init", *init, "--host", "127.0.0.1", python=self._pythons.get(COORDINATOR))
         for name in (LEARNER, *self._enrolled):
             directory.state(name).mkdir(mode=0o700)
         # As on separate machines: the signing key leaves the coordinator.
@@ -73,6 +73,7 @@ class RunSession:
             f"token-{name}",
             *("node", "token", str(self._directory.coordinator_state), "--role", role_of(name)),
             *("--node-id", name, "--address", f"127.0.0.1:{self.ports.enrolment}"),
+            python=self._pythons.get(COORDINATOR),
         )
         path = self._directory.token(name)
         path.touch(mode=0o600)

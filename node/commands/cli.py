@@ -31,8 +31,15 @@ COMMANDS: Final = {
         "back up, verify, restore, read or export the coordinator's ledger",
     ),
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
+    "pause": ("node.commands.pause_command", "lease nothing more, until resumed; what is begun is finished"),
+    "resume": ("node.commands.resume_command", "end a pause"),
+    "drain": ("node.commands.drain_command", "give a sampler no more leases, so that it can be stopped"),
     "pardon": ("node.commands.pardon_command", "ask again what a sampler failed, hold nothing against it"),
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),
+    "doctor": (
+        "node.commands.doctor_command",
+        "say which layer fails here, from DNS to the GPU, and the fix",
+    ),
     "why-stalled": ("node.commands.why_stalled_command", "say who waits for whom, and what to do about it"),
     "evaluations": ("node.commands.evaluations_command", "show how versions do on held-out prompts"),
     "plan": (

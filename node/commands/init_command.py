@@ -26,11 +26,11 @@ On one machine:
 On several:
   1. Move {directory}/learner to the learner's machine (its state_dir) and delete it here:
      learner/signing.key signs every policy version, and nothing else needs it.
-  2. Copy {directory}/run.json to every machine (node.run_file).
-  3. Let each sampler in with a token of its own, valid for one hour and one use:
-     heterorl-node token {directory} --role sampler --address {address} --out sampler.token
-     where PORT is that of coordinator.enrolment_listen (7701 unless configured). Move the file to the
-     sampler's machine and set node.token_file to it.
+  2. Name the model directory at the coordinator (coordinator.model_dir), for samplers that have none.
+  3. Make a token for each sampler, or one for several (--uses), while it lasts (two days):
+     heterorl-node token {directory} --role sampler --address {address}
+     where PORT is that of coordinator.enrolment_listen (7701 unless configured). Then, on its machine:
+     heterorl-node join TOKEN
   4. Shut a node out if its machine is lost or sold:
      heterorl-node revoke NODE --state-dir {directory}
 """

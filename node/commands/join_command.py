@@ -38,6 +38,7 @@ from node.limits import TOKEN_BYTES
 from node.rollout import Verdict
 from node.rpc.address import MEMBERS_PORT
 from node.rpc.channel import ConnectionLost
+from node.rpc.hub import Hub
 from node.run import PeerQuery, Role
 from node.weights.transfer.model_download import Progress as Show
 from node.weights.transfer.model_download import download_model
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{STATE_DIRECTORY} with --systemd",
     )  # fmt: skip
     parser.add_argument(
-        "--coordinator", type=target(MEMBERS_PORT), metavar="HOST:PORT",
+        "--coordinator", type=target(MEMBERS_PORT, or_several=True), metavar="HOST:PORT",
         help="the members port as it is reached from here; default: as the token says",
     )  # fmt: skip
     parser.add_argument(
@@ -150,8 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: Place) -> Identity:
     """Obtain what is not there yet: certificate, run description, model, configuration file."""
-    for directory in (place.state_dir, place.role_dir):
-        make_private_directory(directory)
+    make_private_directory(place.role_dir)
     durable.make_directory(place.config_dir)
     run, token_file = token.run, place.role_dir / "token"
     directory = place.role_dir / IDENTITY_DIRECTORY
@@ -175,7 +175,7 @@ async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: 
         if arguments.model_dir is not None:
             raise _bad("--model-dir", str(model_dir), "there is no such directory")
         with _progress() as show:
-            await download_model(hub, identity, model_dir, now=time.time(), progress=show)
+            await download_model(Hub(hub), identity, model_dir, now=time.time(), progress=show)
         _say(f"the base model is in {model_dir}")
     settings = _settings(token.role, place, hub=hub, model_dir=model_dir, given=arguments.assignments)
     if not place.config_file.exists():
@@ -258,6 +258,7 @@ def _coordinator(arguments: argparse.Namespace, token: Token) -> str:
 def _place(arguments: argparse.Namespace, token: Token) -> Place:
     _coordinator(arguments, token)  # before anything is written
     if arguments.systemd:
+        os.umask(0o022)  # the service's own user passes these folders and reads the configuration
         if arguments.state_dir is not None:
             raise _bad(
                 "--state-dir", str(arguments.state_dir), f"a service keeps its state in {STATE_DIRECTORY}"
@@ -270,11 +271,13 @@ def _place(arguments: argparse.Namespace, token: Token) -> Place:
 
 async def _wait_for_first_group(coordinator: str, identity: Identity) -> None:
     """Say which service contributes, once the run has trained on a group of it."""
-    query, give_up_at_s = PeerQuery(name=identity.node_id), time.monotonic() + _PATIENCE_S
+    hub, query = Hub(coordinator), PeerQuery(name=identity.node_id)
+    give_up_at_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < give_up_at_s:
         try:
-            status = await fetch_status(coordinator, identity, query=query)
-        except ConnectionLost:
+            status = await fetch_status(hub.address, identity, query=query)
+        except (ConnectionLost, RefusedError) as error:
+            hub.move_on_after(error)
             status = None
         for peer in () if status is None else status.peers:
             if peer.node_id == identity.node_id and peer.verdicts.get(Verdict.TRAINED):

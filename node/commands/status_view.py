@@ -39,6 +39,7 @@ _STATE_STYLES: Final = {
     "live": "green",
     "joined": "cyan",
     "silent": "yellow",
+    "drained": "cyan",
     "left": "dim",
     "revoked": "red",
 }

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from node.errors import StartupError
 from node.identity.peer import is_name
-from node.rpc.address import is_host, join_address, split_target
+from node.rpc.address import is_host, join_address, split_target, split_targets
 from node.run import Role
 
 _PIPE_COLUMNS = 1 << 16
@@ -44,12 +44,15 @@ def name(text: str) -> str:
     return text
 
 
-def target(example_port: int) -> Callable[[str], str]:
-    """Return the ``type`` of an argument that is an address to dial; ``example_port`` is for the message."""
+def target(example_port: int, *, or_several: bool = False) -> Callable[[str], str]:
+    """Return the ``type`` of an argument that is an address to dial; ``example_port`` is for the message.
+
+    ``or_several``: with commas between, of a run with several coordinators.
+    """
 
     def check(text: str) -> str:
         try:
-            split_target(text)
+            (split_targets if or_several else split_target)(text)
         except ValueError as error:
             example = text.partition(":")[0]
             example = join_address(example if is_host(example) else "HOST", example_port)

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--coordinator",
-        type=target(MEMBERS_PORT),
+        type=target(MEMBERS_PORT, or_several=True),
         metavar="HOST:PORT",
         help="where it reaches the members port (coordinator.listen), for `heterorl-node join`; default: "
         f"port {MEMBERS_PORT} of the same host where --address has port {ENROLMENT_PORT}",

@@ -20,6 +20,8 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.data.row_sources import open_rows
 from node.coordinator.data.rows import Rows
+from node.coordinator.held_back import FILE_NAME as HELD_BACK_FILE
+from node.coordinator.held_back import HeldBack
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
@@ -145,6 +147,7 @@ async def _coordinator(
         notify=peers.notify,
         metrics=metrics,
         clock=context.clock,
+        held_back=HeldBack(context.state_dir / HELD_BACK_FILE),
     )
     bucket = bucket_mirror(context, store, config.bucket)
     servers = [

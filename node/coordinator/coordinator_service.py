@@ -102,6 +102,9 @@ class CoordinatorService:
                 "peer not heard of",
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
+        held_back = self.spool.held_back
+        self.metrics.paused.set(held_back.pause is not None)
+        self.metrics.drained.set(len(held_back.drained))
         head = self.peers.head
         self.metrics.head.set(0 if head is None else head.number)
         self.metrics.show(self.spool.accounts)

@@ -189,7 +189,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             run_id=self.run_id,
             head=self.peers.head,
             learner_epoch=0 if learner is None else learner.epoch,
-            peers=rows,
+            peers=tuple(map(self.spool.held_back.shown, rows)),
             matching_peers=matching,
             peer_counts=survey.peer_counts,
             headline=headline,
@@ -220,8 +220,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         accounts, peers, head = self.spool.accounts, self.peers, self.peers.head
         started_for_s = max(0.0, now - self._started_at_s)
         announced_for_s = None if head is None else accounts.versions.age_s(head.number, now=now)
-        load = accounts.load()
+        load, pause = accounts.load(), self.spool.held_back.pause
         return Facts(
+            paused="" if pause is None else str(pause),
+            paused_s=0.0 if pause is None else pause.for_s(now),
             version=None if head is None else head.number,
             version_for_s=started_for_s if announced_for_s is None else announced_for_s,
             started_for_s=started_for_s,

@@ -72,6 +72,8 @@ class CoordinatorMetrics:
         self._peers = _PeerCollector()
         registry.register(self._peers)
         self.leads = gauge("leads", "1 where this coordinator serves the run; 0 where it stands by.")
+        self.paused = gauge("paused", "1 while an operator has paused the run.")
+        self.drained = gauge("drained_samplers", "Samplers that operators have drained.")
         self.head = gauge("head_version", "The newest announced policy version.")
         self.heartbeat_pause = gauge(
             "heartbeat_pause_seconds", "Mean time between two heartbeats of a sampler, as samplers are told."

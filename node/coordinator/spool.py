@@ -13,6 +13,7 @@ from typing import TypeAlias
 from node.clock import Clock, moment
 from node.coordinator.data.rows import Rows
 from node.coordinator.drain_stream import DrainStream
+from node.coordinator.held_back import HeldBack
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Decide, Transactions
 from node.coordinator.work import decisions, history, trust, verdicts
@@ -68,8 +69,10 @@ class Spool:
         notify: Notify,
         metrics: CoordinatorMetrics,
         clock: Clock,
+        held_back: HeldBack | None = None,
     ) -> None:
         """Serve a run from its ledger and ``rows``, if it has data."""
+        self.held_back = held_back or HeldBack()
         self._transactions = transactions
         self._settle = transactions.settle
         self._accounts = transactions.accounts
@@ -103,6 +106,8 @@ class Spool:
         Raises:
             RefusedError: DISK; a row cannot be read. Nothing was leased.
         """
+        if (held_back := self.held_back.refusal(sampler_id)) is not None:
+            return held_back
         if self.rows is not None:
             wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self.rows.longest_bytes))
         if stays and held is not None and self._accounts.evaluations.is_due(held.number):

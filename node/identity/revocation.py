@@ -4,7 +4,7 @@ coordinator: <state>/revoked --heartbeats--> relay: <state>/revoked_by_coordinat
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ _DIGEST_BYTES: Final = 16
 
 
 def remarks(text: str) -> dict[str, str]:
-    """Return the node ids that a file's text shuts out, each with the text after its ``#``."""
+    """Return the node ids in a file's text, each with the text after its ``#``."""
     found = {}
     for line in text.splitlines():
         node_id, _, remark = map(str.strip, line.partition("#"))
@@ -35,15 +35,15 @@ def remarks(text: str) -> dict[str, str]:
     return found
 
 
-def with_revoked(text: str, node_ids: Iterable[str], *, remark: str) -> str:
-    """Return a file's text with more nodes shut out; those that are already stay as they are."""
+def with_nodes(text: str, node_ids: Iterable[str], *, remark: str) -> str:
+    """Return a file's text with more nodes; those that are in it already stay as they are."""
     listed = remarks(text)
     new = [node_id for node_id in dict.fromkeys(node_ids) if node_id not in listed]
     end = "" if not text or text.endswith("\n") else "\n"
     return text + end + "".join(f"{node_id}  # {remark}\n" for node_id in new)
 
 
-def without_revoked(text: str, node_ids: Iterable[str]) -> str:
+def without_nodes(text: str, node_ids: Iterable[str]) -> str:
     """Return a file's text without the lines of some nodes."""
     left = set(node_ids)
     lines = text.splitlines(keepends=True)
@@ -72,49 +72,50 @@ class RevocationList:
     """The node ids in some files, each read again whenever it changes. No file: nobody is shut out."""
 
     def __init__(self, *paths: Path) -> None:
-        self._files = [_File(path) for path in paths]
+        self._files = [NodeFile(path) for path in paths]
 
     def is_revoked(self, node_id: str) -> bool:
         """Return whether a file names ``node_id`` now. One ``stat`` a file where nothing has changed."""
-        return any(node_id in file.node_ids() for file in self._files)
+        return any(node_id in file.remarks() for file in self._files)
 
     def current(self) -> Revocations:
         """Return everyone who is shut out now; beyond the limit, the first of them in order."""
-        node_ids = sorted(frozenset().union(*(file.node_ids() for file in self._files)))
+        node_ids = sorted(frozenset[str]().union(*(file.remarks() for file in self._files)))
         if len(node_ids) > limits.REVOCATIONS:
             logger.error("too many revocations for relays", extra={"revoked": len(node_ids)})
         return Revocations(tuple(node_ids[: limits.REVOCATIONS]))
 
 
-class _File:
+class NodeFile:
+    """Node ids in a file, each with a remark; read again whenever it changes. No file: no node."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read_at: tuple[int, int, int] | None = None
-        self._revoked: frozenset[str] = frozenset()
+        self._remarks: Mapping[str, str] = {}
 
-    def node_ids(self) -> frozenset[str]:
+    def remarks(self) -> Mapping[str, str]:
+        """Return the nodes that the file names now, with their remarks; one ``stat`` if it is unchanged."""
         try:
             status = self._path.stat()
             state = (status.st_mtime_ns, status.st_size, status.st_ino)
             if state != self._read_at:
-                self._revoked = self._names_in(self._path.read_text(encoding="utf-8", errors="replace"))
+                self._remarks = self._read(self._path.read_text(encoding="utf-8", errors="replace"))
                 self._read_at = state
         except FileNotFoundError:
-            self._read_at, self._revoked = None, frozenset()
+            self._read_at, self._remarks = None, {}
         except OSError as error:
-            # Nodes that were shut out stay out until the file can be read again.
+            # Nodes that it named stay named until it can be read again.
             logger.error(
-                "revocation list unreadable", extra={"path": str(self._path), "detail": error.strerror}
+                "list of nodes unreadable", extra={"path": str(self._path), "detail": error.strerror}
             )
-        return self._revoked
+        return self._remarks
 
-    def _names_in(self, text: str) -> frozenset[str]:
+    def _read(self, text: str) -> Mapping[str, str]:
         for number, line in enumerate(text.splitlines(), start=1):
             word = line.split("#", 1)[0].strip()
             if word and not is_name(word):
-                logger.error(
-                    "revoked name is not a valid node id", extra={"path": str(self._path), "line": number}
-                )
-        names = frozenset(remarks(text))
-        logger.info("revocation list read", extra={"revoked": len(names)})
-        return names
+                logger.error("name is not a valid node id", extra={"path": str(self._path), "line": number})
+        found = remarks(text)
+        logger.info("list of nodes read", extra={"path": str(self._path), "nodes": len(found)})
+        return found

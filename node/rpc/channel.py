@@ -80,6 +80,9 @@ class Keepalive:
         return (
             ("grpc.keepalive_time_ms", int(self.ping_after_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(self.give_up_after_s * 1000)),
+            # The limit above holds for a link that is cut. The kernel of a process that stands still goes on
+            # acknowledging; only a ping finds that out, and gRPC would wait a minute for its answer.
+            ("grpc.http2.ping_timeout_ms", int(self.give_up_after_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
         )
 

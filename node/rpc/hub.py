@@ -22,6 +22,7 @@ class Hub:
         self.addresses = split_targets(addresses)
         self.address = self.addresses[0]
         """The one that is dialled now."""
+        self.moves = 0
 
     def __str__(self) -> str:
         return ",".join(self.addresses)
@@ -32,23 +33,27 @@ class Hub:
             return
         place = self.addresses.index(self.address)
         self.address = self.addresses[(place + 1) % len(self.addresses)]
+        self.moves += 1
 
 
 class HubChannel(grpc.aio.Channel):
-    """A channel to wherever the hub is when a call begins; calls that have begun stay where they are."""
+    """A channel to wherever the hub is when a call begins; calls that have begun stay where they are.
+
+    Each move dials anew: a channel that could not connect for a while fails calls until it tries again.
+    """
 
     def __init__(self, hub: Hub, dial: Callable[[str], grpc.aio.Channel]) -> None:
         self._hub = hub
         self._dial = dial
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._moves = hub.moves
+        self._channel = dial(hub.address)
 
     @property
     def current(self) -> grpc.aio.Channel:
         """The channel to the address that the hub is at."""
-        address = self._hub.address
-        if address not in self._channels:
-            self._channels[address] = self._dial(address)
-        return self._channels[address]
+        if self._moves != self._hub.moves:
+            self._moves, self._channel = self._hub.moves, self._dial(self._hub.address)
+        return self._channel
 
     async def __aenter__(self) -> "HubChannel":
         return self
@@ -57,8 +62,7 @@ class HubChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        for channel in self._channels.values():
-            await channel.close(grace)
+        await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         return self.current.get_state(try_to_connect)

@@ -12,15 +12,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from node.errors import ConfigError
+from node.errors import ConfigError, StartupError
 from node.policy_kind import PolicyKind, kind_of
 from sampler.engines.engine import Engine, EngineSettings
+
+RANKING: Final = "ranking"
 
 ENGINES: Final[Mapping[str, str]] = {
     "torch": "sampler.engines.torch_engine:load",
     "vllm": "sampler.engines.vllm.vllm_engine:VllmEngine",
     "remote": "sampler.engines.remote.remote_engine:RemoteEngine",
-    "ranking": "sampler.engines.ranking_engine:RankingEngine",
+    RANKING: "sampler.engines.ranking_engine:RankingEngine",
 }
 """Name -> ``package.module:function``."""
 
@@ -73,9 +75,8 @@ def load_engine(name: str, settings: EngineSettings) -> Engine:
         ConfigError: the engine cannot be imported.
         StartupError: the engine cannot use the model, the device or another setting.
     """
-    if name == AUTO and kind_of(settings.model_dir) is PolicyKind.RANKING:
-        name = "ranking"
-    name = chosen_engine(name, device=settings.device)
+    if name in (AUTO, *ENGINES):
+        name = _for_kind(name, settings)
     module, _, function = ENGINES.get(name, name).partition(":")
     try:
         load: Callable[[EngineSettings], Engine] = getattr(importlib.import_module(module), function)
@@ -88,3 +89,16 @@ def load_engine(name: str, settings: EngineSettings) -> Engine:
             fix="Install what the engine needs, or choose another: " + ", ".join(sorted(ENGINES)),
         ) from error
     return load(settings)
+
+
+def _for_kind(name: str, settings: EngineSettings) -> str:
+    """Return the engine for the model's kind of policy; StartupError if ``name`` is one for another."""
+    ranks = kind_of(settings.model_dir) is PolicyKind.RANKING
+    name = RANKING if name == AUTO and ranks else chosen_engine(name, device=settings.device)
+    if (name == RANKING) is not ranks:
+        raise StartupError(
+            f"the model in {settings.model_dir} {'ranks' if ranks else 'writes text'}, and the engine {name} "
+            f"{'does not' if ranks else 'ranks'}",
+            fix=f"Set sampler.engine = {AUTO!r}",
+        )
+    return name

@@ -20,14 +20,17 @@ from sampler.served_policy import ServedPolicy
 
 logger = logging.getLogger(__name__)
 
+ORDERS: Final = ("paused", "drained")
+"""Bounds that are an operator's word."""
+
 BOUNDS: Final = frozenset({
     "concurrency", "staleness", "buffer", "share", "faults", "quarantine", "learner", "ledger", "task",
-    "prompts", "grader", "bytes",
+    "prompts", "grader", "bytes", *ORDERS,
 })  # fmt: skip
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 
-RESTARTING: Final = frozenset({"learner", "ledger"})
-"""Bounds of a coordinator that has started again: it cannot say yet what is left to evaluate."""
+UNDECIDED: Final = frozenset({"learner", "ledger", "paused"})
+"""Bounds of a coordinator that does not say what is left to evaluate: it has started again, or is paused."""
 
 TOO_OLD: Final = "policy version"
 """The bound a hub names, and the wait, while the version held is beyond the staleness bound."""
@@ -78,6 +81,8 @@ class Leasing:
         self._failed: list[FailedLease] = []
         self._bound: str | None = None
         """The limit on the last request, as shown."""
+        self._order = ""
+        """The operator's order that holds this sampler back; empty: none."""
         self._changed = asyncio.Event()
         policy.listen(lambda _: self.notice_change())
 
@@ -163,7 +168,8 @@ class Leasing:
         with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
             grant = await self._granted(room, served, stays=stays)
         self._bound = None
-        if grant.waits_for not in RESTARTING:
+        self._note_order(grant.waits_for if grant.waits_for in ORDERS else "")
+        if grant.waits_for not in UNDECIDED:
             self._policy.answered(served.number, grant, had_to_ask=has_to_ask, now=self._monotonic())
         if all([take(lease) for lease in grant.leases]):
             self._backoff.reset()
@@ -182,6 +188,11 @@ class Leasing:
                 wait_s,
                 until=lambda: self._policy.served != served or (self._policy.has_to_ask and not has_to_ask),
             )
+
+    def _note_order(self, order: str) -> None:
+        if order != self._order:
+            self._order = order
+            logger.info("held back by an operator" if order else "leases again", extra={"order": order})
 
     async def _pause(self, limit_s: float, *, until: Callable[[], bool]) -> None:
         """Wait until a change makes ``until`` true; give back leases meanwhile."""

@@ -23,7 +23,6 @@ from node.task_options import (
 from node.tokenizer import chat_template
 from sampler.config import SamplerConfig
 from sampler.tasks.code.code_grader import completion_limit_s
-from sampler.tasks.code.sandbox import find_sandbox
 from sampler.tasks.task import TaskSetup, import_path
 
 GROUP_SHARE: Final = 0.9
@@ -78,7 +77,8 @@ def task_setup(
         variables = (*variables, *PROXIES, *([key] if key else []))
     elif isinstance(checked, JsonlOptions) and checked.code is not None:
         local = _code_settings(config, checked.code, group_size)
-    return TaskSetup(path, options, getattr(checked, "template_arguments", {}), local, variables)
+    served_at = str(config.programs_socket or "") if "is_sandbox_tried" in local else ""
+    return TaskSetup(path, options, getattr(checked, "template_arguments", {}), local, variables, served_at)
 
 
 def _template_need(options: TaskOptions | None) -> str | None:
@@ -159,8 +159,8 @@ def _code_settings(config: SamplerConfig, options: CodeOptions, group_size: int)
         f"each of {group_size} programs may take {completion_s:.0f} s, {at_once} at a time here",
         "Or lower code.time_limit_s or code.most_tests of the run.",
     )
-    find_sandbox().check()
-    return {"at_once": at_once}
+    config.check_sandbox()
+    return {"at_once": at_once, "is_sandbox_tried": config.programs_socket is None}
 
 
 def _check_time(config: SamplerConfig, needed_s: float, because: str, other_fix: str) -> None:

@@ -131,7 +131,9 @@ class Grader:
     ) -> None:
         self._setup = framed(asdict(setup))
         self._variables = frozenset(setup.environment)
-        self._arguments = (str(cpu_limit_s), str(memory_limit_bytes))
+        self._command = ["sampler.tasks.grader_worker", str(cpu_limit_s), str(memory_limit_bytes)]
+        if setup.served_at:
+            self._command[:1] = ["sampler.tasks.grader_link", setup.served_at]
         self._wall_limit_s = wall_limit_s
         self._killed = killed
         self._failed = failed
@@ -231,8 +233,7 @@ class Grader:
             sys.executable,
             "-B",  # an edit within a second, of the same length, would go unnoticed by cached byte code
             "-m",
-            "sampler.tasks.grader_worker",
-            *self._arguments,
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -42,8 +42,11 @@ class JsonlTask:
             from sampler.tasks.code.code_grader import CodeGrader
             from sampler.tasks.code.sandbox import find_sandbox
 
-            assert local is not None, "task_setup has tried the sandbox"
-            self._code_grader = CodeGrader(given.code, find_sandbox(), at_once=local["at_once"])
+            assert local is not None, "task_setup has looked for the sandbox"
+            sandbox = find_sandbox()
+            if not local["is_sandbox_tried"]:
+                sandbox.check()
+            self._code_grader = CodeGrader(given.code, sandbox, at_once=local["at_once"])
             self._grade_group = self._tested
         elif given.grader in GRADERS:
             self._grade_group = self._compared

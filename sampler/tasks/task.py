@@ -121,6 +121,8 @@ class TaskSetup:
     """Parts of this sampler's configuration: the argument ``local`` of a built-in task."""
     environment: Sequence[str] = ()
     """Names of variables of this sampler's environment that the process gets besides the usual ones."""
+    served_at: str = ""
+    """Socket at which the process is started; empty: the sampler starts it."""
 
 
 BUILT_IN: Final[Mapping[str, str]] = {

@@ -186,7 +186,9 @@ def test_a_query_uses_metrics_labels_and_values_that_exist(where: str, query: st
     used = names_in([query])
     assert used <= known.keys()
     server_labels = {label for name, labels in SERVER_METRICS.items() if name in query for label in labels}
-    labels = FLEET_LABELS | {"le"} | server_labels | {label for name in used for label in known[name]}
+    labels = (
+        FLEET_LABELS | {"instance", "le"} | server_labels | {label for name in used for label in known[name]}
+    )
     matched = re.findall(r'(\w+)(?:=~|!~|!=|=)"([^"]*)"', query)
     grouped = {
         label

@@ -21,6 +21,7 @@ from node.commands.systemd_unit import GPU_CONF, UNIT, unit_files
 from node.enrolment.tokens import issue_token
 from node.errors import RefusedError, StartupError
 from node.identity.identity_store import load_identity
+from node.rpc.hub import Hub
 from node.run import Role
 from node.weights.format import model_listing
 from node.weights.format.model_listing import ModelFile, check_listing, listing_of
@@ -106,12 +107,12 @@ async def test_one_line_contributes_and_the_same_line_goes_on_after_a_kill(
     ):
         line = (token_of(hub, made), "--state-dir", here, "--set", "sampler.concurrency_groups=2")
         async with asyncio.timeout(600), join_process(*line) as joining:
-            await joining.says("ready")
+            await joining.says('"event": "ready"')
             drain = await learner.drain(credits=1)
             group_id = await drain.group()
             await drain.judge(group_id, common_pb2.VERDICT_ACCEPTED)
             await drain.step(1, group_id)
-            await joining.says("first group trained")
+            await joining.says('"event": "first group trained"')
         identity = load_identity(here / "sampler" / "identity")
         assert identity is not None
         assert not (here / "sampler" / "token").exists()
@@ -128,7 +129,7 @@ async def test_one_line_contributes_and_the_same_line_goes_on_after_a_kill(
         fetched_at = model.stat().st_mtime_ns
         async with asyncio.timeout(600), join_process(*line) as joining:
             await joining.says(f"known in run {made.run_id} as sampler {identity.node_id}")
-            await joining.says("ready")
+            await joining.says('"event": "ready"')
             joining.process.terminate()
             assert await joining.process.wait() == 0
         assert model.stat().st_mtime_ns == fetched_at
@@ -156,6 +157,7 @@ async def test_a_relay_joins_without_a_model(made: MadeRun, tmp_path: Path) -> N
         token = token_of(hub, made, role=Role.RELAY)
         assert await join(token, "--role", "sampler", "--state-dir", tmp_path / "a", "--no-start") == 2
         assert await join(token, "--role", "relay", "--state-dir", tmp_path / "a", "--no-start") == 0
+    assert (tmp_path / "a" / "relay").stat().st_mode & 0o777 == 0o700
     settings = tomllib.loads((tmp_path / "a" / "relay.toml").read_text())
     assert settings["relay"] == {"listen": "0.0.0.0:7710"}
 
@@ -186,7 +188,11 @@ async def test_a_model_that_is_there_in_part_is_completed_and_its_damaged_blocks
     async with joined(made, model_dir=model_dir) as (hub, _, sampler):
         target, now = tmp_path / "model", time.time()
         await download_model(
-            hub.address, sampler.identity, target, now=now, progress=lambda *counted: shown.append(counted)
+            Hub(hub.address),
+            sampler.identity,
+            target,
+            now=now,
+            progress=lambda *counted: shown.append(counted),
         )
     assert not part.exists()
     listed = listing_of(model_dir)
@@ -202,7 +208,7 @@ async def test_a_model_that_changed_under_the_coordinator_is_refused(
     shutil.copytree(model_dir, handed_out)
     target, now = tmp_path / "model", time.time()
     async with joined(made, model_dir=handed_out) as (hub, _, sampler):
-        ask = partial(download_model, hub.address, sampler.identity, now=now, progress=lambda *_: None)
+        ask = partial(download_model, Hub(hub.address), sampler.identity, now=now, progress=lambda *_: None)
         await ask(tmp_path / "first")
         with (handed_out / "model.safetensors").open("r+b") as file:
             file.write(b"changed")

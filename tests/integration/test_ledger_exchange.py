@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_exchange import back_up_database, restore_database
 from node.coordinator.ledger.ledger_file import Ledger
@@ -106,3 +107,18 @@ def test_a_copy_of_another_run_and_a_database_without_a_ledger_are_refused(
         restore_database(other, database, accepts_loss=False, now=2e9)
     with psycopg.connect(database) as connection:
         assert connection.execute("SELECT count(*) FROM steps").fetchone() == (2,)
+
+
+def test_the_command_backs_up_and_restores_a_database_and_does_neither_without_being_told_where(
+    file: Path, tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ledger", "restore", str(file), "--database", database]) == 0
+    copy = str(tmp_path / "copy.sqlite")
+    assert main(["ledger", "backup", "--database", database, "--to", copy]) == 0
+    assert "steps     up to version 2" in capsys.readouterr().out
+    assert main(["ledger", "verify", copy]) == 0
+    with pytest.raises(SystemExit):
+        main(["ledger", "backup", "--to", copy])
+    assert "--state-dir" in capsys.readouterr().err
+    assert main(["ledger", "backup", "--database", "postgresql://127.0.0.1:1/none", "--to", copy]) == 3
+    assert "the ledger's database cannot be opened" in capsys.readouterr().err

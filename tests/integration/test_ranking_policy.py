@@ -14,7 +14,7 @@ from scipy.stats import chisquare  # type: ignore[import-untyped]
 
 from learner.training.micro_batches import collate
 from learner.training.model import Policy, load_policy
-from node.errors import RefusedError
+from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.rankings import as_text
 from node.rollout import Completion, Finish, RolloutGroup, SamplingParameters
@@ -28,6 +28,7 @@ from support.identity import MadeRun
 from support.learning import learn
 from support.ranking import make_ranker
 from support.sampler import sampling
+from support.tiny_model import make_tiny_model
 from support.waiting import until
 
 TEMPERED = SamplingParameters(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=16)
@@ -173,3 +174,20 @@ async def test_a_real_learner_teaches_a_ranker_which_candidate_is_relevant(
     rewards = [step["reward_mean"] for step in steps]
     assert len(rewards) == 16
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
+
+
+@pytest.mark.parametrize(("engine", "is_ranker"), [("torch", True), ("ranking", False)])
+def test_an_engine_for_another_kind_of_policy_is_refused_before_it_loads(
+    tmp_path: Path, engine: str, is_ranker: bool
+) -> None:
+    model_dir = (make_ranker if is_ranker else make_tiny_model)(tmp_path)
+    with pytest.raises(StartupError, match="the engine"):
+        load_engine(engine, SamplerConfig(model_dir=model_dir, engine=engine))
+
+
+def test_a_classifier_of_several_labels_is_no_ranker(tmp_path: Path) -> None:
+    config = json.loads((make_ranker(tmp_path) / "config.json").read_bytes())
+    del config["id2label"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
+    with pytest.raises(StartupError, match="has 2 labels"):
+        load_policy(tmp_path, device="cpu")

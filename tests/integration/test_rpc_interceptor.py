@@ -202,6 +202,7 @@ async def test_a_message_over_its_services_limit_is_refused_although_the_port_ta
     path = {
         "EnrolmentService": "/heterorl.v1.EnrolmentService/Enrol",
         "MembershipService": "/heterorl.v1.MembershipService/GetStatus",
+        "ModelService": "/heterorl.v1.ModelService/ListModel",
         "PolicyService": "/heterorl.v1.PolicyService/OfferArtifact",
     }[service]
     limit = MESSAGE_BYTES[service]

@@ -1,12 +1,17 @@
-"""A connection that nobody uses stays: its pings are not taken for an attack."""
+"""A connection that nobody uses stays, and its pings are not taken for an attack; one to nobody ends."""
 
 import asyncio
+import signal
 import time
+from pathlib import Path
 
 import grpc
 import grpc.aio
+import pytest
 
+from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.rpc.channel import KEEPALIVE, Keepalive, Purpose, dial
+from support.coordinator_process import coordinator
 from support.identity import MadeRun
 from support.rpc import every_service, invoke, serving
 
@@ -42,6 +47,24 @@ async def test_an_idle_connection_that_pings_is_cut_only_by_a_server_that_does_n
     # The second shows that there are pings at all.
     by_patient, by_suspicious = await asyncio.gather(was_cut(made, PATIENT), was_cut(made, SUSPICIOUS))
     assert (by_patient, by_suspicious) == (False, True)
+
+
+async def test_a_hub_that_stands_still_is_a_lost_connection_as_one_that_is_gone(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    impatient = Keepalive(ping_after_s=1.0, give_up_after_s=1.0)
+    async with coordinator(made, tmp_path / "log") as hub:
+        address = (await hub.event("serving"))["address"]
+        async with dial(
+            address, made.sampler, purpose=Purpose.CONTROL, now=time.time(), keepalive=impatient
+        ) as channel:
+            stub: policy_pb2_grpc.PolicyServiceAsyncStub = policy_pb2_grpc.PolicyServiceStub(channel)
+            watching = stub.WatchVersions(policy_pb2.WatchVersionsRequest())
+            await channel.channel_ready()
+            hub.process.send_signal(signal.SIGSTOP)
+            async with asyncio.timeout(20):  # gRPC's own limit is a minute
+                with pytest.raises(grpc.aio.AioRpcError, match="ping timeout"):
+                    await watching.read()
 
 
 def test_our_server_allows_the_pings_of_our_clients() -> None:

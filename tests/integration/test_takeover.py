@@ -30,9 +30,11 @@ from node.process.daemon import Phase
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
+from node.weights.transfer.sources import dial_source
 from support.groups import SAMPLING
 from support.hub import LAYOUT, TOKENIZER, HandPeer, answer_to, signed
 from support.identity import MadeRun
+from support.policy_hub import Registry, make_sources
 from support.roles import role_context
 from support.waiting import until
 
@@ -176,7 +178,7 @@ async def test_a_leader_whose_session_is_ended_serves_nobody_any_more_and_ends_w
             connection.execute("UPDATE leadership SET epoch = epoch + 1")
         with pytest.raises(DeposedError, match="another coordinator leads, with epoch 2") as error:
             await one.task
-    assert exit_code_of_failure(error.value, was_serving=True) is ExitCode.DEPOSED == 4
+    assert exit_code_of_failure(error.value, was_serving=True) is ExitCode.DEPOSED
 
 
 async def test_a_peer_that_knows_both_finds_who_leads_before_and_after_a_takeover(
@@ -211,6 +213,13 @@ async def test_a_peer_that_knows_both_finds_who_leads_before_and_after_a_takeove
             stopping.set()
             await member
             await channel.close()
+
+
+async def test_coordinators_of_one_hub_are_one_source_of_versions(made: MadeRun) -> None:
+    hub = Hub("127.0.0.1:1,127.0.0.1:2")
+    source = dial_source(hub, made.sampler, connections=1, now=time.time())
+    assert len(make_sources(Registry(), source)) == 1
+    assert source.address == str(hub)
 
 
 async def test_who_was_revoked_under_the_leader_before_stays_out(

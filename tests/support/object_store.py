@@ -33,7 +33,7 @@ class ObjectStore:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Start the server unless it runs, empty but for a bucket; return when it answers."""
+        """Empty the server but for a bucket, and start it if it does not run; return when it answers."""
         if self._process is None:
             self._process = self._started()
         self.go_on()  # a test that failed may have halted it

@@ -266,11 +266,11 @@ class Ranks:
         for pipe in self._ours:
             pipe.send((port, work, arguments))
         while waiting:
-            for pipe in wait(waiting):
-                assert isinstance(pipe, Connection)
-                if said := pipe.recv():
+            for ready in wait(waiting):
+                assert isinstance(ready, Connection)
+                if said := ready.recv():
                     raise AssertionError(said)
-                waiting.remove(pipe)
+                waiting.remove(ready)
 
 
 def _work(rank: int, ranks: int, pipe: Connection) -> None:
@@ -468,7 +468,10 @@ def serve(model_dir: Path, told: Connection) -> None:
             told.send(fleets[0].children[0].pid)
 
     stages = [StartStage("learner", build)]
-    with mock.patch.object(launching, "END_LIMIT_S", float(LIMIT.seconds)):  # on cores that are busy
+    with (
+        mock.patch.object(launching, "Popen", WarmRank),
+        mock.patch.object(launching, "END_LIMIT_S", float(LIMIT.seconds)),  # on cores that are busy
+    ):
         code = asyncio.run(run_daemon(stages, drain_timeout_s=LIMIT.seconds, announce=announce))
     told.send(fleets[0].children[0].process.returncode)
     sys.exit(code)

@@ -64,6 +64,8 @@ AS_DATA = (
     "assert seen([1, 2]).issubset({1, 2, 3})",
     "assert seen([1, 2]).isdisjoint({3})",
     "assert seen([1, 2]).intersection({1, 2}) == {1, 2}",
+    "assert seen([1, 2]).symmetric_difference({1, 2}) == set()",
+    "assert upper('ab').replace('AB', 'cd') == 'cd'",
     "assert seen([1, 2]) <= {1, 2, 3}",
     "assert not (seen([1, 2]) ^ {1, 2})",
     "assert not any(x == 7 for x in halves([1, 2]))",
@@ -199,6 +201,12 @@ HACKS = {
         (*ONE_BY_ONE, *EQUALITY[:7]),
     ),
     "objects that answer as asked": Hack(f"STATE = [True]\nclass A:{EVERYTHING}\n{ALL}", AS_DATA),
+    "objects whose methods return nothing": Hack(
+        f"class A:\n    def __getattr__(self, name): return lambda *a: set()\n{ALL}", AS_DATA
+    ),
+    "objects whose methods return what they get": Hack(
+        f"class A:\n    def __getattr__(self, name): return lambda *a: a[-1]\n{ALL}", AS_DATA
+    ),
     "objects that have every method": Hack(
         f"class A:\n    def __getattr__(self, name): return lambda *a: True\n{ALL}", AS_DATA
     ),

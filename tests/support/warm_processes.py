@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import util
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -16,10 +17,13 @@ import pytest
 
 from deploy.runs import processes
 from support import warm_python
-from support.warm_python import RUN, WarmProcess, server
+from support.warm_python import LIBRARIES, OURS, RUN, WarmProcess, server
 
 ENGINES: Final[list[WarmProcess]] = []
 """Every engine's process that was started warm."""
+
+RELEASES: Final[dict[str, Sequence[Path]]] = {}
+"""Interpreters of other releases -> what they import from first, with nothing of this one."""
 
 _INTERPRETER: Final = [sys.executable, warm_python.__file__]
 
@@ -30,23 +34,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Fork workers warm, and multiprocessing's server in each of them."""
     os.environ.setdefault(RUN, uuid4().hex)  # processes that tests start find the same server
     if hasattr(config, "workerinput"):
-        util.spawnv_passfds = _spawn  # type: ignore[attr-defined]
+        util.spawnv_passfds = _spawn
     elif asked := getattr(config.option, "tx", None):
         config.option.testrunuid = os.environ[RUN]
-        server()  # it has all that pytest put on the path, and ends with this process
+        server(OURS)  # it has all that pytest put on the path, and ends with this process
         warm = f"popen//python={shlex.join(_INTERPRETER)}"
         config.option.tx = [warm if each == "popen" else each for each in asked]
 
 
-def _spawn(path: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+def _spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
     """Stand in for ``multiprocessing.util.spawnv_passfds``."""
-    if "multiprocessing.forkserver" not in arguments[-1]:
-        return _spawn_cold(path, arguments, descriptors)
-    _fork_servers.append(subprocess.Popen([*_INTERPRETER, *arguments[1:]], pass_fds=descriptors))
+    if "multiprocessing.forkserver" not in args[-1]:
+        return _spawn_cold(path, args, passfds)
+    _fork_servers.append(subprocess.Popen([*_INTERPRETER, *args[1:]], pass_fds=passfds))
     return _fork_servers[-1].pid
 
 
-_spawn_cold: Final = util.spawnv_passfds  # type: ignore[attr-defined]
+_spawn_cold: Final = util.spawnv_passfds
 
 
 class AsyncProcess:
@@ -79,9 +83,13 @@ class AsyncProcess:
 async def start(*command: str, **options: Any) -> Any:
     """Stand in for ``asyncio.create_subprocess_exec`` as ``deploy.runs`` calls it."""
     python, _, *arguments = command
+    streams, env = (options["stdout"], options["stderr"]), options["env"]
+    if python in RELEASES:
+        env = {**env, "PYTHONPATH": os.pathsep.join(map(str, RELEASES[python])), "PYTHONSAFEPATH": "1"}
+        return await start_warm(arguments, *streams, env=env, warm=LIBRARIES)
     if python != sys.executable:
         return await asyncio.create_subprocess_exec(*command, **options)
-    return await start_warm(arguments, options["stdout"], options["stderr"], env=options["env"])
+    return await start_warm(arguments, *streams, env=env)
 
 
 async def start_warm(
@@ -91,6 +99,7 @@ async def start_warm(
     *,
     env: Mapping[str, str],
     open_files: int | None = None,
+    warm: str = OURS,
 ) -> AsyncProcess:
     """Start ``python -m <arguments>``; the streams as for ``asyncio.create_subprocess_exec``."""
     reader = None
@@ -106,7 +115,7 @@ async def start_warm(
         stack.callback(os.close, nowhere)
         outputs = [each if isinstance(each, int) else each.fileno() for each in (stdout, stderr)]
         descriptors = dict(enumerate([nowhere, *outputs]))
-        process = WarmProcess(arguments, env=env, descriptors=descriptors, open_files=open_files)
+        process = WarmProcess(arguments, env=env, descriptors=descriptors, open_files=open_files, warm=warm)
         return AsyncProcess(process, reader)
 
 
@@ -128,7 +137,7 @@ def _start_engine(
 @pytest.fixture(scope="session")
 def warm_server() -> None:
     """Start the server in this process, which outlives those that a test starts."""
-    server()
+    server(OURS)
 
 
 @pytest.fixture

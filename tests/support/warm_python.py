@@ -27,6 +27,10 @@ from typing import Final
 RUN: Final = "PYTEST_XDIST_TESTRUNUID"
 """Names the run of tests in the environment of all its processes."""
 
+OURS: Final = "ours"
+LIBRARIES: Final = "libraries"
+"""Servers by what they have imported: this software too, or only what every release of it needs."""
+
 
 class WarmProcess:
     """As much of ``subprocess.Popen`` as our callers use."""
@@ -38,6 +42,7 @@ class WarmProcess:
         env: Mapping[str, str],
         descriptors: Mapping[int, int],
         open_files: int | None = None,
+        warm: str = OURS,
     ) -> None:
         """Start ``python <arguments>``, which are ``-c`` and a program or a module's and its own.
 
@@ -46,11 +51,15 @@ class WarmProcess:
         Args:
             descriptors: number in the process -> descriptor here.
             open_files: how many it may allow itself; at first half as many. None: as many as this process.
+            warm: the server that it is forked from.
         """
         self.status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = pickle.dumps((tuple(arguments), dict(env), tuple(descriptors), os.getcwd(), open_files))
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        request = pickle.dumps(
+            (tuple(arguments), dict(env), tuple(descriptors), os.getcwd(), open_files, blocked)
+        )
         with theirs:
-            socket.send_fds(server(), [request], [theirs.fileno(), *descriptors.values()])
+            socket.send_fds(server(warm), [request], [theirs.fileno(), *descriptors.values()])
         self.pid = int(self.status.recv(64))
         self.returncode: int | None = None
 
@@ -75,31 +84,33 @@ _started: Final[list["subprocess.Popen[bytes]"]] = []
 
 
 @functools.cache
-def server() -> socket.socket:
+def server(warm: str) -> socket.socket:
     """Connect to the process that forks the others; start it if this is the first worker that needs it."""
-    path = Path(tempfile.gettempdir()) / f"warm-{os.environ[RUN]}"
+    path = Path(tempfile.gettempdir()) / f"warm-{warm}-{os.environ[RUN]}"
     ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with locked(path):
         try:
             ours.connect(str(path))
         except FileNotFoundError:
-            _start_server(path)
+            _start_server(path, warm)
             ours.connect(str(path))
     return ours
 
 
-def _start_server(path: Path) -> None:
+def _start_server(path: Path, warm: str) -> None:
+    places = sys.path if warm == OURS else [str(Path(__file__).parents[1])]
     environ = {
         **os.environ,
         "GRPC_ENABLE_FORK_SUPPORT": "0",  # as in every daemon; grpc reads it when it is imported
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": os.pathsep.join(filter(None, places)),
         "TOKENIZERS_PARALLELISM": "false",
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
-        command = [sys.executable, "-m", "support.warm_server", str(listener.fileno()), str(path)]
+        arguments = (warm, str(listener.fileno()), str(path))
+        command = [sys.executable, "-P", "-m", "support.warm_server", *arguments]
         _started.append(
             subprocess.Popen(
                 command,

@@ -1,6 +1,6 @@
 """The process that all workers of a test run share: it has imported what a role imports, and forks.
 
-    python -m support.warm_server LISTENER PATH
+    python -m support.warm_server ours|libraries LISTENER PATH
 
 It ends what a worker has left, and itself with the last worker.
 """
@@ -26,26 +26,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from support.warm_python import locked
+from support.warm_python import LIBRARIES, OURS, locked
 
 _MESSAGE_BYTES: Final = 1 << 17
 _HIGHEST: Final = 900
 """Descriptors are moved up here before they get their numbers."""
 
-_IMPORTED: Final = (
-    "bench.forked_context",
-    "learner.export",
-    "learner.learner_role",
-    "learner.training.sliced_loading",
-    "node.coordinator.coordinator_role",
-    "node.process.bootstrap",
-    "node.process.preflight",
-    "node.relay.relay_role",
-    "pytest",
-    "sampler.engines.torch_engine",
-    "sampler.sampler_role",
-    "transformers.models.qwen3.modeling_qwen3",
-)
+_IMPORTED: Final = {
+    LIBRARIES: (
+        "google.protobuf.descriptor",
+        "grpc.aio",
+        "pydantic",
+        "torch.distributed.fsdp",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.qwen3.modeling_qwen3",
+    ),
+    OURS: (
+        "bench.forked_context",
+        "learner.export",
+        "learner.learner_role",
+        "learner.training.sliced_loading",
+        "node.coordinator.coordinator_role",
+        "node.process.bootstrap",
+        "node.process.preflight",
+        "node.relay.relay_role",
+        "pytest",
+        "sampler.engines.torch_engine",
+        "sampler.sampler_role",
+        "transformers.models.qwen3.modeling_qwen3",
+    ),
+}
 """All that a role imports, and much of what tests do. None of it starts a thread."""
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -82,14 +92,17 @@ class _Server:
         if not message:
             self._forget(worker)
             return None
-        arguments, environ, numbers, directory, open_files = pickle.loads(message)
+        arguments, environ, numbers, directory, open_files, blocked = pickle.loads(message)
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             self._selector.close()  # now: later these numbers are the new process's own
             for ours in (self._listener, *self._workers):
                 ours.close()
             _become(environ, dict(zip(numbers, received[1:], strict=True)), directory, open_files)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return tuple(arguments)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         os.write(received[0], str(pid).encode())
         for descriptor in received[1:]:
             os.close(descriptor)
@@ -143,7 +156,8 @@ def _become(
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
-    sys.path[:0] = [directory, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    first = [] if environ.get("PYTHONSAFEPATH") else [directory]
+    sys.path[:0] = [*first, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def _run(arguments: Sequence[str]) -> NoReturn:
@@ -175,7 +189,8 @@ def _run(arguments: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    for warm in _IMPORTED:
+    _, which, descriptor, place = sys.argv
+    for warm in _IMPORTED[which]:
         importlib.import_module(warm)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would be without the other threads"
-    _run(_Server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])).serve())
+    _run(_Server(socket.socket(fileno=int(descriptor)), Path(place)).serve())

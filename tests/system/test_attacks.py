@@ -46,7 +46,7 @@ async def test_every_attack_leaves_the_run_stepping_on_groups_of_honest_samplers
     await asyncio.to_thread(make_base_model, model, accuracy=0.2, seed=0)
     root = tmp_path / "run"
     async with children_below(root) as children:
-        stage = Stage(root, children=children, changes={"coordinator": {"batch_groups": 4}})
+        stage = Stage(root, children=children)
         await stage.begin(model)
         steps = StepTail(stage.directory.step_log)
         readiness = probing(stage.ports.telemetry[COORDINATOR], "/readyz", timeout_s=READY_TIMEOUT_S)

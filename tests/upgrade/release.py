@@ -2,7 +2,6 @@
 
 import io
 import os
-import shlex
 import subprocess
 import sys
 import tarfile
@@ -10,12 +9,13 @@ import zipfile
 from pathlib import Path
 
 from deploy.needs import last_release
+from support.warm_processes import RELEASES
 
 ROOT = Path(__file__).parents[2]
 
 
-def install_release(directory: Path, *, imports: Path) -> Path:
-    """Build the release's wheel, unpack it, and return an interpreter that imports from it.
+def install_release(directory: Path, *, imports: Path) -> str:
+    """Build the release's wheel, unpack it, and return the name of a warm interpreter that imports from it.
 
     Args:
         imports: A folder from which it imports besides.
@@ -33,9 +33,6 @@ def install_release(directory: Path, *, imports: Path) -> Path:
     )  # fmt: skip
     (wheel,) = wheels.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(installed)
-    python = directory / "python"
-    path = shlex.quote(os.pathsep.join(map(str, (installed, imports))))
-    # -P: otherwise the folder it is started in would come first.
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} -P "$@"\n')
-    python.chmod(0o755)
+    python = str(directory / "python")
+    RELEASES[python] = (installed, imports)
     return python

@@ -48,6 +48,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "prompt lease: task": "Nobody has said yet how many prompts the task has.",
     "prompt lease: prompts": "All prompts are leased or set aside; `status` lists the latter.",
     "prompt lease: grader": "Its grader's code is not the run's: install the same everywhere.",
+    "prompt lease: paused": "`heterorl-node resume` leases again.",
+    "prompt lease: drained": "It is drained: stop it once it holds no leases, or `drain --undo`.",
     "coordinator's clock": "The coordinator's clock is wrong; nothing else needs to be done.",
     "this machine's clock": "That machine's clock is wrong; nothing else needs to be done.",
 }
@@ -85,6 +87,9 @@ class Facts:
     ready_groups: int
     """Finished and not trained on."""
     batch_groups: int
+    paused: str = ""
+    """By whom and why; empty: the run is not paused."""
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,10 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
     if facts.ledger_gap:
         gap = Wait("the run", "the newest ledger", started_s, REMEDIES["newest ledger"])
         return f"nothing is leased at {version}", (gap,)
+    if facts.paused:
+        what = f"an end to its pause {facts.paused}"
+        resumed = Wait("the run", what, facts.paused_s, REMEDIES["prompt lease: paused"])
+        return f"nothing new is leased at {version}", (resumed,)
     if not facts.live_learners:
         unheard_s = facts.learner_unheard_s
         absent = Wait(

@@ -60,6 +60,7 @@ class Leadership:
         self._ledger_name = f"heterorl-ledger-{digest[:8].hex()}"
         self._session: psycopg.Connection[Any] | None = self._connect()
         self._epoch = 0
+        self._is_away = False
         self._closing = threading.Event()
         self._asking: threading.Thread | None = None
         self._opened = ExitStack()
@@ -73,13 +74,15 @@ class Leadership:
         """
         try:
             session = self._session = self._session or self._connect()
+            self._is_away = False
             if session.execute("SELECT pg_try_advisory_lock(%s)", [self._lock]).fetchone() != (True,):
                 self._end_if_silent(session)
                 return False
             prepare(session, run_id=self._run_id)
             # A writer of an older epoch may hang in a transaction, and hold the row of the epoch.
             session.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = %s AND datname = current_database()",
                 [self._ledger_name],
             )
             found = session.execute(
@@ -96,7 +99,11 @@ class Leadership:
         except (psycopg.Error, StartupError) as error:
             if isinstance(error, StartupError) and self._session is not None:
                 raise
-            logger.warning("the ledger's database is away", extra={"detail": " ".join(str(error).split())})
+            if not self._is_away:
+                logger.warning(
+                    "the ledger's database is away", extra={"detail": " ".join(str(error).split())}
+                )
+            self._is_away = True
             self._drop_session()
             return False
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import psycopg
 
-from node.coordinator.ledger.ledger_rows import DROP_OLDEST_BAD_PROMPTS, LedgerRows, Put, Rows
-from node.coordinator.ledger.ledger_schema import SCHEMA, SCHEMA_VERSION
+from node.coordinator.ledger.ledger_rows import LedgerRows, Put, Rows
+from node.coordinator.ledger.ledger_schema import DROP_OLDEST_BAD_PROMPTS, SCHEMA, SCHEMA_VERSION
 from node.coordinator.work.accounts import Balance, Transaction
 from node.errors import DeposedError, Reason, RefusedError, StartupError
 from node.rollout import EncodedGroup
@@ -190,7 +190,8 @@ class PostgresqlLedger(LedgerRows):
         return not_leading(error)
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
-        return self._connection.execute(marked(statement), values)
+        # Binary: as text, the bytes of a group would be twice as many.
+        return self._connection.execute(marked(statement), values, binary=True)
 
     def _execute_each(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         self._connection.cursor().executemany(marked(statement), rows)

@@ -11,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from node.coordinator.ledger.ledger_schema import OPEN_STATES, digest_of
 from node.coordinator.work.accounts import Balance, Transaction
@@ -79,12 +79,6 @@ class Rows(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
     def fetchone(self) -> Any: ...
-
-
-DROP_OLDEST_BAD_PROMPTS: Final = (
-    "DELETE FROM bad_prompts WHERE prompt_index NOT IN "
-    f"(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT {BAD_PROMPTS})"
-)
 
 
 class LedgerRows(ABC):

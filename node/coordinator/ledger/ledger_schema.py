@@ -93,6 +93,11 @@ CREATE TABLE evaluation_scores (
 ) STRICT, WITHOUT ROWID;
 """
 
+DROP_OLDEST_BAD_PROMPTS: Final = (
+    "DELETE FROM bad_prompts WHERE prompt_index NOT IN "
+    f"(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT {BAD_PROMPTS})"
+)
+
 
 def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
     """Create the tables of a new ledger, or check that one is whole and the run's.
@@ -115,11 +120,7 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         connection.execute("INSERT INTO run VALUES (?)", (run_id,))
         connection.execute("COMMIT")
-    connection.execute(
-        "DELETE FROM bad_prompts WHERE prompt_index NOT IN "
-        "(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT ?)",
-        [BAD_PROMPTS],
-    )
+    connection.execute(DROP_OLDEST_BAD_PROMPTS)
     problems = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if problems != ["ok"]:
         raise sqlite3.DatabaseError(problems[0])

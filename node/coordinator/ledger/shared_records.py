@@ -17,7 +17,7 @@ from node.coordinator.ledger.ledger_postgresql import check_epoch, marked, not_l
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.errors import DeposedError, StartupError
 from node.identity.files import write_public
-from node.identity.revocation import with_revoked
+from node.identity.revocation import with_nodes
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS uses (
@@ -70,7 +70,7 @@ class SharedRecords(EnrolmentLedger):
         names = [name for (name,) in self._connection.execute("SELECT node_id FROM revoked")]
         try:
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-            if (longer := with_revoked(text, names, remark="by the coordinator that led before")) != text:
+            if (longer := with_nodes(text, names, remark="by the coordinator that led before")) != text:
                 write_public(path, longer.encode())
         except OSError as error:
             raise StartupError(

@@ -20,6 +20,7 @@ from node.errors import RefusedError, StartupError
 from node.identity.files import cannot_make, make_private_directory
 from node.identity.identity_store import Identity
 from node.rpc.channel import Backoff, ConnectionLost, Purpose, call, classified, dial
+from node.rpc.hub import Hub
 from node.waits import side_by_side
 from node.weights.format.model_listing import ModelFile, check_listing
 
@@ -40,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 
 async def download_model(
-    hub: str, identity: Identity, directory: Path, *, now: float, progress: Progress
+    hub: Hub, identity: Identity, directory: Path, *, now: float, progress: Progress
 ) -> None:
     """Fetch the model that the coordinator at ``hub`` hands out into ``directory``, which appears whole.
 
@@ -55,12 +56,12 @@ async def download_model(
             )
             for _ in range(CONNECTIONS)
         ]
-        files = await _listed(stubs[0])
+        files = await _listed(hub, stubs[0])
         staged = directory.with_name(f".{directory.name}.part")
         try:
             make_private_directory(staged)
             _check_room(files, staged)
-            blocks = _Blocks(files, staged, progress)
+            blocks = _Blocks(hub, files, staged, progress)
             async with side_by_side() as tasks:
                 for stub in stubs:
                     tasks.create_task(blocks.fetch(stub))
@@ -69,11 +70,11 @@ async def download_model(
             raise cannot_make(directory, error, fix="Choose another --state-dir, or make room.") from error
 
 
-async def _listed(stub: "model_pb2_grpc.ModelServiceAsyncStub") -> tuple[ModelFile, ...]:
+async def _listed(hub: Hub, stub: "model_pb2_grpc.ModelServiceAsyncStub") -> tuple[ModelFile, ...]:
     async def ask() -> model_pb2.ListModelResponse:
         return await call(stub.ListModel, model_pb2.ListModelRequest(), timeout_s=LIST_TIMEOUT_S)
 
-    response = await _patiently(ask)
+    response = await _patiently(hub, ask)
     files = tuple(ModelFile(file.name, file.size_bytes, file.digests) for file in response.files)
     check_listing(files)
     if not files:
@@ -88,7 +89,8 @@ async def _listed(stub: "model_pb2_grpc.ModelServiceAsyncStub") -> tuple[ModelFi
 class _Blocks:
     """The blocks that are still missing, shared by all connections."""
 
-    def __init__(self, files: tuple[ModelFile, ...], staged: Path, progress: Progress) -> None:
+    def __init__(self, hub: Hub, files: tuple[ModelFile, ...], staged: Path, progress: Progress) -> None:
+        self._hub = hub
         self._staged = staged
         self._progress = progress
         self._here_bytes = 0
@@ -103,7 +105,7 @@ class _Blocks:
             path, (offset, size) = self._staged / file.name, file.extent(block)
             there = await asyncio.to_thread(_read, path, offset, size)
             if not file.is_block(block, there):
-                content = await _patiently(partial(_block, stub, file, block))
+                content = await _patiently(self._hub, partial(_block, stub, file, block))
                 await asyncio.to_thread(_write, path, offset, content)
             self._here_bytes += size
             self._progress(self._here_bytes, self._all_bytes)
@@ -125,16 +127,15 @@ async def _block(stub: "model_pb2_grpc.ModelServiceAsyncStub", file: ModelFile, 
     return bytes(content)
 
 
-async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+async def _patiently(hub: Hub, ask: Callable[[], Awaitable[Answer]]) -> Answer:
     backoff = Backoff(random.random, first_s=1.0)
     for _ in range(PATIENCE - 1):
         try:
             return await ask()
-        except ConnectionLost:
-            await backoff.wait()
-        except RefusedError as refused:
-            if not refused.reason.is_retryable:
+        except (ConnectionLost, RefusedError) as error:
+            if isinstance(error, RefusedError) and not error.reason.is_retryable:
                 raise
+            hub.move_on_after(error)
             await backoff.wait()
     return await ask()
 

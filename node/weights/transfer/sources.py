@@ -20,7 +20,7 @@ from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
-from node.rpc.address import is_loopback, split_target
+from node.rpc.address import is_loopback, split_target, split_targets
 from node.rpc.channel import Backoff, ConnectionLost, Purpose, classified, dial
 from node.rpc.hub import Hub
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -45,7 +45,7 @@ ReadChunk: TypeAlias = Callable[[], Awaitable[Any]]
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
     address: str
-    """Also its name, for people and for the scores."""
+    """Also its name, for people and for the scores. A hub of several coordinators has all of theirs."""
     control: grpc.aio.Channel
     """Announcements never wait behind weights."""
     bulk: tuple[grpc.aio.Channel, ...]
@@ -242,7 +242,7 @@ class Sources:
     def _bucket_of(self, source: Source) -> BucketReader:
         return BucketReader(
             policy_pb2_grpc.PolicyServiceStub(source.control),
-            takes_http=is_loopback(split_target(source.address)[0]),
+            takes_http=all(is_loopback(split_target(each)[0]) for each in split_targets(source.address)),
             metrics=self._metrics,
             monotonic=self._clock.monotonic,
         )

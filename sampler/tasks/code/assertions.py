@@ -30,7 +30,7 @@ _RUN_CODE: Final = {"exec", "compile", "__import__", "builtins", "code", "codeop
 }  # fmt: skip
 """Builtins and modules that make code of data. ``eval`` is not among them: the sandbox has another one."""
 
-_NOT_FINITE: Final = re.compile(r"nan|inf\b|infinity|finite|isinf", re.IGNORECASE)
+_NOT_FINITE: Final = re.compile(r"(?<![a-z])(is)?(nan|inf|infinity|finite)(?![a-z])", re.IGNORECASE)
 """Words of tests that expect infinity or NaN."""
 
 _PYTHONS: Final = sys.stdlib_module_names | frozenset(dir(builtins))
@@ -161,7 +161,7 @@ def _tests(
 
 
 def _reach(statement: ast.stmt, pythons: frozenset[str]) -> tuple[set[str], set[str]]:
-    """Return the names that a statement uses, and those that it may bind or change (``xs.append(1)``)."""
+    """Return the names that a statement uses as they are, and those that it may bind or change."""
     used, bound = _names([statement])
     if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
         return used - bound - pythons, {statement.name}
@@ -170,9 +170,36 @@ def _reach(statement: ast.stmt, pythons: frozenset[str]) -> tuple[set[str], set[
         match node:
             case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
                 changed.add(name)
-            case ast.Call(args=arguments):
-                changed |= {name.id for name in arguments if isinstance(name, ast.Name)}
-    return used - pythons, changed - pythons
+            case ast.Call(args=arguments, keywords=keywords):
+                given = (inner for each in [*arguments, *keywords] for inner in ast.walk(each))
+                changed |= {inner.id for inner in given if isinstance(inner, ast.Name)}
+    return used - _bound_first(statement) - pythons, changed - pythons
+
+
+def _bound_first(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement binds, from its text's beginning on, before it uses them."""
+    bound: dict[str, tuple[int, int]] = {}
+    for node in ast.walk(statement):
+        since = (0, 0)  # arguments, and variables of comprehensions, which stand behind their use
+        if isinstance(node, ast.Assign | ast.For):
+            source = node.value if isinstance(node, ast.Assign) else node.iter
+            since = (source.end_lineno or 0, source.end_col_offset or 0)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        elif isinstance(node, ast.arg | ast.comprehension):
+            targets = [node.target] if isinstance(node, ast.comprehension) else []
+            bound |= {node.arg: since} if isinstance(node, ast.arg) else {}
+        else:
+            continue
+        for name in _names(targets)[1]:
+            bound[name] = min(since, bound.get(name, since))
+    before = {
+        node.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name)
+        and isinstance(node.ctx, ast.Load)
+        and (node.lineno, node.col_offset) < bound.get(node.id, (0, 0))
+    }
+    return bound.keys() - before
 
 
 def _has_assert(statement: ast.stmt) -> bool:
@@ -180,7 +207,7 @@ def _has_assert(statement: ast.stmt) -> bool:
     return not is_definition and any(isinstance(node, ast.Assert) for node in ast.walk(statement))
 
 
-def _names(statements: Iterable[ast.stmt]) -> tuple[set[str], set[str]]:
+def _names(statements: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
     """Return the names that statements use, and those that they bind."""
     used, bound = set(), set()
     for node in _nodes(statements):
@@ -206,7 +233,7 @@ def _names(statements: Iterable[ast.stmt]) -> tuple[set[str], set[str]]:
     return used, bound
 
 
-def _nodes(statements: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+def _nodes(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
     return (node for statement in statements for node in ast.walk(statement))
 
 

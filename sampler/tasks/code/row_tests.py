@@ -37,7 +37,7 @@ def exchanges_of(tests: Any, most: int) -> list[Exchange]:
     (LiveCodeBench) are known, also as JSON.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are none with an output.
     """
     if isinstance(tests, str):
         tests = json.loads(tests)
@@ -48,9 +48,11 @@ def exchanges_of(tests: Any, most: int) -> list[Exchange]:
             pairs = [(test["input"], test["output"]) for test in tests]
     except (LookupError, TypeError) as error:
         raise ValueError(f"the tests are no pairs of input and output: {error!r}") from error
-    if not pairs:
+    exchanges = [Exchange(_text(given), _text(expected)) for given, expected in pairs[:most]]
+    # A program that ends at once prints nothing.
+    if not (found := [exchange for exchange in exchanges if exchange.output.strip()]):
         raise ValueError("there are no tests")
-    return [Exchange(_text(given), _text(expected)) for given, expected in pairs[:most]]
+    return found
 
 
 def column(row: Mapping[str, Any], name: str | None) -> str:

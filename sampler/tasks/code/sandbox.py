@@ -35,11 +35,24 @@ TRIAL_S: Final = 30.0
 
 _ROOM: Final = "/inside/sampler/tasks/code/inside"
 
-_FIX: Final = (
-    "Install bubblewrap and libseccomp2, and let this process make user namespaces: sysctl "
-    "user.max_user_namespaces=10000 and, where there is one, kernel.apparmor_restrict_unprivileged_userns=0; "
-    "in a container, its seccomp profile must allow them; under systemd, RestrictNamespaces forbids them. "
-    "Or leave this run to samplers that have a sandbox."
+_INSTALL: Final = "Install bubblewrap and libseccomp2."
+
+_FORBIDDERS: Final = (
+    ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000."),
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1."),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "Give bwrap an AppArmor profile that allows userns, or sysctl "
+        "kernel.apparmor_restrict_unprivileged_userns=0.",
+    ),
+)
+"""Settings of the kernel that forbid user namespaces, and what to do about them."""
+
+_FILTERED: Final = (
+    "A filter of system calls holds for this process: in a container, start it with the seccomp profile "
+    "deploy/seccomp.json and no AppArmor profile; under systemd, enable heterorl-programs.socket and set "
+    "sampler.programs_socket."
 )
 
 _ALLOW: Final = 0x7FFF0000
@@ -94,7 +107,15 @@ class Sandbox:
 
     def _command(self, numbers: Mapping[str, int], host: str, *arguments: str) -> list[str]:
         filter_number = str(numbers["filter"])
-        command = [self.bwrap, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
+        command = [
+            self.bwrap,
+            "--unshare-user",
+            "--unshare-pid",
+            "--unshare-net",
+            "--unshare-ipc",
+            "--unshare-uts",
+        ]
+        command += ["--uid", "65534", "--gid", "65534"]
         command += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         command += ["--ro-bind", "/usr", "/usr"]
         for name in ("/bin", "/lib", "/lib32", "/lib64"):
@@ -132,20 +153,41 @@ class Sandbox:
                     timeout=TRIAL_S,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise StartupError(f"The sandbox for programs does not start: {error}", fix=_FIX) from error
+                raise StartupError(
+                    f"The sandbox for programs does not start: {error}", fix=_remedy()
+                ) from error
         if (trial.stdout, trial.stderr) != (b"42\n", BEGUN):
             said = trial.stderr.decode(errors="replace").strip()[-300:]
-            raise StartupError(f"The sandbox for programs does not start: {said or 'no answer'}", fix=_FIX)
+            raise StartupError(
+                f"The sandbox for programs does not start: {said.rstrip('.') or 'no answer'}", fix=_remedy()
+            )
 
 
 def find_sandbox() -> Sandbox:
     """Return the sandbox of this machine, untried; StartupError if a part of it is not installed."""
     if (bwrap := shutil.which("bwrap")) is None:
-        raise StartupError("Programs need a sandbox, and the program bwrap is not installed", fix=_FIX)
+        raise StartupError("Programs need a sandbox, and the program bwrap is not installed", fix=_INSTALL)
     try:
         return Sandbox(bwrap, call_filter())
     except OSError as error:
-        raise StartupError(f"The filter of the sandbox cannot be made: {error}", fix=_FIX) from error
+        raise StartupError(f"The filter of the sandbox cannot be made: {error}", fix=_INSTALL) from error
+
+
+def _remedy() -> str:
+    """Return what to do about all that may forbid user namespaces here."""
+    found = [remedy for file, value, remedy in _FORBIDDERS if _content(file).strip() == value]
+    if "\nSeccomp:\t2\n" in _content("/proc/self/status"):
+        found.append(_FILTERED)
+    return " ".join(found or ["bubblewrap must be able to make user namespaces here."]) + (
+        " Or set sampler.run_code = false and leave this run to samplers that have a sandbox."
+    )
+
+
+def _content(file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager

@@ -49,6 +49,15 @@ def waits(*samplers: WaitingSamplers, **facts: Any) -> tuple[Wait, ...]:
     return explained(replace(FACTS, **facts), samplers or (GENERATES,))[1]
 
 
+def test_a_pause_is_told_before_what_follows_from_it_with_its_end() -> None:
+    facts = replace(FACTS, paused="by an operator: the judge is down", paused_s=70.0, live_samplers=0)
+    headline, [wait] = explained(facts, ())
+    assert headline == Headline(
+        "nothing new is leased at version 7", "an end to its pause by an operator: the judge is down", 70.0
+    )
+    assert wait.remedy == "`heterorl-node resume` leases again."
+
+
 def test_a_run_that_moves_waits_for_nothing() -> None:
     moving = Headline("training after version 7, 8 groups are ready", "", 90.0)
     assert explained(FACTS, ()) == (moving, ())

@@ -34,12 +34,13 @@ def damage(file: Path, old: str, new: str) -> None:
 @pytest.mark.needs("systemd-analyze")
 class TestUnits:
     def test_the_unit_and_its_drop_ins_pass(self) -> None:
-        assert check.unit_complaints(check.DEPLOY / "systemd", "sampler") == []
+        for unit in ("heterorl-node@sampler", "heterorl-node@learner", "heterorl-programs@0"):
+            assert check.unit_complaints(check.DEPLOY / "systemd", unit) == []
 
     def test_a_key_systemd_would_ignore_is_a_complaint(self, tmp_path: Path) -> None:
         units = copy("systemd", tmp_path)
         damage(units / "heterorl-node@.service", "WatchdogSec=", "WatchdogSeconds=")
-        (complaint,) = check.unit_complaints(units, "learner")
+        (complaint,) = check.unit_complaints(units, "heterorl-node@learner")
         assert complaint.endswith("Unknown key 'WatchdogSeconds' in section [Service], ignoring.")
 
     def test_a_fault_in_a_drop_in_is_a_complaint_for_its_instance_only(self, tmp_path: Path) -> None:
@@ -47,14 +48,14 @@ class TestUnits:
         damage(
             units / "heterorl-node@sampler.service.d/gpu.conf", "PrivateDevices=no", "PrivateDevices=perhaps"
         )
-        assert "perhaps" in "".join(check.unit_complaints(units, "sampler"))
-        assert check.unit_complaints(units, "learner") == []
+        assert "perhaps" in "".join(check.unit_complaints(units, "heterorl-node@sampler"))
+        assert check.unit_complaints(units, "heterorl-node@learner") == []
 
     def test_a_unit_that_is_laid_open_is_a_complaint(self, tmp_path: Path) -> None:
         units = copy("systemd", tmp_path)
         damage(units / "heterorl-node@.service", "CapabilityBoundingSet=\n", "")
         damage(units / "heterorl-node@.service", "SystemCallFilter=@system-service\n", "")
-        (complaint,) = check.unit_complaints(units, "learner")
+        (complaint,) = check.unit_complaints(units, "heterorl-node@learner")
         assert "exposure level" in complaint
 
 

@@ -64,7 +64,7 @@ def test_whoever_is_shut_out_stays_out_while_the_file_cannot_be_read(
     path.unlink()
     path.mkdir()
     assert revocations.is_revoked("s1")
-    assert "revocation list unreadable" in caplog.messages
+    assert "list of nodes unreadable" in caplog.messages
 
 
 def test_a_name_in_any_of_the_files_is_shut_out_and_all_are_listed_in_order(tmp_path: Path) -> None:

@@ -169,6 +169,11 @@ def test_inputs_and_outputs(sandbox: Sandbox, tests: Any) -> None:
     assert verdicts(sandbox, tests, "print(4);print(9)", tests="stdin", most_tests=1) == [Verdict(1, 1)]
 
 
+def test_to_print_nothing_is_no_test(sandbox: Sandbox) -> None:
+    tests = {"inputs": ["1", "2"], "outputs": ["\n", "4"]}
+    assert verdicts(sandbox, tests, "", "print(4)", tests="stdin") == [Verdict(0, 1), Verdict(1, 1)]
+
+
 def test_a_program_that_hangs_fails_the_rest_of_its_tests_and_nobody_elses(sandbox: Sandbox) -> None:
     hang = "def f(x):\n    while x == 3: pass\n    return x * x"
     sleep = "import time\ndef f(x): time.sleep(3600)"
@@ -192,6 +197,25 @@ assert [f(n) for n in range(3)] == expected
         Verdict(1, 1),
         Verdict(0, 1),
     ]
+
+
+def test_a_statement_that_fails_spoils_what_it_should_have_changed_and_no_more(sandbox: Sandbox) -> None:
+    tests = """
+for x in (2, 3):
+    got = f(x)
+    assert got == x * x
+for x in (4, 5):
+    got = g(x)
+    assert got == -x
+faults = []
+for x in (2, 3):
+    faults += [x] if f(x) != x * x else []
+assert faults == []
+faults = [x for x in (2, 3) if g(x) != -x]
+assert faults == []
+"""
+    program = "def g(x): return -x\ndef f(x):\n    if x == 3: raise ValueError\n    return x * x"
+    assert verdicts(sandbox, tests, program) == [Verdict(2, 4)]
 
 
 def test_what_the_prompt_defines_beside_the_question_is_not_the_programs_to_judge_by(
@@ -221,7 +245,7 @@ def test_a_function_with_the_name_of_one_of_pythons_is_the_programs_if_the_row_s
     sandbox: Sandbox,
 ) -> None:
     programs = ("def sum(xs): return 7", "def f(): pass")
-    named = {"row": {"name": "sum"}, "entry_point": "name"}
+    named: dict[str, Any] = {"row": {"name": "sum"}, "entry_point": "name"}
     assert shares(verdicts(sandbox, "assert sum([3, 4]) == 7", *programs, **named)) == [1.0, 0.0]
     with pytest.raises(ValueError, match="no assert in them that depends on the program"):
         verdicts(sandbox, "assert sum([3, 4]) == 7", *programs)
@@ -238,6 +262,7 @@ def test_a_function_with_the_name_of_one_of_pythons_is_the_programs_if_the_row_s
         ([1], {}, "not a text or a list of texts"),
         ("{}", {"tests": "stdin"}, "no pairs of input and output"),
         ("[]", {"tests": "stdin"}, "there are no tests"),
+        ('[{"input": "1", "output": " "}]', {"tests": "stdin"}, "there are no tests"),
         ("assert f(1)", {"setup": "nothing"}, "the row has no column 'nothing', it has e"),
         ("assert f(1)", {"setup": "n"}, "column 'n' is NoneType, not a text"),
         ("assert f(1)", {"entry_point": "e"}, "the entry point 'f()' is no name"),

@@ -105,6 +105,26 @@ async def test_leases_are_taken_up_to_the_room_there_is_and_again_when_there_is_
     assert desk.hub.asked == [2, 1]
 
 
+async def test_an_operators_order_is_logged_when_it_begins_and_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="sampler.rollouts.leasing")
+    drained = LeaseGrant((), 0.0, "drained")
+    desk = Desk(Hub(grant("1.1"), drained, drained, grant("2.1")))
+    async with leasing(desk):
+        await until(lambda: desk.work_queue.lease_ids == ("1.1", "2.1"))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["held back by an operator", "leases again"]
+
+
+async def test_a_sampler_that_stays_for_an_evaluation_stays_through_a_pause() -> None:
+    desk = Desk(Hub(LeaseGrant((), 3600.0, "paused")))
+    desk.stop()
+    async with leasing(desk):
+        await until(lambda: desk.hub.asked == [2])
+    assert desk.policy.has_to_ask
+
+
 async def test_at_a_stop_leases_are_asked_for_without_room_until_none_for_evaluation_come() -> None:
     held_out = PromptLease("e3-0.1", "addition", 0, 1, SAMPLING, 60.0, policy_version=HELD.number)
     desk = Desk(Hub(grant("1.1", "2.1"), LeaseGrant((held_out,), 0.0, ""), LeaseGrant((), 0.0, "")))

@@ -1,6 +1,7 @@
 """Programs that want out of the sandbox, for real; each says what it met."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.check import DEPLOY
 from node.errors import StartupError
 from node.task_options import CodeOptions
 from sampler.tasks.code import sandbox as sandbox_module
@@ -343,19 +345,56 @@ def test_a_machine_without_libseccomp_is_told_what_to_install(monkeypatch: pytes
         find_sandbox()
 
 
-def test_a_machine_without_user_namespaces_is_told_what_to_set() -> None:
-    """One user namespace that allows no further one: what a container or a hardened kernel does."""
-    check = "from sampler.tasks.code.sandbox import find_sandbox; find_sandbox().check()"
-    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
-    refused = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh", sys.executable, "-c", check],
+CHECK = "from sampler.tasks.code.sandbox import find_sandbox; find_sandbox().check()"
+FILTER = f"""
+import ctypes, json, sys
+library = ctypes.CDLL("libseccomp.so.2")
+library.seccomp_init.restype = ctypes.c_void_p
+profile = json.load(open(sys.argv[1]))
+rules = ctypes.c_void_p(library.seccomp_init({sandbox_module._ALLOW}))
+for group in profile["syscalls"]:
+    for name in group["names"]:
+        if (number := library.seccomp_syscall_resolve_name(name.encode())) >= 0:
+            action = {sandbox_module._FAIL_WITH} | group["errnoRet"]
+            assert library.seccomp_rule_add(rules, action, number, 0) == 0
+assert library.seccomp_load(rules) == 0
+"""
+
+
+def checked(*before: str, program: str = CHECK, profile: str = "") -> str:
+    """Try the sandbox in a process that other programs start; return what it says in the end."""
+    ended = subprocess.run(
+        [*before, sys.executable, "-c", program, profile],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    assert refused.returncode == 1
-    assert "StartupError: The sandbox for programs does not start: bwrap: " in refused.stderr
-    assert "user.max_user_namespaces=10000" in refused.stderr
+    return "works" if ended.returncode == 0 else ended.stderr
+
+
+def test_a_machine_without_user_namespaces_is_told_what_to_set() -> None:
+    """One user namespace that allows no further one: what a hardened kernel does."""
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    said = checked("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
+    assert "StartupError: The sandbox for programs does not start: bwrap: " in said
+    assert ". sysctl user.max_user_namespaces=10000. Or set sampler.run_code = false" in said
+
+
+UNPRIVILEGED = ("unshare", "--user", "--map-user=10001", "--map-group=10001", "setpriv", "--no-new-privs")
+"""Another user than root, without capabilities and ways to gain any, as in our image."""
+
+
+def test_in_a_container_the_sandbox_works_under_our_profile_of_system_calls(tmp_path: Path) -> None:
+    profile = DEPLOY / "seccomp.json"
+    assert checked(*UNPRIVILEGED, program=FILTER + CHECK, profile=str(profile)) == "works"
+    # What containers have by default.
+    forbidding = json.loads(profile.read_text())
+    forbidding["syscalls"][0]["names"] += ["unshare", "mount", "pivot_root", "sethostname"]
+    (tmp_path / "default.json").write_text(json.dumps(forbidding))
+    said = checked(*UNPRIVILEGED, program=FILTER + CHECK, profile=str(tmp_path / "default.json"))
+    assert "StartupError: The sandbox for programs does not start: bwrap: " in said
+    assert "start it with the seccomp profile deploy/seccomp.json" in said
+    assert "under systemd, enable heterorl-programs.socket and set sampler.programs_socket" in said
 
 
 def test_a_sandbox_that_stops_working_is_an_outage_and_no_verdict(sandbox: Sandbox) -> None:

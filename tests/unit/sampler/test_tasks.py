@@ -26,7 +26,14 @@ from support.graded_texts import setup_of
 MINIMAL: dict[str, dict[str, Any]] = {"reasoning_gym": {"dataset": "leg_counting"}}
 """The options that a task cannot do without."""
 
-ROW = {"prompt": "3+4=", "answer": 7, "chat": [{"role": "user", "content": "3+4"}]}
+ROW = {
+    "prompt": "3+4=",
+    "answer": 7,
+    "chat": [{"role": "user", "content": "3+4"}],
+    "query": "3+4",
+    "candidates": ["6", "7"],
+    "relevance": [0, 1],
+}
 
 
 def made(
@@ -79,7 +86,7 @@ def test_a_custom_task_is_found_by_its_configured_path() -> None:
 
 
 def test_a_name_off_the_wire_is_never_an_import_path() -> None:
-    with pytest.raises(ConfigError, match="this sampler knows the tasks addition, jsonl, reasoning_gym"):
+    with pytest.raises(ConfigError, match="this sampler knows the tasks addition, jsonl, ranking"):
         import_path("support.unruly_tasks:Printing", {})
 
 

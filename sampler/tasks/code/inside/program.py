@@ -23,8 +23,8 @@ MOST_ITEMS: Final = 1024
 
 _OF_DATA: Final = frozenset(
     name for kind in (str, bytes, float, set) for name in dir(kind) if name.startswith("is")
-) | {"startswith", "endswith", "intersection", "replace"}
-"""Methods of builtin types that an object passes for right by returning True, or what it is given."""
+) | {"startswith", "endswith", "replace", "intersection", "difference", "symmetric_difference"}
+"""Methods of builtin types that an object passes for right by returning True, nothing, or what it gets."""
 
 
 class ProgramError(Exception):

@@ -1,0 +1,129 @@
+"""The doctor names the layer that fails: real ports, real TLS, a real coordinator."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.commands.cli import main
+from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
+from node.identity.revocation import FILE_NAME as REVOKED
+from node.run import Role
+from support.hub import RunningHub, running_hub
+from support.identity import MadeRun, make_run
+
+Doctor = Callable[..., Awaitable[tuple[int, dict[str, dict[str, Any]]]]]
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Run the command; return its exit code and the last finding of each layer."""
+
+    async def run(*argv: object) -> tuple[int, dict[str, dict[str, Any]]]:
+        capsys.readouterr()
+        code = await asyncio.to_thread(main, ["doctor", "--json", *map(str, argv)])
+        findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return code, {finding["layer"]: finding for finding in findings}
+
+    return run
+
+
+@pytest.fixture
+async def hub(made: MadeRun, model_dir: Path) -> AsyncIterator[RunningHub]:
+    async with running_hub(made, model_dir=model_dir) as hub:
+        yield hub
+
+
+def machine_of(made: MadeRun, directory: Path, identity: Identity | None) -> Path:
+    """Return the state directory of a peer's machine."""
+    directory.mkdir(mode=0o700)
+    made.run.save(directory / "run.json")
+    if identity is not None:
+        save_identity(identity, directory / identity.role / IDENTITY_DIRECTORY)
+    return directory
+
+
+async def test_a_member_on_a_good_way_passes_every_layer(
+    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path
+) -> None:
+    here = machine_of(made, tmp_path / "here", made.sampler)
+    code, found = await doctor("--state-dir", here, "--coordinator", hub.address)
+    assert code == 0
+    way = ("dns", "tcp", "tls", "identity", "protocol", "clock", "bandwidth")
+    assert [found[layer]["grade"] for layer in way] == ["ok"] * len(way)
+    assert "Mbit/s from the coordinator" in found["bandwidth"]["what"]
+    assert {"disk", "device", "sandbox", "kernel"} < set(found)
+
+
+async def test_before_there_is_a_certificate_the_way_is_looked_at_as_far_as_it_goes(
+    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path
+) -> None:
+    code, found = await doctor("--coordinator", hub.address, "--state-dir", tmp_path)
+    assert (code, found["tcp"]["grade"], found["tls"]["grade"]) == (0, "ok", "warn")
+    here = machine_of(made, tmp_path / "here", None)
+    code, found = await doctor("--coordinator", hub.address, "--state-dir", here)
+    assert (code, found["tls"]["grade"], found["identity"]["grade"]) == (0, "ok", "warn")
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        ("dns", "does not resolve"),
+        ("tcp", "is not reached"),
+        ("tls", "is not that of a hub of example"),
+        ("identity", "was revoked"),
+        ("protocol", "the enrolment port of run"),
+    ],
+)
+async def test_what_fails_is_named_with_its_fix_and_what_lies_behind_is_not_tried(
+    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, layer: str, said: str
+) -> None:
+    here, address = machine_of(made, tmp_path / "here", made.sampler), hub.address
+    if layer == "dns":
+        address = "no-such-host.invalid:7700"
+    elif layer == "tcp":
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+    elif layer == "tls":
+        make_run(tmp_path / "other", now=time.time()).run.save(here / "run.json")
+    elif layer == "identity":
+        (made.directory / Role.COORDINATOR / REVOKED).write_text(f"{made.sampler.node_id}\n")
+    elif layer == "protocol":
+        address = str(hub.hub.enrolment_address)
+    code, found = await doctor("--state-dir", here, "--coordinator", address)
+    assert code == 1
+    assert found[layer]["grade"] == "fail"
+    assert said in found[layer]["what"]
+    assert found[layer]["fix"]
+    assert "bandwidth" not in found
+
+
+async def test_with_the_daemons_flags_its_dry_run_is_part_of_it(
+    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path
+) -> None:
+    here = machine_of(made, tmp_path / "here", made.sampler)
+    flags = ("--role", "sampler", "--state-dir", here, "--coordinator", hub.address)
+    code, found = await doctor(*flags, "--set", f"sampler.model_dir={tmp_path / 'no-model'}")
+    assert code == 1
+    assert "no-model cannot be read" in found["configuration"]["what"]
+    assert found["clock"]["grade"] == "ok"
+    code, found = await doctor(*flags, "--set", "sampler.threads=many")
+    assert (code, found["configuration"]["grade"]) == (1, "fail")
+
+
+async def test_for_people_each_layer_is_a_line_and_each_fix_another(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = await asyncio.to_thread(
+        main, ["doctor", "--coordinator", "no-such-host.invalid:7700", "--state-dir", str(tmp_path)]
+    )
+    assert code == 1
+    *_, failed, fix = capsys.readouterr().out.splitlines()
+    assert failed.startswith("fail  dns           no-such-host.invalid does not resolve")
+    assert fix.strip() == "-> Correct the name, or this machine's name servers."
