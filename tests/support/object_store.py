@@ -36,6 +36,7 @@ class ObjectStore:
         """Empty the server but for a bucket, and start it if it does not run; return when it answers."""
         if self._process is None:
             self._process = self._started()
+        self.go_on()  # a test that failed may have halted it
         async with asyncio.timeout(90), httpx.AsyncClient() as client:
             while True:
                 try:

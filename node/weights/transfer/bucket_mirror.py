@@ -96,6 +96,7 @@ class BucketMirror:
         """Name -> bytes: what the bucket has; None: not listed yet."""
         self._listed_at_s = float("-inf")
         self._in_bucket: dict[ArtifactKey, str] = {}
+        """Artifact of the store that can be read from the bucket -> name."""
         self._addresses: dict[str, _Address] = {}
         self._listeners: list[Listener] = []
         self._wakes: list[asyncio.Event] = []
@@ -104,18 +105,13 @@ class BucketMirror:
             withheld_artifacts=lambda: len(self._due_s),
         )
 
-    @property
-    def in_bucket(self) -> tuple[ArtifactKey, ...]:
-        """The artifacts that can be read from the bucket."""
-        return tuple(sorted(self._in_bucket))
-
     def announced(self, announcement: Announcement) -> Announcement:
         """Return an announcement of the store with what of it is in the bucket."""
         keys = tuple(a.key for a in announcement.artifacts if a.key in self._in_bucket)
         return replace(announcement, in_bucket=keys)
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
-        """Call ``listener`` at each change of ``in_bucket``."""
+        """Call ``listener`` at each change of what is in the bucket."""
         return among(self._listeners, listener)
 
     async def locate(self, key: ArtifactKey) -> tuple[str, float]:

@@ -110,7 +110,7 @@ class Sources:
         self._metrics = metrics
         self._changed = asyncio.Event()
         self._buckets = {bucket_of(source.address): self._bucket_of(source) for source in everyone}
-        self._buckets_announced = False
+        self._warned_of_buckets = False
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -250,8 +250,8 @@ class Sources:
     def _with_bucket_if_possible(self, announcement: Announcement) -> Announcement:
         if not announcement.in_bucket or BucketReader.is_possible():
             return announcement
-        if not self._buckets_announced:
-            self._buckets_announced = True
+        if not self._warned_of_buckets:
+            self._warned_of_buckets = True
             fix = "pip install 'heterorl-node[objects]'"
             logger.warning("a bucket is not used: httpx is not installed", extra={"fix": fix})
         return replace(announcement, in_bucket=())
