@@ -74,11 +74,11 @@ def encoder_directory(directory: Path) -> Path:
             num_hidden_layers=2,
             num_attention_heads=4,
             max_position_embeddings=32,
-            num_labels=1,
             pad_token_id=0,
             eos_token_id=1,
             # With transformers' own .02 all scores are equal, and hundreds of steps find no direction.
             initializer_range=0.1,
         )
+        config.num_labels = 1
         BertForSequenceClassification(config).save_pretrained(directory)
     return directory
