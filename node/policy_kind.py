@@ -43,6 +43,8 @@ def kind_of(model_dir: Path) -> PolicyKind:
     Raises:
         StartupError: as ``model_config``; or it classifies.
     """
+    if not (model_dir / "config.json").exists():
+        return PolicyKind.CAUSAL_LM  # whoever loads it says what it lacks
     config = model_config(model_dir)
     if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         return PolicyKind.CAUSAL_LM

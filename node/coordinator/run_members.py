@@ -244,7 +244,7 @@ class RunMembers:
 
 
 def _model(peer: Peer, request: membership_pb2.JoinRequest) -> Learner | SamplerModel | None:
-    if peer.role is Role.RELAY:
+    if peer.role not in (Role.LEARNER, Role.SAMPLER):
         return None
     base = base_model_from_wire(request)
     if peer.role is Role.SAMPLER:

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from node.enrolment.authority import AUTHORITY_LIFETIME_S
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import Reason, StartupError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.rpc.auth import RULES, service_of
@@ -18,7 +18,7 @@ from node.rpc.server import Audience
 from node.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun, make_run
-from support.rpc import METHODS, every_service, invoke, serving
+from support.rpc import METHODS, every_service, invoke, refusal_of, serving
 
 MANIFEST = "/heterorl.v1.PolicyService/GetManifest"
 MEMBERS_ONLY = [path for path in METHODS if RULES[path].roles is not None]
@@ -27,23 +27,6 @@ MEMBERS_ONLY = [path for path in METHODS if RULES[path].roles is not None]
 def channel_of(identity: Identity, address: str) -> grpc.aio.Channel:
     # A moment at which even the bad ones look good to themselves: the hub must not rely on that.
     return dial(address, identity, purpose=Purpose.CONTROL, now=identity.not_before_s + 1)
-
-
-async def refusal_of(channel: grpc.aio.Channel, path: str) -> RefusedError:
-    """Return the refusal, asking again where gRPC's client loses it, as every peer does.
-
-    A status that overtakes the request is replaced by INTERNAL (github.com/grpc/grpc/issues/36066).
-    """
-    for _ in range(10):
-        try:
-            with pytest.raises(RefusedError) as refused, classified():
-                await invoke(channel, path)
-        except ConnectionLost as lost:
-            if "Internal error from Core" not in str(lost):
-                raise
-        else:
-            return refused.value
-    raise AssertionError(f"{path} was lost ten times")
 
 
 @pytest.mark.parametrize("role", list(Role))

@@ -204,11 +204,13 @@ async def test_a_message_over_its_services_limit_is_refused_although_the_port_ta
         "MembershipService": "/heterorl.v1.MembershipService/GetStatus",
         "ModelService": "/heterorl.v1.ModelService/ListModel",
         "PolicyService": "/heterorl.v1.PolicyService/OfferArtifact",
+        "RelayService": "/heterorl.v1.RelayService/Carry",
     }[service]
     limit = MESSAGE_BYTES[service]
+    caller = made.relay if service == "RelayService" else made.learner
     async with (
         serving(made, every_service) as hub,
-        dial(hub.address, made.learner, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
+        dial(hub.address, caller, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
     ):
         # An unknown field is well-formed protobuf: only its size is wrong.
         header = b"\xfa\x3f" + _varint(limit - 6)

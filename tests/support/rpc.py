@@ -16,10 +16,10 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from heterorl.v1 import membership_pb2, model_pb2, policy_pb2, relay_pb2, rollout_pb2
 from node.clock import Clock, SystemClock
-from node.errors import Reason
+from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
-from node.rpc.channel import KEEPALIVE, Keepalive
+from node.rpc.channel import KEEPALIVE, ConnectionLost, Keepalive, classified
 from node.rpc.interceptor import Admission, RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.rpc.strangers_gate import GateLimits
@@ -165,6 +165,23 @@ async def invoke(
     if method.server_streaming:
         return [answer async for answer in call]
     return [await call]
+
+
+async def refusal_of(channel: grpc.aio.Channel, path: str) -> RefusedError:
+    """Return the refusal, asking again where gRPC's client loses it, as every peer does.
+
+    A status that overtakes the request is replaced by INTERNAL (github.com/grpc/grpc/issues/36066).
+    """
+    for _ in range(10):
+        try:
+            with pytest.raises(RefusedError) as refused, classified():
+                await invoke(channel, path)
+        except ConnectionLost as lost:
+            if "Internal error from Core" not in str(lost):
+                raise
+        else:
+            return refused.value
+    raise AssertionError(f"{path} was lost ten times")
 
 
 def _kind(method: MethodDescriptor) -> str:

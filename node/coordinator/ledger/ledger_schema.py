@@ -99,9 +99,17 @@ DROP_OLDEST_BAD_PROMPTS: Final = (
     f"(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT {BAD_PROMPTS})"
 )
 
+_RELEASED: Final = 1
+"""Schema of release 0.2.0, whose runs are upgraded while they train."""
+
+_FROM_RELEASED: Final = " ".join(
+    f"ALTER TABLE standings ADD COLUMN {column} NOT NULL DEFAULT 0;"
+    for column in ("checks INTEGER", "differing INTEGER", "stake REAL", "proven_at_s REAL")
+)
+
 
 def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
-    """Create the tables of a new ledger, or check that one is whole and the run's.
+    """Create the tables of a new ledger, upgrade the last release's, check that one is whole and the run's.
 
     Raises:
         StartupError: it is of another run or has another schema.
@@ -112,6 +120,9 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
     connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     connection.execute("PRAGMA synchronous = FULL")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == _RELEASED:
+        connection.executescript(f"BEGIN; {_FROM_RELEASED} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        version = SCHEMA_VERSION
     if version not in (0, SCHEMA_VERSION):
         raise StartupError(
             f"the ledger {path} has schema {version}, this software knows {SCHEMA_VERSION}",
