@@ -12,6 +12,9 @@ PIP := $(BIN)/python -m pip install -q -c deploy/constraints.txt
 TESTED := learner,sampler,data,judge,objects,bench,demo,test
 # What takes a C compiler: a package of reasoning-gym's, and the kernel of the weight codec where it was not made before.
 COMPILED = @! $(PYTHON) deploy/needs.py --look tasks || $(MAKE) -s $(BIN)/.compiled
+# A shallow clone lacks the last release, beside which today's code is tried.
+FETCHED = @commit=$$(sed -n 's/^\#\# .*, commit \([0-9a-f]\{40\}\)$$/\1/p' CHANGELOG.md | head -n 1); \
+	git cat-file -e "$$commit^{commit}" 2>/dev/null || git fetch -q --depth 1 origin "$$commit" || true
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +55,7 @@ real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.comp
 
 test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
 	$(COMPILED)
+	$(FETCHED)
 	$(BIN)/pytest -q -n 4 --dist worksteal -m "not gpu"
 
 deep: needs-test $(BIN)/.test ## Properties with 2000 examples in place of 60 (hypothesis)
@@ -125,6 +129,7 @@ proto-check: $(GEN)/.installed ## buf lint, and fail if the stubs are not what t
 	for f in .venv-proto/drift/heterorl/v1/*; do diff -q $$f proto/heterorl/v1/$$(basename $$f) || exit 1; done
 
 proto-breaking: $(GEN)/.installed ## buf breaking against the last release, by the commit that CHANGELOG.md names
+	$(FETCHED)
 	@commit=$$(sed -n 's/^## .*, commit \([0-9a-f]\{40\}\)$$/\1/p' CHANGELOG.md | head -n 1); \
 	$(GEN)/buf breaking proto --against "$$(git rev-parse --git-common-dir)#ref=$$commit,subdir=proto"
 
