@@ -258,7 +258,7 @@ async def test_a_bucket_killed_again_and_again_under_load_loses_nothing(
     async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
         registry = Registry()
         async with following(hub, registry) as fetcher:
-            restarts: list[int] = []
+            restarts: list[asyncio.Task[None]] = []
             for version in range(1, versions + 1):
                 signed, payloads = await asyncio.to_thread(hub.learner.signed, version, version - 1)
                 await asyncio.to_thread(put_version, hub.store, signed, payloads)
