@@ -1,5 +1,6 @@
 """A model whose one forward pass goes from rows to logprobs of actions."""
 
+from abc import ABC, abstractmethod
 from typing import Final
 
 import torch
@@ -13,7 +14,7 @@ UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
 
 
-class Scorer(torch.nn.Module):
+class Scorer(torch.nn.Module, ABC):
     """A model of some kind; see ``node.policy_kind``."""
 
     def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None) -> None:
@@ -37,6 +38,7 @@ class Scorer(torch.nn.Module):
         """Return why no policy of this kind can have made a group, which is well-formed; None: one can."""
         return None
 
+    @abstractmethod
     def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
         """Return log p(action | everything before it), of scores divided by the temperature.
 
@@ -49,4 +51,3 @@ class Scorer(torch.nn.Module):
         Returns:
             [targets], nats; carries the gradient.
         """
-        raise NotImplementedError

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from node.enrolment.init_run import INITIAL_ROLES
 from node.enrolment.tokens import NUMBER_CHARACTERS, Token
@@ -70,6 +70,9 @@ def known_members(path: Path) -> frozenset[str] | None:
 
 class EnrolmentLedger:
     """Tokens, the newest beyond their expiry, and every node id given out. One caller at a time."""
+
+    _remembered: ClassVar[tuple[str, ...]] = ("uses", "issued")
+    """Tables of tokens, whose oldest expired rows are forgotten."""
 
     def __init__(self, path: Path) -> None:
         is_new = not path.exists()
@@ -144,7 +147,7 @@ class EnrolmentLedger:
             self._execute("INSERT INTO members VALUES (?, ?) ON CONFLICT DO NOTHING", (role, role))
 
     def _forget_oldest(self, now: float) -> None:
-        for table in ("uses", "issued"):
+        for table in self._remembered:
             self._execute(
                 f"DELETE FROM {table} WHERE expires_at_s <= ? AND rowid IN "
                 f"(SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT 9223372036854775807 OFFSET ?)",
@@ -161,7 +164,7 @@ class EnrolmentLedger:
         if users.get(key_digest) == node_id:
             return True
         what = ""
-        if self._is_cancelled(token):
+        if self.is_cancelled(token):
             what = "the token was cancelled"
         elif key_digest in users or len(users) >= token.uses:
             what = "the token was used before" + (f", by {len(users)} peers" if token.uses > 1 else "")
@@ -169,7 +172,8 @@ class EnrolmentLedger:
             raise RefusedError(Reason.TOKEN_REFUSED, what, fix="ask the operator for a new token")
         return False
 
-    def _is_cancelled(self, token: Token) -> bool:
+    def is_cancelled(self, token: Token) -> bool:
+        """Return whether a token that was made here was cancelled."""
         asked = self._execute("SELECT is_cancelled FROM issued WHERE nonce = ?", (token.nonce,))
         return bool(asked.fetchone() == (1,))
 

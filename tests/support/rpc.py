@@ -168,11 +168,17 @@ async def invoke(
 
 
 async def refusal_of(channel: grpc.aio.Channel, path: str) -> RefusedError:
-    """Return the refusal, asking again where gRPC's client loses it, as every peer does.
+    """Return the refusal, asking again where gRPC's client loses it, as every peer does."""
+    refused, _ = await counted_refusal(channel, path)
+    return refused
+
+
+async def counted_refusal(channel: grpc.aio.Channel, path: str) -> tuple[RefusedError, int]:
+    """Return the refusal, and how often it was asked for.
 
     A status that overtakes the request is replaced by INTERNAL (github.com/grpc/grpc/issues/36066).
     """
-    for _ in range(10):
+    for times in range(1, 11):
         try:
             with pytest.raises(RefusedError) as refused, classified():
                 await invoke(channel, path)
@@ -180,7 +186,7 @@ async def refusal_of(channel: grpc.aio.Channel, path: str) -> RefusedError:
             if "Internal error from Core" not in str(lost):
                 raise
         else:
-            return refused.value
+            return refused.value, times
     raise AssertionError(f"{path} was lost ten times")
 
 

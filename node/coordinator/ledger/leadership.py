@@ -16,12 +16,14 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
 from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger, connect, prepare
 from node.coordinator.ledger.shared_records import SharedRecords
+from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.errors import DeposedError, StartupError
 
 logger = logging.getLogger(__name__)
@@ -131,11 +133,14 @@ class Leadership:
         self._opened.callback(connection.close)
         return PostgresqlLedger(connection, epoch=self._epoch, on_lost=on_lost)
 
-    def open_records(self) -> SharedRecords:
-        """Open what coordinators share besides the ledger. Raises StartupError: as ``open_ledger``."""
+    def open_records(self, issued: Path) -> SharedRecords:
+        """Open what coordinators share besides the ledger, and this one's file of tokens made here.
+
+        Raises StartupError: as ``open_ledger``.
+        """
         connection = connect(self._url, name=self._ledger_name)
         self._opened.callback(connection.close)
-        return SharedRecords(connection, epoch=self._epoch)
+        return SharedRecords(connection, epoch=self._epoch, issued=EnrolmentLedger(issued))
 
     def close(self) -> None:
         """Close what was opened and end the session: another coordinator may lead at once."""

@@ -15,6 +15,7 @@ import psycopg
 
 from node.coordinator.ledger.ledger_postgresql import check_epoch, marked, not_leading
 from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.tokens import Token
 from node.errors import DeposedError, StartupError
 from node.identity.files import write_public
 from node.identity.revocation import with_nodes
@@ -24,10 +25,6 @@ CREATE TABLE IF NOT EXISTS uses (
     nonce TEXT NOT NULL, expires_at_s DOUBLE PRECISION NOT NULL, node_id TEXT NOT NULL,
     key_digest BYTEA NOT NULL, rowid BIGINT GENERATED ALWAYS AS IDENTITY, PRIMARY KEY (nonce, key_digest)
 );
-CREATE TABLE IF NOT EXISTS issued (
-    nonce TEXT PRIMARY KEY, expires_at_s DOUBLE PRECISION NOT NULL, role TEXT NOT NULL, node_id TEXT,
-    uses INTEGER NOT NULL, is_cancelled INTEGER NOT NULL DEFAULT 0, rowid BIGINT GENERATED ALWAYS AS IDENTITY
-);
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, role TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS revoked (node_id TEXT PRIMARY KEY);
 """
@@ -36,8 +33,12 @@ CREATE TABLE IF NOT EXISTS revoked (node_id TEXT PRIMARY KEY);
 class SharedRecords(EnrolmentLedger):
     """The leader's connection to them. Any thread; one call at a time."""
 
-    def __init__(self, connection: "psycopg.Connection[Any]", *, epoch: int) -> None:
+    _remembered = ("uses",)
+
+    def __init__(self, connection: "psycopg.Connection[Any]", *, epoch: int, issued: EnrolmentLedger) -> None:
+        """Write under ``epoch``; ``issued`` has the tokens that were made and cancelled on this machine."""
         self._connection = connection
+        self._issued = issued
         self._epoch = epoch
         self._turn = threading.Lock()
         with connection.transaction():
@@ -46,6 +47,10 @@ class SharedRecords(EnrolmentLedger):
 
     def close(self) -> None:
         self._connection.close()
+        self._issued.close()
+
+    def is_cancelled(self, token: Token) -> bool:
+        return self._issued.is_cancelled(token)
 
     def spend(self, *arguments: Any, **named: Any) -> None:
         """See ``EnrolmentLedger``. Raises RefusedError: STANDBY, too: this coordinator leads no longer."""

@@ -202,27 +202,29 @@ def test_a_database_of_another_run_and_one_that_is_not_there_are_startup_errors(
         soon(again.try_to_lead)
 
 
+TOKEN = Token(
+    run_id="run",
+    role=Role.SAMPLER,
+    expires_at_s=2e9,
+    nonce="0" * 32,
+    address="hub:1",
+    ca_certificate_pem="",
+)
+
+
 def spend(ledger: EnrolmentLedger, key: bytes, node_id: str = "sampler-1") -> None:
-    token = Token(
-        run_id="run",
-        role=Role.SAMPLER,
-        expires_at_s=2e9,
-        nonce="0" * 32,
-        address="hub:1",
-        ca_certificate_pem="",
-    )
-    ledger.spend(token, node_id=node_id, key_digest=key, now=1e9)
+    ledger.spend(TOKEN, node_id=node_id, key_digest=key, now=1e9)
 
 
 def test_a_token_that_was_spent_at_one_coordinator_is_spent_at_all(
-    one: Leadership, other: Leadership
+    one: Leadership, other: Leadership, tmp_path: Path
 ) -> None:
     assert one.try_to_lead()
-    before = one.open_records()
+    before = one.open_records(tmp_path / "one")
     spend(before, b"k")
     one.close()
     soon(other.try_to_lead)
-    with closing(before), closing(other.open_records()) as after:
+    with closing(before), closing(other.open_records(tmp_path / "other")) as after:
         spend(after, b"k")  # a retry after a lost answer
         with pytest.raises(RefusedError, match="used before"):
             spend(after, b"another")
@@ -231,18 +233,33 @@ def test_a_token_that_was_spent_at_one_coordinator_is_spent_at_all(
         assert error.value.reason is Reason.STANDBY
 
 
+def test_a_token_that_was_cancelled_where_the_leader_is_lets_nobody_in(
+    one: Leadership, tmp_path: Path
+) -> None:
+    assert one.try_to_lead()
+    with closing(one.open_records(tmp_path / "one")) as records:
+        # As `heterorl-node token` does, in a process of its own.
+        with closing(EnrolmentLedger(tmp_path / "one")) as command:
+            command.note_issued(TOKEN)
+            spend(records, b"k")
+            assert command.cancel(TOKEN.number)
+        spend(records, b"k")  # a retry after a lost answer
+        with pytest.raises(RefusedError, match="cancelled"):
+            spend(records, b"another", "sampler-2")
+
+
 def test_who_was_shut_out_at_one_coordinator_is_shut_out_at_the_next(
     one: Leadership, other: Leadership, tmp_path: Path
 ) -> None:
     revoked = tmp_path / "revoked"
     revoked.write_text("sampler-9\n")
     assert one.try_to_lead()
-    with closing(one.open_records()) as records:
+    with closing(one.open_records(tmp_path / "one")) as records:
         records.revoke(frozenset({"sampler-1", "sampler-2"}))
         records.revoke(frozenset({"sampler-2"}))
     one.close()
     soon(other.try_to_lead)
-    with closing(other.open_records()) as records:
+    with closing(other.open_records(tmp_path / "other")) as records:
         records.add_revoked_to(revoked)
         records.add_revoked_to(revoked)
     assert set(remarks(revoked.read_text())) == {"sampler-9", "sampler-2"}
