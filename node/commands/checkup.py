@@ -152,7 +152,7 @@ async def _tcp(host: str, port: int) -> Finding:
         fix = "Open it in the firewall of the coordinator's host and of its provider."
         return Finding("tcp", Grade.FAIL, what, fix)
     except OSError as error:
-        what = f"port {port} is not reached: {error.strerror}"
+        what = f"port {port} is not reached: {error.strerror or error}"
         fix = (
             "Start the coordinator, and see coordinator.listen: 127.0.0.1 is reached from its own host only."
         )
@@ -342,9 +342,11 @@ def _sandbox() -> Finding:
     fix = "Only runs with the grader code need it: install bubblewrap, and allow user namespaces."
     if (bwrap := shutil.which("bwrap")) is None:
         return Finding("sandbox", Grade.WARN, "bubblewrap is not installed", fix)
-    trial = subprocess.run(
-        [bwrap, "--unshare-all", "--ro-bind", "/", "/", "true"], capture_output=True, text=True, check=False
-    )
+    command = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "true"]
+    try:
+        trial = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return Finding("sandbox", Grade.WARN, f"bubblewrap does not end within {_TIMEOUT_S:.0f} s", fix)
     if trial.returncode:
         return Finding("sandbox", Grade.WARN, f"bubblewrap does not run: {trial.stderr.strip()[:200]}", fix)
     return Finding("sandbox", Grade.OK, "bubblewrap runs")

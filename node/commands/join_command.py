@@ -8,10 +8,12 @@ on after any end, and starts the peer again later, when the token is long spent.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from node import durable
 from node.commands.status_command import fetch_status
-from node.commands.systemd_unit import CONFIG_DIRECTORY, STATE_DIRECTORY, install_unit
+from node.commands.systemd_unit import CONFIG_DIRECTORY, STATE_DIRECTORY, check_installable, install_unit
 from node.commands.terminal import name, target
 from node.config.setting_sources import Setting, read_flags, value_of_text
 from node.device import AUTO, chosen_device
@@ -34,6 +36,7 @@ from node.extras import NeededPackage
 from node.identity.files import cannot_make, cannot_read, make_private_directory
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
 from node.identity.run_description import FILE_NAME as RUN_FILE
+from node.identity.run_description import RunDescription
 from node.limits import TOKEN_BYTES
 from node.rollout import Verdict
 from node.rpc.address import MEMBERS_PORT
@@ -124,6 +127,9 @@ def run(arguments: argparse.Namespace) -> int:
     place = _place(arguments, token)
     if token.role is Role.SAMPLER:
         NeededPackage("join", "a sampler", "torch", extra="sampler", source="the token").check()
+    if arguments.systemd:
+        check_installable(token.role, device=chosen_device(AUTO))  # before the token is spent
+    _check_other_run(place.run_file, token.run)
     try:
         identity = asyncio.run(_ready(arguments, text, token, place))
     except OSError as error:
@@ -134,6 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = [f"--set={assignment}" for assignment in arguments.assignments]
     if arguments.coordinator is not None:
         settings.append(f"--coordinator={arguments.coordinator}")
+    if arguments.model_dir is not None:
+        settings.append(f"--set=sampler.model_dir={arguments.model_dir.absolute()}")
     daemon = ["--role", token.role.value, "--config", str(place.config_file), *settings]
     if arguments.no_start:
         _say(f"ready; start it with: heterorl-node {' '.join(daemon)}")
@@ -147,6 +155,18 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, "-m", "node", *daemon])
     return 0
+
+
+def _check_other_run(run_file: Path, run: RunDescription) -> None:
+    """Raise StartupError if peers of another run have their run description where this one's would be."""
+    if not run_file.exists():
+        return
+    other = RunDescription.load(run_file)
+    if (other.run_id, other.learner_public_key) != (run.run_id, run.learner_public_key):
+        raise StartupError(
+            f"{run_file} is read by peers of run {other.run_id!r}; the token is of {run.run_id!r}",
+            fix="Join from another machine; or name another --state-dir, without --systemd.",
+        )
 
 
 async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: Place) -> Identity:
@@ -170,9 +190,9 @@ async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: 
     token_file.unlink(missing_ok=True)
     run.save(place.run_file)
     _say(f"{'let into' if is_new else 'known in'} run {run.run_id} as {token.role} {identity.node_id}")
-    hub, model_dir = _coordinator(arguments, token), arguments.model_dir or place.role_dir / "model"
+    hub, model_dir = _coordinator(arguments, token), _model_dir(arguments, place)
     if token.role is Role.SAMPLER and not model_dir.exists():
-        if arguments.model_dir is not None:
+        if model_dir != place.role_dir / "model":
             raise _bad("--model-dir", str(model_dir), "there is no such directory")
         with _progress() as show:
             await download_model(Hub(hub), identity, model_dir, now=time.time(), progress=show)
@@ -181,9 +201,26 @@ async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: 
     if not place.config_file.exists():
         durable.write(place.config_file, settings.encode(), mode=0o644)
         _say(f"wrote {place.config_file}; the device is {chosen_device(AUTO)}")
-    elif arguments.systemd and arguments.assignments and place.config_file.read_text() != settings:
-        raise _bad("--set", arguments.assignments[0], f"{place.config_file} is there and says otherwise")
+    elif arguments.systemd and place.config_file.read_text() != settings:
+        flags = {"--set": arguments.assignments, "--coordinator": arguments.coordinator}
+        for flag, value in (flags | {"--model-dir": arguments.model_dir}).items():
+            if value:
+                raise _bad(flag, str(value), f"{place.config_file} is there and says otherwise")
     return identity
+
+
+def _model_dir(arguments: argparse.Namespace, place: Place) -> Path:
+    """Return where the base model is or goes: as a flag says, else the configuration of an earlier start."""
+    if arguments.model_dir is not None:
+        return Path(arguments.model_dir)
+    for setting in read_flags({}, arguments.assignments):
+        if isinstance(setting, Setting) and (setting.section, setting.key) == ("sampler", "model_dir"):
+            return Path(str(setting.value))
+    if place.config_file.exists():
+        with contextlib.suppress(tomllib.TOMLDecodeError):  # the daemon says what is wrong with it
+            written = tomllib.loads(place.config_file.read_text())
+            return Path(written.get("sampler", {}).get("model_dir", place.role_dir / "model"))
+    return place.role_dir / "model"
 
 
 def _settings(role: Role, place: Place, *, hub: str, model_dir: Path, given: list[str]) -> str:

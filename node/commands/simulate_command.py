@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``heterorl-node simulate``."""
     add = parser.add_argument
     add("--samplers", type=_count, required=True, metavar="N", help="how many, up to 100000")
-    add("--relays", type=_count, default=0, metavar="N", help="how many; default: none")
+    add("--relays", type=partial(_count, least=0), default=0, metavar="N", help="how many; default: none")
     add("--profile", type=Path, metavar="FILE", help="a TOML file of what differs from the defaults")
     add("--seed", type=int, default=0, metavar="N", help="of all that is drawn; default: %(default)s")
     add("--json", action="store_true", help="one JSON object instead of lines")
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.DRAINED
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100000")
+def _count(text: str, *, least: int = 1) -> int:
+    if not text.isdecimal() or not least <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to 100000")
     return int(text)

@@ -129,7 +129,10 @@ class ArtifactStore:
         finally:
             self._withholds = None
             for key in tuple(self._withheld):
-                self.release(key)
+                try:
+                    self.release(key)
+                except RefusedError as refused:
+                    logger.warning("artifact not announced yet", extra={"detail": str(refused)})
 
     def release(self, key: ArtifactKey) -> None:
         """Announce an artifact that was withheld. Raises RefusedError: DISK; the next announcement has it."""
@@ -290,7 +293,8 @@ class ArtifactStore:
                 if is_current and artifact.is_whole and not self._directories.is_complete(artifact):
                     is_new = not artifact.is_quarantined and artifact.manifest.key not in self._arriving
                     self._directories.complete(artifact)
-                    if is_new and self._withholds is not None and self._withholds(artifact.manifest.artifact):
+                    withholds = self._withholds  # another thread may end the withholding
+                    if is_new and withholds is not None and withholds(artifact.manifest.artifact):
                         self._withheld.add(artifact.manifest.key)
                     if not self._announce():  # as where it was withheld, or announced while it arrived
                         _notify(self._listeners)
@@ -326,7 +330,8 @@ class ArtifactStore:
         if head is None:
             return False
         goes = surplus(
-            complete.values(),
+            # One that is withheld leads nobody anywhere yet: what it replaces stays until then.
+            (artifact for key, artifact in complete.items() if key not in self._withheld),
             wanted=(head.number, self._awaited),
             retained_keyframes=self._retained_keyframes,
         )

@@ -40,6 +40,9 @@ LOOK_AGAIN_S: Final = 60.0
 ADDRESS_S: Final = 3600.0
 """For how long a signed address holds. Who has it can read one artifact."""
 
+SIGN_EVERY_S: Final = 60.0
+"""For how long an address is handed out: a machine's role signs for no longer than its session lasts."""
+
 HOLD_S: Final = 2.0
 HOLD_BYTES_PER_S: Final = 50e6
 MOST_HOLD_S: Final = 60.0
@@ -125,7 +128,7 @@ class BucketMirror:
             raise RefusedError(Reason.UNKNOWN_VERSION, what, fix="fetch it from the hub")
         now = self._monotonic()
         known = self._addresses.get(name)
-        if known is None or known.ends_s - now < ADDRESS_S / 2:
+        if known is None or known.ends_s - now < ADDRESS_S - SIGN_EVERY_S:
             try:
                 url = await self._bucket.address(name, valid_s=ADDRESS_S)
             except BucketError as error:
@@ -200,9 +203,10 @@ class BucketMirror:
     async def _tidy(self) -> bool:
         """List the bucket if that is due, and delete what is not wanted any more."""
         if self._monotonic() - self._listed_at_s >= self._look_again_s:
-            before = {} if self._held is None else self._held
-            listed, since = await self._bucket.listing(), {} if self._held is None else self._held
+            before = frozenset(self._held or ())
+            listed = await self._bucket.listing()
             # What was put meanwhile may be missing from the listing.
+            since = {} if self._held is None else self._held
             self._held = listed | {name: size for name, size in since.items() if name not in before}
             self._listed_at_s = self._monotonic()
             self._is_up = True
@@ -213,6 +217,8 @@ class BucketMirror:
         if surplus:
             await self._bucket.delete(surplus)
             self._held = {name: size for name, size in self._held.items() if name not in surplus}
+            await self._look()  # one that was repaired in the store meanwhile is put again
+            self._wake()
         return False
 
     async def _put_next(self, *, is_keyframe: bool) -> bool:

@@ -217,5 +217,5 @@ def _classified() -> Iterator[None]:
 
     try:
         yield
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # a bad TLS record is an ssl.SSLError
         raise ConnectionLost(f"the bucket: {type(error).__name__}: {str(error)[:200]}") from error

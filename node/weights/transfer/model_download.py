@@ -60,6 +60,7 @@ async def download_model(
         staged = directory.with_name(f".{directory.name}.part")
         try:
             make_private_directory(staged)
+            _drop_others(files, staged)
             _check_room(files, staged)
             blocks = _Blocks(hub, files, staged, progress)
             async with side_by_side() as tasks:
@@ -138,6 +139,14 @@ async def _patiently(hub: Hub, ask: Callable[[], Awaitable[Answer]]) -> Answer:
             hub.move_on_after(error)
             await backoff.wait()
     return await ask()
+
+
+def _drop_others(files: tuple[ModelFile, ...], staged: Path) -> None:
+    """Remove what an interrupted download of another model left."""
+    listed = {file.name for file in files}
+    for entry in tuple(staged.iterdir()):
+        if entry.name not in listed:
+            entry.unlink()
 
 
 def _check_room(files: tuple[ModelFile, ...], staged: Path) -> None:
