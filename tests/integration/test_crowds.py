@@ -1,14 +1,16 @@
 """More samplers than the coordinator's disk can answer: who goes first, what is dropped, how it ends."""
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
 import pytest
 
 from heterorl.v1 import membership_pb2, rollout_pb2
+from node.coordinator import transactions
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
 from node.run import Role
@@ -19,7 +21,7 @@ from support.waiting import until
 CALLERS = 1000
 SAMPLERS = 20
 """Who they are: each may have 64 requests waiting."""
-WRITE_S = 0.3
+WRITE_S = 2.0
 """Duration of a commit, whatever shares it."""
 GONE = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -27,21 +29,35 @@ GONE = (
     grpc.StatusCode.CANCELLED,  # by a server that closes its connections
 )
 
-ON_THEIR_WAY = 20
-"""Grants whose callers went after they were sent: those end by their term."""
-PATIENCE_S = 1.0
-"""A caller's deadline: less than half of what it takes to answer them all."""
 
+class Gate:
+    """A ledger that writes as often as it is let."""
 
-@pytest.fixture
-def slow_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Ledger.record
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[int] = []
+        """Transactions of each commit since the gate was shut, also of the one that waits at it."""
+        self._allowed = threading.Semaphore(0)
+        self._is_shut = False
+        record = Ledger.record
 
-    def slowly(ledger: Ledger, *transactions: Transaction) -> None:
-        time.sleep(WRITE_S)
-        record(ledger, *transactions)
+        def gated(ledger: Ledger, *writes: Transaction) -> None:
+            if self._is_shut:
+                self.begun.append(len(writes))
+                self._allowed.acquire()
+            record(ledger, *writes)
 
-    monkeypatch.setattr(Ledger, "record", slowly)
+        monkeypatch.setattr(Ledger, "record", gated)
+
+    def shut(self) -> None:
+        self._is_shut = True
+
+    def let(self, commits: int) -> None:
+        self._allowed.release(commits)
+
+    def open(self) -> None:
+        """Let the commit that waits, and all others."""
+        self._is_shut = False
+        self.let(1)
 
 
 async def asking(sampler: HandPeer, *, patience_s: float) -> rollout_pb2.LeasePromptsResponse | None:
@@ -75,38 +91,63 @@ async def crowded_hub(made: MadeRun) -> AsyncIterator[tuple[RunningHub, HandPeer
         yield hub, sampler, crowd
 
 
-@pytest.mark.usefixtures("slow_ledger")
 async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_who_wait_are_leased_to(
-    made: MadeRun,
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transactions, "WAIT_S", 2 * TIMEOUT_S)
+    gate = Gate(monkeypatch)
     async with crowded_hub(made) as (hub, sampler, crowd):
-        callers = [
-            asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=PATIENCE_S)) for n in range(CALLERS)
-        ]
-        # One stream, as a sampler has: its messages are spaced where there are too many, never refused.
-        heartbeats = sampler.membership.Heartbeat(timeout=TIMEOUT_S)
-        longest_s = 0.0
-        while not all(caller.done() for caller in callers):
-            started_s = time.monotonic()
-            await heartbeats.write(membership_pb2.HeartbeatRequest(sequence=1))
-            await heartbeats.read()
-            longest_s = max(longest_s, time.monotonic() - started_s)
-        heartbeats.cancel()
-        heard = sum(len(grant.leases) for caller in callers if (grant := caller.result()) is not None)
-        assert 0 < heard < CALLERS
-        # What was leased to callers who went during its commit is free again.
         held = hub.hub.spool.accounts.slots.open.by_holder
-        await until(lambda: sum(map(len, held.values())) - heard <= ON_THEIR_WAY)
+        # One stream, as a sampler has: its messages are spaced where there are too many, never refused.
+        heartbeats = sampler.membership.Heartbeat(timeout=4 * TIMEOUT_S)
+
+        async def beat_until(is_so: Callable[[], bool]) -> None:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not is_so():
+                    await heartbeats.write(membership_pb2.HeartbeatRequest(sequence=1))
+                    await heartbeats.read()
+
+        def waiting() -> float:
+            return hub.metric("heterorl_coordinator_waiting_requests")
+
+        def heard() -> int:
+            answered = (caller.result() for caller in callers if caller.done() and not caller.cancelled())
+            return sum(len(grant.leases) for grant in answered if grant is not None)
+
+        def leased() -> int:
+            return sum(map(len, held.values()))
+
+        gate.shut()
+        callers = [
+            asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=2 * TIMEOUT_S)) for n in range(CALLERS)
+        ]
+        # Heartbeats do not wait for the commit that all those wait for.
+        await beat_until(lambda: waiting() >= CALLERS - transactions.BATCH_REQUESTS)
+        gate.let(2)
+        await beat_until(lambda: len(gate.begun) == 3 and heard() == sum(gate.begun[:2]))
+        assert gate.begun[2] > 0
+        for caller in callers:
+            caller.cancel()
+        await beat_until(lambda: waiting() == 0)
+        gate.open()
+        # What was leased to callers who went during its commit is free again.
+        await until(lambda: leased() == heard(), within_s=TIMEOUT_S)
+        assert 0 < heard() < CALLERS
         assert hub.metric("heterorl_coordinator_dropped_decisions_total", cause="gone") > 0
-        assert longest_s < 2.0
+        heartbeats.cancel()
 
 
-@pytest.mark.usefixtures("slow_ledger")
 async def test_the_coordinator_ends_in_time_while_a_thousand_callers_wait(
     made: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(globals(), "WRITE_S", 2.0)
+    record = Ledger.record
+
+    def slowly(ledger: Ledger, *writes: Transaction) -> None:
+        time.sleep(WRITE_S)
+        record(ledger, *writes)
+
     async with crowded_hub(made) as (hub, _, crowd):
+        monkeypatch.setattr(Ledger, "record", slowly)
         callers = [asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=60)) for n in range(CALLERS)]
         await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
         started_s = time.monotonic()
