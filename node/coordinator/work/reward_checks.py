@@ -21,8 +21,11 @@ whole run with probability ``FALSE_ALARM`` at most (Ville's inequality).
 import hashlib
 import math
 from collections import OrderedDict
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 LEAST_SHARE: Final = 0.05
 """A proven sampler that lies in a part b of its groups is found within 60 / b of them, 19 times in 20."""
@@ -131,7 +134,7 @@ class RewardChecks:
         return held
 
     def ask_again(self, held: Held) -> None:
-        """Have a group checked once more, whose finding was lost before it was settled."""
+        """Put a group up for another check; its finding was lost before it was settled."""
         if not self.is_open:
             self.let_go(held)
         elif self._answered.pop(held.group_id, None) and self._held.get(held.slot) == held.group_id:
@@ -161,16 +164,21 @@ class RewardChecks:
 
     def bound_times(self, now: float) -> None:
         """Hold no group from a time ahead: the clock was set back."""
-        for groups in (self._waiting, self._sent, self._answered):
-            groups.update({key: replace(one, since_s=min(one.since_s, now)) for key, one in groups.items()})
+        self._waiting.update(_held_by(self._waiting, now))
+        self._sent.update(_held_by(self._sent, now))
+        self._answered.update(_held_by(self._answered, now))
 
     def forget(self) -> None:
         """Let every group go that is not answered for: no verifier is left, or the accounts begin again."""
         self._waiting.clear()
         self._sent.clear()
-        answered = {held.slot: held.group_id for held in self._answered.values()}
-        self._held = dict(self._held.items() & answered.items())
+        self._held = {slot: name for slot, name in self._held.items() if name in self._answered}
 
     def _number(self, group_id: str) -> float:
         digest = hashlib.blake2b(group_id.encode(), key=self._secret, digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2.0**64
+
+
+def _held_by(groups: Mapping[Key, Held], now: float) -> dict[Key, Held]:
+    """Return groups as held since ``now`` at the latest."""
+    return {key: replace(held, since_s=min(held.since_s, now)) for key, held in groups.items()}
