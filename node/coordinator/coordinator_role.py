@@ -101,9 +101,11 @@ async def _candidate(
     from node.coordinator.ledger.leadership import Leadership
 
     async def lead(leadership: Leadership, on_lost: Callable[[DeposedError], None]) -> CoordinatorService:
-        records = await asyncio.to_thread(leadership.open_records, context.state_dir / ENROLMENT_FILE)
-        await asyncio.to_thread(records.add_revoked_to, context.state_dir / REVOCATION_FILE)
         ledger = await asyncio.to_thread(leadership.open_ledger, on_lost=on_lost)
+        records = await asyncio.to_thread(
+            leadership.open_records, context.state_dir / ENROLMENT_FILE, on_lost=on_lost
+        )
+        await asyncio.to_thread(records.add_revoked_to, context.state_dir / REVOCATION_FILE)
         return await _coordinator(context, config, metrics, ledger, records=records)
 
     leadership = await asyncio.to_thread(

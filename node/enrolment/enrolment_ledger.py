@@ -8,7 +8,7 @@ Coordinators that share a database keep it there (``coordinator.ledger.shared_re
 import contextlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -119,8 +119,16 @@ class EnrolmentLedger:
         )
         return cancelled.rowcount > 0
 
-    def _begin(self) -> None:
-        self._execute("BEGIN IMMEDIATE")
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
         return self._database.execute(statement, values)
@@ -132,15 +140,10 @@ class EnrolmentLedger:
 
         Raises RefusedError: TOKEN_REFUSED; spent by others, cancelled, or the node id is somebody's.
         """
-        self._begin()
-        try:
+        with self._transaction():
             self._forget_oldest(now)
             if not self._is_retry(token, node_id, key_digest):
                 self._admit(token, node_id, key_digest)
-        except BaseException:
-            self._execute("ROLLBACK")
-            raise
-        self._execute("COMMIT")
 
     def _admit_initial(self) -> None:
         for role in INITIAL_ROLES:
