@@ -6,8 +6,8 @@ file what it finds here. A node is therefore let in again only where the leader'
 """
 
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,8 +81,10 @@ class SharedRecords(EnrolmentLedger):
                 f"{path} cannot be read or written: {error.strerror}", fix="Check its owner and the disk."
             ) from error
 
-    def _transaction(self) -> AbstractContextManager[None]:
-        return self._fenced.writing()
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._fenced.writing():
+            yield
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
         return self._connection.execute(marked(statement), values)
