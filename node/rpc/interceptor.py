@@ -126,8 +126,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
 
     def recheck(self) -> None:
         """End the streams of callers whose certificate has expired or was revoked since they began."""
+        revoked = self._admission.revocations.everyone()
         self._end_each(
-            lambda rpc: None if rpc.peer is None else self._standing_refusal(rpc.peer, rpc.not_after_s)
+            lambda rpc: (
+                None
+                if rpc.peer is None
+                else self._standing_refusal(rpc.peer, rpc.not_after_s, is_revoked=rpc.peer.node_id in revoked)
+            )
         )
 
     async def drain(self, grace_s: float) -> None:
@@ -306,7 +311,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             if peer.run_id != (run_id := self._admission.run_id):
                 what = f"this is run {run_id}, not {peer.run_id}"
                 raise RefusedError(Reason.FOREIGN_RUN, what, fix="check the address")
-            refusal = self._standing_refusal(peer, not_after_s)
+            is_revoked = self._admission.revocations.is_revoked(peer.node_id)
+            refusal = self._standing_refusal(peer, not_after_s, is_revoked=is_revoked)
             if refusal is not None:
                 raise refusal
             check_role(peer, rule, method)
@@ -357,7 +363,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             extra = {"peer": peer.node_id, "method": method, "reason": refusal.reason, "detail": str(refusal)}
             logger.warning("peer asks too much", extra=extra)
 
-    def _standing_refusal(self, peer: Peer, not_after_s: float) -> RefusedError | None:
+    def _standing_refusal(self, peer: Peer, not_after_s: float, *, is_revoked: bool) -> RefusedError | None:
         """Return why a peer whose certificate ends at ``not_after_s`` is shut out; None: it is not."""
         now = self._clock.now()
         if now >= not_after_s:
@@ -367,7 +373,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 f"and this hub's clock says {moment(now)}",
                 fix="set the clock that is wrong, or enrol again",
             )
-        if self._admission.revocations.is_revoked(peer.node_id):
+        if is_revoked:
             return RefusedError(
                 Reason.UNAUTHENTICATED, f"{peer.node_id} was revoked", fix="ask the operator of the run"
             )
