@@ -15,7 +15,7 @@ REUSED_BYTES: Final = 32 << 20
 KEPT_BYTES: Final = 256 << 20
 """Free memory kept at the end of the heap for the next message."""
 
-_GARBAGE: Final = (20_000, 50, 100)
+_GARBAGE: Final = (100_000, 50, 100)
 """Objects more than before, until the newest are looked at for cycles; how many such looks until one at the
 middle-aged, and how many of those until one at all."""
 
