@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 class Decoder(Protocol):
     """The run's tokenizer, as far as a verifier needs it."""
 
-    end_ids: frozenset[int]
-    """The tokens that end a completion."""
+    @property
+    def end_ids(self) -> frozenset[int] | None:
+        """The tokens that end a completion; None: it ends without one."""
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion, without special tokens."""
