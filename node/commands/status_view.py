@@ -145,7 +145,8 @@ def _graders(status: RunStatus) -> Iterator[str]:
     if others and status.grader_digest:
         yield f"the run's code is {status.grader_digest.hex()}, as {status.grader_said_by} said"
         for peer in others[:_BAD_PROMPTS_SHOWN]:
-            yield f"  {peer.node_id} has {peer.grader_digest.hex()} and is leased nothing"
+            what = "and checks nothing" if peer.role is Role.VERIFIER else "and is leased nothing"
+            yield f"  {peer.node_id} has {peer.grader_digest.hex()} {what}"
         yield "  install the same grader everywhere, or set coordinator.grader_digest to the right one"
 
 

@@ -93,6 +93,8 @@ class RunRollouts:
         """Send groups to a verifier while a second task takes the findings."""
         hello = (await _first(requests)).hello
         self.requests.peers.check_present(peer)
+        if objection := self.requests.peers.objection_to_grader(peer):
+            raise RefusedError(Reason.BUSY, objection, fix="install the run's grader at the verifier")
         verifier = self.checking.admit(
             peer.node_id,
             task_digest=hello.task_digest,

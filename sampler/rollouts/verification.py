@@ -106,6 +106,7 @@ class Verification:
             with self._node_metrics.waiting("task whose rewards can be checked"):
                 await asyncio.Event().wait()
         assert said.noise_ratio is not None
+        await self._membership.tell_task(0, task_digest=task.digest, grader_digest=said.code_digest)
         while True:
             try:
                 await self._client.answer(

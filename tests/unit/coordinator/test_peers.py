@@ -178,6 +178,19 @@ def test_a_sampler_whose_grader_nobody_shares_blocks_others_only_while_it_is_hea
     assert "as 2 of 3 samplers said" in peers.objection_to_grader(liar)
 
 
+def test_a_verifier_says_which_grader_is_the_runs_while_it_is_here(peers: Peers) -> None:
+    verifier, liars = Peer("run", Role.VERIFIER, "v"), [SAMPLER, Peer("run", Role.SAMPLER, "v")]
+    for liar in liars:
+        peers.join(liar, None, now=NOW_S, grader_digest=b"x" * 16)
+    assert "as 2 of 2 samplers said" in peers.accounts.grader.objection(b"h" * 16)
+    peers.join(verifier, None, now=NOW_S, grader_digest=b"h" * 16)
+    assert peers.objection_to_grader(verifier) == ""
+    assert all("as 1 of 1 verifiers said" in peers.objection_to_grader(liar) for liar in liars)
+    peers.leave(verifier)
+    peers.expire(NOW_S + 1)
+    assert peers.objection_to_grader(SAMPLER) == ""
+
+
 def fleet_of(peers: Peers, *, samplers: int) -> None:
     peers.leave(SAMPLER)
     for number in range(samplers):
