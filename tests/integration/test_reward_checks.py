@@ -106,6 +106,27 @@ async def test_a_verifier_survives_groups_that_nobody_honest_sends(
         assert (await standing(learner)).standing == "established"
 
 
+async def test_a_run_that_requires_a_verifier_waits_for_one_and_says_so(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    async with (
+        running_hub(made, max_staleness_versions=500, require_verifier=True) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir),
+    ):
+        drain = await learner.drain(credits=1000)
+        groups = hub.hub.peers.accounts.slots.open
+        await until(lambda: len(groups.untrained) >= 3, within_s=60)
+        assert len(groups.undelivered) == len(groups.untrained)
+        assert (
+            await learner.status()
+        ).headline.waits_for == "a verifier, without which nothing is trained on"
+        async with verifying(made, hub.address, model_dir) as verifier, asyncio.timeout(60):
+            while (await drain.hear()).WhichOneof("message") != "group":
+                pass
+            assert verifier.value("checks_total", outcome="agreed") > 0
+
+
 async def test_checks_are_kept_up_while_the_database_takes_no_list_of_revoked_nodes(made: MadeRun) -> None:
     refusals = 0
 

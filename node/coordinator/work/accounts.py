@@ -97,6 +97,7 @@ class RunTerms:
     evaluation: EvaluationSettings = NO_EVALUATION
     check_secret: bytes = b""
     """By which groups are drawn whose rewards are checked; a new one for each process."""
+    require_verifier: bool = False
 
 
 class Accounts:
@@ -107,7 +108,7 @@ class Accounts:
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
         self.length_balance = LengthBalance()
-        self.reward_checks = RewardChecks(terms.check_secret)
+        self.reward_checks = RewardChecks(terms.check_secret, is_required=terms.require_verifier)
         self.work = terms.work
         """The terms of every lease of the run."""
         self._latest_s = now
@@ -164,6 +165,10 @@ class Accounts:
         for sampler_id in filter(delivered.get, delivered):
             self.slots.open.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
+        if terms.require_verifier:
+            for slot in self.slots.untrained():
+                if slot.state is SlotState.SPOOLED:
+                    self._draw(group_id(slot.number, slot.winner), slot.winning_holder, now=now)
 
     @property
     def grader(self) -> AgreedGrader:
@@ -229,8 +234,7 @@ class Accounts:
             self.spooled_at_s[number] = stored.spooled_at_s
             self._spooled_bytes[number] = stored.size_bytes
             self._spooled_bytes_total += stored.size_bytes
-            share = checked_share(self.standings.of(stored.sampler_id).checks)
-            self.reward_checks.draw(number, stored.group_id, stored.sampler_id, share=share, now=now)
+            self._draw(stored.group_id, stored.sampler_id, now=now)
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
@@ -342,6 +346,11 @@ class Accounts:
         """Return the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
         trained = self.verdicts_of(sampler_id).get(Verdict.TRAINED, 0)
         return self._staleness[sampler_id] / trained if trained else 0.0
+
+    def _draw(self, name: str, sampler_id: str, *, now: float) -> None:
+        number, _ = slot_and_attempt(name)
+        share = checked_share(self.standings.of(sampler_id).checks)
+        self.reward_checks.draw(number, name, sampler_id, share=share, now=now)
 
     def _training_prompts(self) -> int | None:
         return None if self.prompts is None else self.prompts - self.evaluations.settings.held_out_prompts

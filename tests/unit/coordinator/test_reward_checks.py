@@ -17,6 +17,7 @@ from node.coordinator.work.reward_checks import (
     is_proof,
     stake_after,
 )
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState, slot_and_attempt
 from node.coordinator.work.standing import Standing
 from node.coordinator.work.trust import Checked
@@ -143,6 +144,79 @@ def test_a_group_that_is_late_is_delivered_and_may_be_found_out_for_as_long_agai
     checks.next()
     checks.late(NOW_S + 2 * HELD_S + 1)
     assert checks.answered("3.1") is None
+
+
+def required() -> RewardChecks:
+    return RewardChecks(b"secret", is_required=True)
+
+
+def test_where_a_verifier_is_required_every_group_waits_for_one_and_the_drawn_ones_for_a_finding() -> None:
+    checks = required()
+    assert checks.lacks_verifier
+    draw(checks, 1)
+    draw(checks, 2, share=0.0)
+    assert checks.is_held(1)
+    assert checks.is_held(2)
+    assert checks.late(NOW_S + 10 * HELD_S) == 0
+    checks.is_open = True
+    assert checks.is_held(1)
+    assert not checks.is_held(2)
+    sent = checks.next()
+    assert sent is not None
+    checks.answered(sent.group_id)
+    checks.let_go(sent)
+    assert not checks.is_held(1)
+
+
+def test_a_required_check_is_asked_for_again_when_it_is_late_and_when_the_last_verifier_goes() -> None:
+    checks = required()
+    checks.is_open = True
+    draw(checks, 1)
+    sent = checks.next()
+    assert sent is not None
+    assert checks.next() is None
+    assert checks.late(NOW_S + HELD_S + 1) == 0
+    again = checks.next()
+    assert again is not None
+    assert again.group_id == "1.1"
+    checks.close()
+    assert checks.lacks_verifier
+    assert checks.next() is not None
+
+
+def test_a_late_answer_to_a_required_check_is_taken_and_the_group_is_not_sent_again() -> None:
+    checks = required()
+    checks.is_open = True
+    draw(checks, 1)
+    checks.next()
+    checks.late(NOW_S + HELD_S + 1)
+    answered = checks.answered("1.1")
+    assert answered is not None
+    checks.let_go(answered)
+    assert not checks.is_held(1)
+    assert checks.next() is None
+
+
+def test_required_checks_are_never_passed_over_however_many_groups_are_held() -> None:
+    checks = required()
+    for slot in range(HELD_GROUPS + 3):
+        draw(checks, slot)
+    assert (len(checks), checks.passed_over) == (HELD_GROUPS + 3, 0)
+
+
+def test_a_group_that_waited_for_a_required_check_before_a_restart_is_drawn_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(make_accounts(prompts=1000, bounds=WIDE, require_verifier=True))
+    (name,) = spool(desk, "liar", 1, monkeypatch)
+    slot, _ = slot_and_attempt(name)
+    balance = Balance(slots=SlotBalance(tuple(desk.accounts.slots.open_slots.values()), next_slot=1))
+    again = make_accounts(balance, prompts=1000, bounds=WIDE, require_verifier=True)
+    again.reward_checks.is_open = True
+    assert again.reward_checks.is_held(slot)
+    held = again.reward_checks.next()
+    assert held is not None
+    assert (held.group_id, held.sampler_id) == (name, "liar")
 
 
 @pytest.mark.parametrize("noise_ratio", [0.005, 0.02, 0.1])
