@@ -349,7 +349,8 @@ class Accounts:
 
     def _draw(self, name: str, sampler_id: str, *, now: float) -> None:
         number, _ = slot_and_attempt(name)
-        share = checked_share(self.standings.of(sampler_id).checks)
+        standing = self.standings.of(sampler_id)
+        share = checked_share(standing.checks, standing.differing)
         self.reward_checks.draw(number, name, sampler_id, share=share, now=now)
 
     def _training_prompts(self) -> int | None:
