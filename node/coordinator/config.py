@@ -98,6 +98,10 @@ class CoordinatorConfig(BaseModel):
     require_verifier: bool = False
     """Whether groups wait while no verifier is there to check rewards. The run stands still then, and where
     the task's grader does not repeat itself it never begins. Off, rewards are believed meanwhile."""
+    newcomers_part: float = Field(default=0.25, gt=0, le=1)
+    """Part of a batch, but at least one group, that samplers may fill whose rewards have hardly been checked,
+    while others are at work. Lower bounds what strangers can do before they are found out; they are slower to
+    help. 1: no bound."""
     prompt_retry_s: float = Field(default=600.0, ge=0, le=30 * 86_400)
     """Time for which a prompt is passed over once its attempts have failed (too long, a grader that raises or
     hangs); doubled each time it fails again, up to a day. A group for the prompt ends that. Shorter spends

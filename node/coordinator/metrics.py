@@ -159,6 +159,10 @@ class CoordinatorMetrics:
             "in time (late) or too many waited (passed over), and they were delivered unchecked.",
             "outcome",
         )
+        self._waiting_newcomers = gauge(
+            "newcomers_waiting_groups",
+            "Groups that wait because newcomers fill their part of the batches (coordinator.newcomers_part).",
+        )
         self.proven_liars = counter("proven_liars", "Samplers that verifiers proved to lie about rewards.")
         self.thrown_out_groups = counter(
             "thrown_out_groups", "Groups of proven liars that were not yet trained on, and are sampled again."
@@ -193,6 +197,7 @@ class CoordinatorMetrics:
         self._spooled_bytes.set(load.untrained_bytes)
         distance = accounts.length_balance.distance()
         self._length_distance.set(math.nan if distance is None else distance)
+        self._waiting_newcomers.set(accounts.waiting_newcomers())
         self._ledger_confirmed.set(accounts.is_confirmed)
         self._ledger_behind.set(bool(accounts.gap))
         self.evaluations.status = accounts.evaluations.status

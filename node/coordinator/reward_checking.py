@@ -187,6 +187,7 @@ class RewardChecking:
             self._news.set()
         if late := self._checks.late(now):
             self._metrics.reward_checks.labels("late").inc(late)
+        if self._accounts.slots.open.undelivered:  # a lease's end, too, may let newcomers' groups go
             self._spool.wake_drain()
         if passed_over := self._checks.passed_over:
             self._checks.passed_over = 0

@@ -295,7 +295,6 @@ class Spool:
     async def deliver(self, drain: DrainStream) -> AsyncIterator[EncodedGroup | int | Quarantines]:
         """Yield what the learner is to be sent: groups, quarantines, versions whose records are on disk."""
         drain.has_quarantines = True
-        is_held = self._accounts.reward_checks.is_held
         while not drain.is_ended:
             if drain.has_quarantines or drain.has_pardons:
                 told = Quarantines(self._accounts.standings.quarantined(), releases_others=drain.has_pardons)
@@ -305,7 +304,7 @@ class Spool:
             elif drain.acknowledgement is not None:
                 version, drain.acknowledgement = drain.acknowledgement, None
                 yield version
-            elif drain.credits and (slot := self._accounts.slots.next_undelivered(is_held)) is not None:
+            elif drain.credits and (slot := self._accounts.next_undelivered()) is not None:
                 drain.credits -= 1
                 stored = await self._transactions.read(slot)
                 if stored is None:

@@ -21,6 +21,7 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.newcomers import newcomers_wait
 from node.coordinator.work.reward_checks import RewardChecks, checked_share
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
@@ -98,6 +99,8 @@ class RunTerms:
     check_secret: bytes = b""
     """By which groups are drawn whose rewards are checked; a new one for each process."""
     require_verifier: bool = False
+    newcomers_part: float = 1.0
+    """Part of a batch that newcomers may fill; see ``newcomers``."""
 
 
 class Accounts:
@@ -346,6 +349,24 @@ class Accounts:
         """Return the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
         trained = self.verdicts_of(sampler_id).get(Verdict.TRAINED, 0)
         return self._staleness[sampler_id] / trained if trained else 0.0
+
+    def next_undelivered(self) -> Slot | None:
+        """Return the oldest slot whose group the learner may be sent, and count it as delivered; or None."""
+        is_held = self.reward_checks.is_held
+        if not self._newcomers_wait():
+            return self.slots.next_undelivered(is_held)
+        return self.slots.next_undelivered(lambda number: is_held(number) or self._is_newcomers(number))
+
+    def waiting_newcomers(self) -> int:
+        """Count the groups that wait because newcomers fill their part of the batches."""
+        return sum(map(self._is_newcomers, self.slots.open.undelivered)) if self._newcomers_wait() else 0
+
+    def _newcomers_wait(self) -> bool:
+        most = max(1, int(self.terms.newcomers_part * self.terms.bounds.batch_groups))
+        return newcomers_wait(self.slots.open, self.standings.vetted, most=most)
+
+    def _is_newcomers(self, number: int) -> bool:
+        return self.slots.open_slots[number].winning_holder not in self.standings.vetted
 
     def _draw(self, name: str, sampler_id: str, *, now: float) -> None:
         number, _ = slot_and_attempt(name)

@@ -1,5 +1,7 @@
 """Which groups are checked, how long they are held back, and what findings prove."""
 
+from dataclasses import replace
+
 import pytest
 
 from node.coordinator.work import trust
@@ -237,6 +239,53 @@ def test_a_group_that_waited_for_a_required_check_before_a_restart_is_drawn_agai
     held = again.reward_checks.next()
     assert held is not None
     assert (held.group_id, held.sampler_id) == (name, "liar")
+
+
+def sent(desk: Desk) -> list[str]:
+    """Send the learner all that it may be sent; return whose groups they are."""
+    names = []
+    while (slot := desk.accounts.next_undelivered()) is not None:
+        names.append(slot.winning_holder)
+    return names
+
+
+def test_newcomers_fill_their_part_of_a_batch_while_a_proven_sampler_is_at_work(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = desk.accounts
+    accounts.reward_checks.is_open = False
+    accounts.terms = replace(accounts.terms, newcomers_part=0.5)  # one group of a batch of two
+    accounts.standings.apply([Standing("honest", allowance=100, checks=PROVEN_CHECKS)])
+    (leased,) = desk.lease("honest", 1)
+    spool(desk, "liar", 3, monkeypatch)
+    assert sent(desk) == ["liar"]
+    assert accounts.waiting_newcomers() == 2
+    desk.submit(leased, "honest")
+    assert sent(desk)[0] == "honest"
+    # Nobody but newcomers is at work now.
+    assert accounts.waiting_newcomers() == 0
+    assert len(accounts.slots.open.delivered()) == 4
+
+
+def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = desk.accounts
+    accounts.terms = replace(accounts.terms, newcomers_part=0.5)
+    accounts.standings.apply([Standing("other", allowance=100, checks=PROVEN_CHECKS)])
+    desk.lease("other", 1)
+    spool(desk, "honest", PROVEN_CHECKS + 2, monkeypatch)
+    assert sent(desk) == []
+    for _ in range(PROVEN_CHECKS - 1):
+        find(desk, RewardCheck.AGREED, sampler_id="honest")
+    assert sent(desk) == ["honest"]
+    find(desk, RewardCheck.AGREED, sampler_id="honest")
+    assert sent(desk) == ["honest"] * (PROVEN_CHECKS - 1)
+
+
+def test_newcomers_alone_fill_whole_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.accounts.reward_checks.is_open = False
+    desk.accounts.terms = replace(desk.accounts.terms, newcomers_part=0.5)
+    spool(desk, "liar", 4, monkeypatch)
+    assert sent(desk) == ["liar"] * 4
 
 
 @pytest.mark.parametrize("noise_ratio", [0.005, 0.02, 0.1])
