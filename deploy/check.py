@@ -23,7 +23,7 @@ DEPLOY: Final = Path(__file__).resolve().parent
 Check = tuple[str, Callable[[], list[str]]]
 """Its name, and how to get its complaints."""
 
-ROLES: Final = ("coordinator", "relay", "learner", "sampler")
+ROLES: Final = ("coordinator", "relay", "learner", "sampler", "verifier")
 
 EXPOSURE_LIMIT: Final = 1.2
 """Exposure, from systemd's 0 (sealed) to 10. Left are sockets, memory that torch may execute, and, for
@@ -32,8 +32,11 @@ programs, namespaces without a network."""
 GPU_EXPOSURE: Final = 0.2
 """More, where a drop-in opens devices."""
 
-KUBERNETES_VERSION: Final = "1.29.0"
-"""Oldest Kubernetes release whose schemas the manifests are held to; later ones only add fields."""
+KUBERNETES_VERSIONS: Final = ("1.29.0", "1.33.0", "1.37.0")
+"""Kubernetes releases whose schemas the manifests are held to: the oldest supported, and newer ones."""
+
+CUSTOM_KINDS: Final = ("PodMonitor",)
+"""Kinds that are not Kubernetes' own, so that it has no schema for them."""
 
 
 class ToolMissingError(Exception):
@@ -133,10 +136,17 @@ def manifest_complaints(kustomization: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as directory:
         files = []
         for document in documents:
+            if document["kind"] in CUSTOM_KINDS:
+                continue
             files.append(Path(directory) / f"{document['kind']}-{document['metadata']['name']}.yaml")
             files[-1].write_text(yaml.safe_dump(document))
-        validated = run_tool("kubernetes-validate", "--strict", "--quiet", "-k", KUBERNETES_VERSION, *files)
-        return [line.replace(f"{directory}/", "") for line in validated.complaints]
+        return [
+            f"{version}: {line.replace(f'{directory}/', '')}"
+            for version in KUBERNETES_VERSIONS
+            for line in run_tool(
+                "kubernetes-validate", "--strict", "--quiet", "-k", version, *files
+            ).complaints
+        ]
 
 
 # Image
