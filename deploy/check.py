@@ -131,8 +131,27 @@ def rendered(kustomization: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def manifest_complaints(kustomization: Path) -> list[str]:
     """Return complaints of kubectl, or of Kubernetes' strict schemas, about a kustomization."""
     documents, complaints = rendered(kustomization)
+    return complaints or schema_complaints(documents)
+
+
+def charted(chart: Path, *arguments: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the documents that ``helm install`` with ``arguments`` would send, and the complaints."""
+    outcome = run_tool("helm", "template", "run", chart, *arguments)
+    documents = [document for document in yaml.safe_load_all(outcome.stdout) if document]
+    return documents, outcome.complaints
+
+
+def chart_complaints(chart: Path) -> list[str]:
+    """Return complaints of Helm, or of Kubernetes' strict schemas, about a chart."""
+    complaints = run_tool("helm", "lint", "--strict", chart).complaints
     if complaints:
         return complaints
+    documents, complaints = charted(chart)
+    return complaints or schema_complaints(documents)
+
+
+def schema_complaints(documents: list[dict[str, Any]]) -> list[str]:
+    """Return complaints of the strict schemas of every release in KUBERNETES_VERSIONS."""
     with tempfile.TemporaryDirectory() as directory:
         files = []
         for document in documents:
@@ -239,6 +258,7 @@ def all_checks() -> Iterator[Check]:
     )
     for kustomization in (DEPLOY / "k8s/base", DEPLOY / "k8s/overlays/example", ranks):
         yield f"kubernetes {kustomization.relative_to(DEPLOY)}", partial(manifest_complaints, kustomization)
+    yield "kubernetes helm", partial(chart_complaints, DEPLOY / "helm")
     yield "image Dockerfile", partial(image_complaints, DEPLOY / "Dockerfile")
     yield "prometheus rules, their tests, prometheus.yml", partial(rule_complaints, DEPLOY / "monitoring")
     for dashboard in sorted((DEPLOY / "monitoring/dashboards").glob("*.json")):
