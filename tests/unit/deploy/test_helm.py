@@ -15,7 +15,7 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 def by_name(documents: list[dict[str, Any]]) -> Objects:
     """Return objects by kind and name, without what each tool adds for itself.
 
-    kustomize names the namespace and puts a hash into the names of config maps. The chart has annotations: hooks,
+    kustomize names the namespace and puts a hash into names of config maps. The chart has annotations: hooks,
     and a checksum of the configuration, so that a change of it restarts the pods.
     """
     objects = {}
