@@ -5,6 +5,7 @@ that says how to install it: a check that was not made is not a check that passe
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -176,6 +177,30 @@ def image_complaints(dockerfile: Path) -> list[str]:
     return run_tool("hadolint", dockerfile).complaints
 
 
+def composed(file: Path, **environ: str) -> dict[str, Any]:
+    """Return a Compose file with its anchors and variables resolved, as Compose reads it."""
+
+    def value(variable: re.Match[str]) -> str:
+        return "$" if variable[0] == "$$" else environ.get(variable[1]) or variable[2]
+
+    text = re.sub(r"\$\$|\$\{(\w+):[-?]([^}]*)\}", value, file.read_text())
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
+
+
+def compose_complaints(file: Path) -> list[str]:
+    """Return the complaint of the Compose specification's types about a file."""
+    try:
+        from compose_spec import PyCompose
+    except ImportError:
+        return ["schema here: pip install compose-spec"]
+    try:
+        PyCompose.from_yaml(yaml.safe_dump(composed(file)))
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
 # Monitoring
 
 
@@ -260,6 +285,7 @@ def all_checks() -> Iterator[Check]:
         yield f"kubernetes {kustomization.relative_to(DEPLOY)}", partial(manifest_complaints, kustomization)
     yield "kubernetes helm", partial(chart_complaints, DEPLOY / "helm")
     yield "image Dockerfile", partial(image_complaints, DEPLOY / "Dockerfile")
+    yield "compose compose.yaml", partial(compose_complaints, DEPLOY / "compose.yaml")
     yield "prometheus rules, their tests, prometheus.yml", partial(rule_complaints, DEPLOY / "monitoring")
     for dashboard in sorted((DEPLOY / "monitoring/dashboards").glob("*.json")):
         yield f"dashboard {dashboard.name}", partial(dashboard_complaints, dashboard)
