@@ -1,15 +1,16 @@
 """Which groups the next step takes; pure.
 
     admitted --> buffered --> batch      whole groups, oldest behaviour version first
-                    '-------> evicted    too stale to be taken now, graded by options that have changed, or
-                                         made by a sampler that was quarantined since
+                    '-------> evicted    too stale to be taken now, graded by options that have changed, made
+                                         by a sampler that was quarantined since, or for a slot that was
+                                         trained on since, with a group that was thrown out too late
 
 Oldest first: newer groups can still wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
-from learner.intake.group_verdict import stale
+from learner.intake.group_verdict import stale, trained_before
 from node.rollout import GroupVerdict, RolloutGroup, Verdict, other_options
 
 
@@ -45,7 +46,12 @@ class BatchBuffer:
         self._waiting[group.group_id] = group
 
     def evict(
-        self, *, version: int, task_digest: bytes | None, shut_out: Mapping[str, str]
+        self,
+        *,
+        version: int,
+        task_digest: bytes | None,
+        shut_out: Mapping[str, str],
+        trained_group_ids: Container[str],
     ) -> list[tuple[RolloutGroup, GroupVerdict]]:
         """Remove and return, with its verdict, every group that cannot be trained on any more.
 
@@ -53,10 +59,15 @@ class BatchBuffer:
             version: of the learner; groups may be too stale at it.
             task_digest: of the options that groups must be graded by; None: not told.
             shut_out: samplers whose groups are not believed any more, and why.
+            trained_group_ids: groups whose slots were trained on.
         """
         evicted = []
         for group in list(self._waiting.values()):
-            if (verdict := self._unfit(group, version, task_digest, shut_out)) is not None:
+            if group.group_id in trained_group_ids:
+                verdict: GroupVerdict | None = trained_before(group)
+            else:
+                verdict = self._unfit(group, version, task_digest, shut_out)
+            if verdict is not None:
                 del self._waiting[verdict.group_id]
                 evicted.append((group, verdict))
         return evicted

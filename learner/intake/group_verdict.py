@@ -63,10 +63,14 @@ def judge(
     if what := _suspect(group, rules.vocabulary_size):
         return GroupVerdict(group.group_id, Verdict.SUSPECT, what)
     if group.group_id in trained_group_ids:
-        what = f"group {group.group_id} was trained on before"
-        return GroupVerdict(group.group_id, Verdict.DUPLICATE, what)
+        return trained_before(group)
     too_old = stale(group, version=version, max_staleness_versions=rules.max_staleness_versions)
     return too_old or GroupVerdict(group.group_id, Verdict.ACCEPTED)
+
+
+def trained_before(group: RolloutGroup) -> GroupVerdict:
+    what = f"slot of group {group.group_id} was trained on before"
+    return GroupVerdict(group.group_id, Verdict.DUPLICATE, what)
 
 
 def stale(group: RolloutGroup, *, version: int, max_staleness_versions: int) -> GroupVerdict | None:

@@ -98,12 +98,14 @@ class SamplerMismatches:
                 self._unmeasured.discard(name)
             if self._is_beyond(name, estimate):
                 beyond[name] = estimate
-                self._probed_at_s.pop(name, None)
         self._unmeasured.intersection_update(self.panel.samplers())
         content = tuple(name for name, probes in self._probes.items() if self._are_within(probes))
         for name in content:
             del self._probes[name]
             self.panel.forget(name)  # what it was before
+        # Of those released, here or by an operator: in another quarantine groups are on their way again.
+        for name in self._probed_at_s.keys() - (set(quarantined) - set(content)):
+            del self._probed_at_s[name]
         return Found(beyond, content)
 
     @property

@@ -281,7 +281,10 @@ class TrainingLoop:
         newly = {name: why for name, why in quarantined.items() if name not in self._quarantined_before}
         self._quarantined_before = frozenset(quarantined)
         evicted = buffer.evict(
-            version=self.version, task_digest=self._coordinator.task_digest, shut_out=newly
+            version=self.version,
+            task_digest=self._coordinator.task_digest,
+            shut_out=newly,
+            trained_group_ids=self._trained_slots,
         )
         for group, judged in evicted:
             self._report(judged, group)

@@ -84,16 +84,24 @@ class UncachedFile(io.RawIOBase):
 
 
 def digest_of(path: Path) -> str:
-    """Return the hex BLAKE3 digest of a file, as it is on disk."""
-    hasher = blake3.blake3()
+    """Return the hex BLAKE3 digest of a file, as it is on disk.
+
+    Raises:
+        OSError: it cannot be read, or reading ended before the file did.
+    """
+    hasher, read = blake3.blake3(), 0
     descriptor = _opened(path, os.O_RDONLY)
     try:
+        expected = os.fstat(descriptor).st_size
         with mmap.mmap(-1, _BUFFER_BYTES) as buffer, memoryview(buffer) as whole:
             while size_bytes := os.readv(descriptor, [buffer]):
                 with whole[:size_bytes] as part:
                     hasher.update(part)
+                read += size_bytes
                 if size_bytes % mmap.PAGESIZE:
                     break  # the end of the file, from where a direct read is not aligned
+        if read != expected:
+            raise OSError(errno.EIO, f"read {read} of {expected} bytes", str(path))
     finally:
         os.close(descriptor)
     return hasher.hexdigest()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import grpc.aio
 
@@ -18,8 +17,6 @@ from node.wire.rollouts import encoded_from_wire, group_from_wire
 Check = Callable[[RolloutGroup, bytes], Awaitable[RewardFinding]]
 """Works out the rewards of a group again, given the prompt's row."""
 
-MOST_AT_ONCE: Final = 256
-
 
 class RewardCheckClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -34,9 +31,12 @@ class RewardCheckClient:
         call = self._stub.CheckRewards()
         hello = rollout_pb2.VerifierHello(task_digest=task_digest, groups=groups, noise_ratio=noise_ratio)
         writing = asyncio.Lock()
+        under_way = 0
 
         async def answer_one(encoded: EncodedGroup, row: bytes) -> None:
+            nonlocal under_way
             finding = await _finding(check, encoded, row)
+            under_way -= 1  # before the coordinator can know of it and send another
             message = to_wire(rollout_pb2.RewardFinding, finding, detail=detail_of(finding.detail))
             async with writing:
                 await call.write(rollout_pb2.CheckRewardsRequest(finding=message))
@@ -45,13 +45,11 @@ class RewardCheckClient:
             with classified():
                 await call.write(rollout_pb2.CheckRewardsRequest(hello=hello))
                 async with side_by_side() as tasks:
-                    under_way: set[asyncio.Task[None]] = set()
                     while isinstance(response := await call.read(), rollout_pb2.CheckRewardsResponse):
-                        if len(under_way) == MOST_AT_ONCE:
-                            raise ConnectionLost("the coordinator sent more groups than the verifier takes")
-                        task = tasks.create_task(answer_one(encoded_from_wire(response.group), response.row))
-                        under_way.add(task)
-                        task.add_done_callback(under_way.discard)
+                        if under_way == groups:
+                            raise ConnectionLost(f"the coordinator sent more than {groups} groups at once")
+                        under_way += 1
+                        tasks.create_task(answer_one(encoded_from_wire(response.group), response.row))
         finally:
             call.cancel()
 

@@ -7,6 +7,7 @@ people wrote into the file stay as they are.
 import argparse
 import difflib
 import json
+import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -55,9 +56,12 @@ class NodeList:
         self._write(without_nodes(self._text, nodes))
 
     def check_known(self, node: str) -> None:
-        """Check that a node was ever let in. Raises ConfigError: it was not."""
+        """Check that a node was ever let in, where that is known here. Raises ConfigError: it was not."""
         members = known_members(self._path.with_name(ENROLMENT_FILE))
-        if members is not None and node not in members:
+        if members is None:
+            unchecked = "the list of the run's members is not here (it may be in the run's database)"
+            print(f"{node} is taken as it is: {unchecked}", file=sys.stderr)
+        elif node not in members:
             rule = "no node of this name has ever been let in"
             fix = f"To name one in advance, write it into {self._path}."
             raise bad_node(node, rule, close_to=members, fix=fix)

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -24,8 +25,9 @@ from node.enrolment.tokens import (
     issue_token,
     write_token_file,
 )
-from node.errors import ConfigError
+from node.errors import ConfigError, StartupError
 from node.exit_code import ExitCode
+from node.identity.certificates import is_same_certificate
 from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, join_address, split_target
@@ -104,18 +106,37 @@ def run(arguments: argparse.Namespace) -> int:
     """Print or write a token, list tokens, or cancel one."""
     directory = arguments.directory / Role.COORDINATOR
     authority = Authority.load(directory / AUTHORITY_DIRECTORY)
-    with contextlib.closing(EnrolmentLedger(directory / LEDGER_FILE)) as ledger:
-        if arguments.is_list:
-            _show(ledger.issued(), as_json=arguments.json)
-        elif arguments.cancel is None:
-            _make(arguments, authority, ledger)
-        elif ledger.cancel(arguments.cancel):
-            print(
-                f"{arguments.cancel} lets nobody in any more; `revoke` shuts out peers that it let in before"
-            )
-        else:
-            raise _bad("--cancel", arguments.cancel, "no such token was made here", fix="See --list.")
+    path = directory / LEDGER_FILE
+    try:
+        with contextlib.closing(EnrolmentLedger(path)) as ledger:
+            _run(arguments, authority, ledger)
+    except sqlite3.Error as error:
+        raise StartupError(
+            f"the list of tokens {path} cannot be read or written: {error}",
+            fix="Check its owner and the disk, and run this again.",
+        ) from error
     return ExitCode.DRAINED
+
+
+def _run(arguments: argparse.Namespace, authority: Authority, ledger: EnrolmentLedger) -> None:
+    if arguments.is_list:
+        _show(ledger.issued(), as_json=arguments.json)
+        if ledger.is_incomplete:
+            _say(
+                "These are the tokens that were made on this machine. Peers let in since the run's ledger "
+                "moved to a database are recorded there, and not shown."
+            )
+    elif arguments.cancel is None:
+        _make(arguments, authority, ledger)
+    elif ledger.cancel(arguments.cancel):
+        print(f"{arguments.cancel} lets nobody in any more; `revoke` shuts out peers that it let in before")
+        if ledger.is_incomplete:
+            _say(
+                "The run's coordinators share a database: this counts while the coordinator of this machine "
+                "leads. The others let peers in with the token until it expires."
+            )
+    else:
+        raise _bad("--cancel", arguments.cancel, "no such token was made here", fix="See --list.")
 
 
 def _make(arguments: argparse.Namespace, authority: Authority, ledger: EnrolmentLedger) -> None:
@@ -128,6 +149,15 @@ def _make(arguments: argparse.Namespace, authority: Authority, ledger: Enrolment
         rule = "names one node, and --uses more than one"
         raise _bad("--node-id", arguments.node_id, rule, fix="Leave out one of the two.")
     now, run_file = time.time(), arguments.run_file or arguments.directory / RUN_FILE
+    run = RunDescription.load(run_file) if arguments.run_file or run_file.exists() else None
+    if run is not None and not is_same_certificate(run.ca_certificate_pem, authority.certificate_pem):
+        raise _bad(
+            "--run-file",
+            str(run_file),
+            f"describes run {run.run_id!r} of another authority than run {authority.run_id!r} has in "
+            f"{arguments.directory}",
+            fix=f"Name this run's {RUN_FILE}, or its directory as DIR.",
+        )
     text = issue_token(
         authority,
         role=Role(arguments.role),
@@ -137,7 +167,7 @@ def _make(arguments: argparse.Namespace, authority: Authority, ledger: Enrolment
         lifetime_s=arguments.ttl,
         uses=arguments.uses,
         coordinator=arguments.coordinator or _beside(arguments.address),
-        run=RunDescription.load(run_file) if arguments.run_file or run_file.exists() else None,
+        run=run,
     )
     token = Token.parse(text)
     ledger.note_issued(token)
@@ -145,7 +175,7 @@ def _make(arguments: argparse.Namespace, authority: Authority, ledger: Enrolment
         print(text)
     else:
         write_token_file(arguments.out, text)
-    print("\n".join(_next_steps(arguments, token)), file=sys.stderr)
+    _say("\n".join(_next_steps(arguments, token)))
 
 
 def _next_steps(arguments: argparse.Namespace, token: Token) -> list[str]:
@@ -182,6 +212,10 @@ def _beside(enrolment: str) -> str | None:
     """Return the members port beside an enrolment port that is the default; None: it cannot be known."""
     host, port = split_target(enrolment)
     return join_address(host, MEMBERS_PORT) if port == ENROLMENT_PORT else None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _bad(key: str, value: str | None, rule: str, *, fix: str) -> ConfigError:

@@ -115,6 +115,8 @@ class CarriedSamplers:
         self._vouchers.check(voucher, relay_id=self._relay.node_id, instance=request.instance, now=now)
         peer = Peer(self._relay.run_id, Role.SAMPLER, voucher.sampler_id)
         self._check_not_revoked(peer)
+        if len(self._sessions) >= CARRIED_SESSIONS:
+            self._forget_replaced()
         if number not in self._sessions and len(self._sessions) >= CARRIED_SESSIONS:
             what = f"relay {self._relay.node_id} speaks for {CARRIED_SESSIONS} samplers already"
             raise RefusedError(Reason.BUSY, what, fix="start another relay")
@@ -162,6 +164,12 @@ class CarriedSamplers:
         check_current(session.peer.node_id, session.not_after_s, now=self._clock.now())
         self._check_not_revoked(session.peer)
         return session
+
+    def _forget_replaced(self) -> None:
+        """End the sessions of samplers that have joined anew since, here or elsewhere, or are gone."""
+        for number, session in tuple(self._sessions.items()):
+            if not self._is_current(session):
+                self._end(number)
 
     def _is_current(self, session: Session) -> bool:
         """Return whether the sampler has not joined by another way since."""

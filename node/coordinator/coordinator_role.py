@@ -45,7 +45,7 @@ from node.coordinator.work.task_size import NO_DATA, agreed_data
 from node.coordinator.work.trust import task_is
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
-from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.enrolment_ledger import EnrolmentLedger, note_incomplete
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.errors import ConfigError, DeposedError, StartupError
@@ -101,11 +101,14 @@ async def _candidate(
     from node.coordinator.ledger.leadership import Leadership
 
     async def lead(leadership: Leadership, on_lost: Callable[[DeposedError], None]) -> CoordinatorService:
-        records = await asyncio.to_thread(leadership.open_records, context.state_dir / ENROLMENT_FILE)
-        await asyncio.to_thread(records.add_revoked_to, context.state_dir / REVOCATION_FILE)
         ledger = await asyncio.to_thread(leadership.open_ledger, on_lost=on_lost)
+        records = await asyncio.to_thread(
+            leadership.open_records, context.state_dir / ENROLMENT_FILE, on_lost=on_lost
+        )
+        await asyncio.to_thread(records.add_revoked_to, context.state_dir / REVOCATION_FILE)
         return await _coordinator(context, config, metrics, ledger, records=records)
 
+    await asyncio.to_thread(note_incomplete, context.state_dir / ENROLMENT_FILE)
     leadership = await asyncio.to_thread(
         partial(Leadership, url, run_id=context.run.run_id, address=address_for_people(config.listen))
     )

@@ -90,6 +90,7 @@ class CoordinatorService:
     async def _take_stock(self) -> None:
         """Do what time alone makes necessary."""
         now = self.clock.now()
+        self.checking.turn(now)
         try:
             announced = await asyncio.to_thread(self.published.unlogged)
             await self.spool.announce(announced)
@@ -98,7 +99,6 @@ class CoordinatorService:
             self.store.await_readers_of(None if evaluated is None else evaluated.version)
             await self.spool.expire()
             await self.trust.turn()
-            self.checking.turn(now)
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})

@@ -9,7 +9,7 @@ The same for a peer with a connection of its own and for a sampler that a relay 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from node.clock import Clock
 from node.coordinator.fleet.membership import KnownPeer
@@ -125,8 +125,12 @@ class PeerRequests:
         """Lease prompts. Raises RefusedError: NOT_JOINED; see ``Spool.lease``."""
         self.peers.check_present(peer)
         if self.peers.objection_to_grader(peer):
-            return LeaseGrant((), EMPTY_PAUSE_S, "grader")
-        return await self.spool.lease(peer.node_id, wanted, held, stays=stays)
+            grant = LeaseGrant((), EMPTY_PAUSE_S, "grader")
+        else:
+            grant = await self.spool.lease(peer.node_id, wanted, held, stays=stays)
+        if grant.leases:
+            return grant
+        return replace(grant, retry_after_s=self.peers.lease_pause_s(grant.retry_after_s))
 
     async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
         """Take leases back, and count those that failed; return how many the sampler held."""

@@ -221,6 +221,14 @@ class Peers:
             is_evaluated=self.accounts.evaluations.is_configured,
         )
 
+    def lease_pause_s(self, least_s: float) -> float:
+        """Return when a sampler that was leased nothing is to ask again: later in a larger fleet.
+
+        A request costs what a heartbeat costs on a connection of its own, whoever carries it.
+        """
+        present, ttl_s = self._membership.present_peers, self.accounts.terms.lease_ttl_s
+        return drawn_pause_s(pause_s(interval_s=least_s, peers=present, lease_ttl_s=ttl_s), self._random())
+
     @property
     def pause_s(self) -> float:
         """Mean time between two heartbeats of a sampler."""
@@ -309,6 +317,8 @@ class Peers:
         changed = self._membership.expire(now)
         for member in changed:
             self._fleet.drop(member.peer)
+            if member.state is PeerState.LEFT:
+                self._via.pop(member.peer, None)
         if changed:
             self._is_grader_due = True
         if len(self._reports) > len(self._membership):

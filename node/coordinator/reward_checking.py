@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from node.coordinator.data.rows import Rows
@@ -15,6 +16,9 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Notify, Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import trust
+from node.coordinator.work.decisions import Decision
+from node.coordinator.work.reward_checks import Held
+from node.coordinator.work.trust import Checked
 from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup, RewardCheck, RewardFinding
 
@@ -60,6 +64,8 @@ class RewardChecking:
         self._notify = notify
         self._metrics = metrics
         self._verifiers: set[Verifier] = set()
+        self._unsettled: list[Held] = []
+        """Groups to ask for again, because what was found could not be written or its stream has ended."""
         self._news = asyncio.Event()
         spool.has_spooled = self._news.set
         metrics.verifiers.set_function(lambda: len(self._verifiers))
@@ -122,15 +128,32 @@ class RewardChecking:
         held = self._checks.answered(finding.group_id)
         if held is None:
             return
+        is_decided = False
+
+        def decide(now: float) -> Decision[Checked]:
+            nonlocal is_decided
+            is_decided = True
+            noise_ratio = verifier.noise_ratio
+            return trust.reward_checked(self._accounts, held, finding, noise_ratio=noise_ratio, now=now)
+
+        tell = partial(self._tell, held, finding)
         try:
-            checked = await self._transactions.settle(
-                lambda now: trust.reward_checked(
-                    self._accounts, held, finding, noise_ratio=verifier.noise_ratio, now=now
-                )
-            )
-        finally:
-            self._checks.let_go(held)
-            self._spool.wake_drain()
+            # A stream that ends takes back no decision: what is on disk is told in any case.
+            checked = await self._transactions.settle(decide, undo=tell)
+        except RefusedError as refused:
+            self._unsettled.append(held)
+            logger.error("finding not written", extra={"group_id": held.group_id, "detail": str(refused)})
+        except asyncio.CancelledError:
+            if not is_decided:
+                self._unsettled.append(held)
+            raise
+        else:
+            tell(checked)
+
+    def _tell(self, held: Held, finding: RewardFinding, checked: Checked) -> None:
+        """Tell everybody whom a finding concerns, once what it means is on disk."""
+        self._checks.let_go(held)
+        self._spool.wake_drain(has_quarantines=bool(checked.proof))
         self._metrics.reward_checks.labels(finding.outcome).inc()
         about = {"sampler": held.sampler_id, "group_id": held.group_id, "detail": finding.detail}
         if finding.outcome is not RewardCheck.AGREED:
@@ -141,7 +164,6 @@ class RewardChecking:
         if checked.proof:
             self._metrics.proven_liars.inc()
             self._metrics.thrown_out_groups.inc(len(checked.thrown_out))
-            self._spool.wake_drain(has_quarantines=True)
             logger.error(
                 "sampler lies about rewards; it is shut out, and what it made is sampled again",
                 extra={
@@ -153,7 +175,12 @@ class RewardChecking:
             )
 
     def turn(self, now: float) -> None:
-        """Deliver unchecked what has been held for too long."""
+        """Ask again where findings were lost, and deliver unchecked what has been held for too long."""
+        for held in self._unsettled:
+            self._checks.ask_again(held)
+        if self._unsettled:
+            self._unsettled.clear()
+            self._news.set()
         if late := self._checks.late(now):
             self._metrics.reward_checks.labels("late").inc(late)
             self._spool.wake_drain()

@@ -171,7 +171,9 @@ class Transactions:
     def settle_unheard(self, decide: Decide | None) -> None:
         """Take a decision whose answer nobody waits for; none where too many wait, or when closing."""
         if decide is not None and not self._is_closing and len(self._urgent) < WAITING_REQUESTS:
-            self._enqueue(self._urgent, "", _Request(decide, asyncio.get_running_loop().create_future()))
+            request = _Request(decide, asyncio.get_running_loop().create_future())
+            request.answer.add_done_callback(_log_failure)
+            self._enqueue(self._urgent, "", request)
 
     async def read(self, slot: Slot) -> EncodedGroup | None:
         """Return a slot's group; None where it has gone meanwhile, or is damaged and sampled again.
@@ -374,6 +376,12 @@ class Transactions:
             logger.log(level, "version evaluated", extra=asdict(evaluation))
             self._metrics.evaluation_odd_samplers.inc(len(change.odd_samplers))
             self._metrics.evaluation_disputes.inc(bool(evaluation.disputed_by))
+
+
+def _log_failure(unheard: "asyncio.Future[Any]") -> None:
+    if (error := unheard.exception()) is not None:
+        level = logging.WARNING if isinstance(error, RefusedError) else logging.ERROR
+        logger.log(level, "decision failed that nobody waits for", exc_info=error)
 
 
 def _is_winner(group: EncodedGroup, slot: Slot) -> bool:

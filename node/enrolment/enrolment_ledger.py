@@ -8,7 +8,7 @@ Coordinators that share a database keep it there (``coordinator.ledger.shared_re
 import contextlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -41,6 +41,9 @@ CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY, role TEXT NOT NULL
 """
 """``spent`` is where ledgers were kept while every token was for one peer."""
 
+_INCOMPLETE: Final = 1
+"""``user_version`` of a file beside which a database has uses and members of the run."""
+
 
 @dataclass(frozen=True, slots=True)
 class IssuedToken:
@@ -58,14 +61,26 @@ class IssuedToken:
 
 
 def known_members(path: Path) -> frozenset[str] | None:
-    """Return every node id ever given out; None where that cannot be known. The coordinator may run."""
+    """Return every node id ever given out; None where this file cannot tell. The coordinator may run."""
     if not path.exists():
         return None
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            if _is_incomplete(database):
+                return None
             return frozenset(name for (name,) in database.execute("SELECT node_id FROM members"))
     except sqlite3.Error:
         return None  # Busy or damaged: no reason to refuse a revocation.
+
+
+def note_incomplete(path: Path) -> None:
+    """Note that from now on a database has what peers make of tokens, and this file what operators do."""
+    with contextlib.closing(EnrolmentLedger(path)) as ledger:
+        ledger._execute(f"PRAGMA user_version = {_INCOMPLETE}")
+
+
+def _is_incomplete(database: sqlite3.Connection) -> bool:
+    return bool(database.execute("PRAGMA user_version").fetchone() == (_INCOMPLETE,))
 
 
 class EnrolmentLedger:
@@ -86,6 +101,11 @@ class EnrolmentLedger:
 
     def close(self) -> None:
         self._database.close()
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a database has uses and members besides."""
+        return _is_incomplete(self._database)
 
     def note_issued(self, token: Token) -> None:
         """Note a token that was made, for ``issued`` and ``cancel``."""
@@ -119,8 +139,16 @@ class EnrolmentLedger:
         )
         return cancelled.rowcount > 0
 
-    def _begin(self) -> None:
-        self._execute("BEGIN IMMEDIATE")
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
         return self._database.execute(statement, values)
@@ -132,15 +160,10 @@ class EnrolmentLedger:
 
         Raises RefusedError: TOKEN_REFUSED; spent by others, cancelled, or the node id is somebody's.
         """
-        self._begin()
-        try:
+        with self._transaction():
             self._forget_oldest(now)
             if not self._is_retry(token, node_id, key_digest):
                 self._admit(token, node_id, key_digest)
-        except BaseException:
-            self._execute("ROLLBACK")
-            raise
-        self._execute("COMMIT")
 
     def _admit_initial(self) -> None:
         for role in INITIAL_ROLES:

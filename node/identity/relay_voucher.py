@@ -60,7 +60,7 @@ class VoucherVerifier:
 
         Raises RefusedError: BAD_SIGNATURE; NOT_JOINED, where it has expired: the sampler writes a new one.
         """
-        if not is_name(voucher.sampler_id) or voucher.relay_id != relay_id:
+        if not is_name(voucher.sampler_id) or voucher.relay_id != relay_id or "\0" in instance:
             raise RefusedError(
                 Reason.BAD_SIGNATURE,
                 f"the voucher of {voucher.sampler_id[:100]!r} is for relay {voucher.relay_id[:100]!r}, "
@@ -97,13 +97,13 @@ def check_current(sampler_id: str, not_after_s: float, *, now: float) -> None:
 
 
 def _message(run_id: str, voucher: RelayVoucher, instance: str) -> bytes:
-    # Names have no NUL in them, and the number comes last: no two vouchers are one message.
+    # Names and instances have no NUL in them, and the number comes last: no two vouchers are one message.
     parts = (
         _DOMAIN,
         run_id,
         voucher.sampler_id,
         voucher.relay_id,
-        instance.replace("\0", ""),
+        instance,
         str(voucher.not_after_s),
     )
     return "\0".join(parts).encode()

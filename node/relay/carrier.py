@@ -19,7 +19,7 @@ from heterorl.v1 import common_pb2, membership_pb2, relay_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
 from node.limits import CARRIED_REQUESTS
 from node.relay.metrics import RelayMetrics
-from node.relay.sessions import Sessions
+from node.relay.sessions import MESSAGE_BYTES, Sessions
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.waits import run_until
 from node.wire.relayed import refusal_from_wire
@@ -28,6 +28,13 @@ logger = logging.getLogger(__name__)
 
 UNSENT_REQUESTS: Final = 1024
 """Requests that wait to be written: one of each sampler behind a large relay."""
+
+UNSENT_BYTES: Final = 64 << 20
+"""The same requests together."""
+
+REQUEST_BYTES: Final = 6 << 20
+"""Largest request of a sampler. The coordinator ends a stream with a message of more than 8 MiB, and with it
+the sessions of all samplers; a message is one request and up to ``MESSAGE_BYTES`` of others."""
 
 ANSWER_TIMEOUT_S: Final = 20.0
 """Longest wait for the answer to a summary, as for one to a heartbeat."""
@@ -64,7 +71,8 @@ class Carrier:
         self._connected = asyncio.Event()
         self._wake = asyncio.Event()
         self._number = 0
-        self._unsent: deque[relay_pb2.CarriedRequest] = deque()
+        self._unsent: deque[tuple[int, relay_pb2.CarriedRequest]] = deque()
+        self._unsent_bytes = 0
         self._asked: dict[int, asyncio.Future[relay_pb2.CarriedAnswer]] = {}
         self._summary = 0
         self._is_summary_answered = True
@@ -92,20 +100,24 @@ class Carrier:
     ) -> relay_pb2.CarriedAnswer:
         """Hand a sampler's request up; return the coordinator's answer.
 
-        Raises RefusedError: the coordinator's refusal; BUSY, where it is away or too much waits for it.
+        Raises RefusedError: the coordinator's refusal; OVER_LIMIT, the request is too large; BUSY, where the
+        coordinator is away or too much waits for it.
         """
+        request = relay_pb2.CarriedRequest(session=session, join=join, lease=lease, release=release)
+        if (size_bytes := request.ByteSize()) > REQUEST_BYTES:
+            what = f"a request of {size_bytes} bytes, a relay hands up at most {REQUEST_BYTES}"
+            raise RefusedError(Reason.OVER_LIMIT, what)
         if not self._connected.is_set():
             raise _away()
-        if len(self._unsent) >= UNSENT_REQUESTS:
-            what = f"{UNSENT_REQUESTS} requests wait for the coordinator"
+        if len(self._unsent) >= UNSENT_REQUESTS or self._unsent_bytes + size_bytes > UNSENT_BYTES:
+            what = f"{len(self._unsent)} requests of {self._unsent_bytes} bytes wait for the coordinator"
             raise RefusedError(Reason.BUSY, what, fix="try again later")
         self._number += 1
-        request = relay_pb2.CarriedRequest(
-            number=self._number, session=session, join=join, lease=lease, release=release
-        )
+        request.number = self._number
+        self._unsent_bytes += size_bytes
         asked: asyncio.Future[relay_pb2.CarriedAnswer] = asyncio.get_running_loop().create_future()
         self._asked[request.number] = asked
-        self._unsent.append(request)
+        self._unsent.append((size_bytes, request))
         self._wake.set()
         try:
             answer = await asked
@@ -121,7 +133,8 @@ class Carrier:
             self._number += 1
             leave = relay_pb2.CarriedLeave()
             self._asked[self._number] = asyncio.get_running_loop().create_future()
-            self._unsent.append(relay_pb2.CarriedRequest(number=self._number, session=session, leave=leave))
+            request = relay_pb2.CarriedRequest(number=self._number, session=session, leave=leave)
+            self._unsent.append((0, request))
             self._wake.set()
 
     def waiting(self) -> int:
@@ -166,6 +179,7 @@ class Carrier:
         self._connected.clear()
         self._sessions.clear()
         self._unsent.clear()
+        self._unsent_bytes = 0
         asked, self._asked = self._asked, {}
         for one in asked.values():
             if not one.done():
@@ -175,16 +189,19 @@ class Carrier:
     async def _write(self, call: CarriedStream) -> None:
         while True:
             self._wake.clear()
-            message = relay_pb2.CarryRequest(disconnected=self._sessions.take_disconnected())
-            while self._unsent and len(message.requests) < CARRIED_REQUESTS:
-                request = self._unsent.popleft()
+            message, size_bytes = relay_pb2.CarryRequest(disconnected=self._sessions.take_disconnected()), 0
+            while self._unsent and len(message.requests) < CARRIED_REQUESTS and size_bytes < MESSAGE_BYTES:
+                request_bytes, request = self._unsent.popleft()
+                self._unsent_bytes -= request_bytes
                 if request.number in self._asked:  # else its caller has gone
                     message.requests.append(request)
+                    size_bytes += request_bytes
             if message.requests or message.disconnected:
                 await call.write(message)
             if self._is_summary_answered and self._monotonic() >= self._summary_due_s:
                 self._summary += 1
                 self._is_summary_answered = False
+                self._sessions.forget_unheard(self._monotonic())
                 for part in self._sessions.summary(self._summary):
                     await call.write(part)
             if self._unsent:

@@ -24,6 +24,9 @@ from node.wire.relayed import refusal_from_wire
 MESSAGE_BYTES: Final = 1 << 20
 """A part of a summary is not made larger by another report."""
 
+UNHEARD_S: Final = 3600.0
+"""Silence after which a session is forgotten: the coordinator counts its sampler as gone by then."""
+
 _WAITS_FOR_CHARACTERS: Final = 100
 
 _CLOCK_STEP_S: Final = 0.1
@@ -49,6 +52,8 @@ class Session:
     )
     must_repair: bool = False
     ended: RefusedError | None = None
+    heard_s: float | None = None
+    """When ``forget_unheard`` last found that it had been heard of."""
 
 
 class Sessions:
@@ -161,6 +166,14 @@ class Sessions:
             size_bytes += len(session.newest)
         part.summary = number
         yield part
+
+    def forget_unheard(self, now: float) -> None:
+        """Forget samplers that crashed or went elsewhere; call it before each ``summary``."""
+        for session in tuple(self._of.values()):
+            if session.heard_s is None or session in self._heard:
+                session.heard_s = now
+            elif now - session.heard_s > UNHEARD_S:
+                self._forget(session)
 
     def clear(self) -> None:
         """End all: the coordinator knows none of them any more."""

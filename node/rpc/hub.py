@@ -34,7 +34,8 @@ class Hub:
         self.moves = 0
         self._relays = frozenset(relays)
         self._left_first_s: float | None = None
-        self._refusals_in_a_row = 0
+        self._final_refusals: set[str] = set()
+        """Addresses that refused for good since the last answer."""
 
     def __str__(self) -> str:
         return ",".join(self.addresses)
@@ -52,27 +53,31 @@ class Hub:
 
     def has_another_word(self) -> bool:
         """Take the next address after a relay's final refusal; return False where all of them refuse."""
-        self._refusals_in_a_row += 1
-        if self.address not in self._relays or self._refusals_in_a_row >= len(self.addresses):
+        self._final_refusals.add(self.address)
+        if self.address not in self._relays or len(self._final_refusals) == len(self.addresses):
             return False
         self._move_on()
         return True
 
     def answered(self, now: float) -> bool:
         """Note an answer at ``now``; return whether it is time to try the first relay again, and go there."""
-        self._refusals_in_a_row = 0
+        self._final_refusals.clear()
         if not self._relays or self.address == self.addresses[0]:
             self._left_first_s = None
         elif self._left_first_s is None:
             self._left_first_s = now
         elif now - self._left_first_s >= RETURN_S:
-            self.address, self._left_first_s = self.addresses[0], None
+            self._left_first_s = None
+            self._move_to(self.addresses[0])
             return True
         return False
 
     def _move_on(self) -> None:
         place = self.addresses.index(self.address)
-        self.address = self.addresses[(place + 1) % len(self.addresses)]
+        self._move_to(self.addresses[(place + 1) % len(self.addresses)])
+
+    def _move_to(self, address: str) -> None:
+        self.address = address
         self.moves += 1
 
 

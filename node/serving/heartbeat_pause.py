@@ -1,8 +1,9 @@
 """How long peers wait between two heartbeats, by how many they are; pure.
 
 A fleet of up to ``HEARTBEATS_PER_S`` times the configured interval keeps that interval. In a larger one each
-peer waits longer, so that the coordinator spends the same on heartbeats however many peers there are. Each
-pause is drawn anew, so that peers that came back at one moment do not stay in step.
+peer waits longer, so that the coordinator spends the same on heartbeats however many peers there are.
+Samplers that were leased nothing wait as long before they ask again. Each pause is drawn anew, so that peers
+that came back at one moment do not stay in step.
 """
 
 from typing import Final

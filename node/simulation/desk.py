@@ -1,12 +1,13 @@
 """The coordinator of a simulated run: production's decisions on its accounts, without wire and disk.
 
-Samplers that were refused for want of room ask again every EMPTY_PAUSE_S. As long as there is none, the
+Samplers that were refused for want of room ask again after production's pause. As long as there is none, the
 answer would be the same; so they wait in a ring, in the order in which they ask, until there is room.
 """
 
 from bisect import bisect, insort
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from node.coordinator.work import decisions, history, verdicts
@@ -27,6 +28,7 @@ from node.rollout import (
     Verdict,
 )
 from node.run import StepRecord
+from node.serving.heartbeat_pause import pause_s
 from node.simulation.events import Events
 from node.simulation.profile import Profile
 
@@ -41,8 +43,10 @@ Answer = TypeVar("Answer")
 class Desk:
     """Answers samplers and the learner."""
 
-    def __init__(self, profile: Profile, events: Events) -> None:
+    def __init__(self, profile: Profile, events: Events, *, samplers: int) -> None:
         run = profile.run
+        self._pause_s = pause_s(interval_s=EMPTY_PAUSE_S, peers=samplers, lease_ttl_s=run.lease_ttl_s)
+        """Until a sampler asks again that was granted nothing."""
         bounds = Bounds(
             run.concurrency_groups,
             run.buffer_groups,
@@ -72,13 +76,15 @@ class Desk:
             decisions.lease(self.accounts, sampler_id=sampler_id, wanted=wanted, held=version, now=now)
         )
         self.waits[grant.waits_for] += 1
-        return grant
+        return (
+            grant if grant.leases else replace(grant, retry_after_s=max(grant.retry_after_s, self._pause_s))
+        )
 
     def ask_with_room(self, ask: Callable[[], None]) -> None:
         """Let a sampler that was refused ask again when there is room and its turn comes."""
         self.note_waiting()
         self._entered += 1
-        insort(self._ring, (self._events.now % EMPTY_PAUSE_S, self._entered, ask))
+        insort(self._ring, (self._events.now % self._pause_s, self._entered, ask))
         self._look_for_room()
 
     def submit(
@@ -117,7 +123,7 @@ class Desk:
     def note_waiting(self) -> None:
         """Count the requests of those in the ring until now, which were refused unasked."""
         waited_s = len(self._ring) * (self._events.now - self._noted_at_s)
-        self.processor_s += waited_s / EMPTY_PAUSE_S * self._costs.lease_s
+        self.processor_s += waited_s / self._pause_s * self._costs.lease_s
         self._noted_at_s = self._events.now
 
     def _settle(self, decision: Decision[Answer]) -> Answer:
@@ -132,15 +138,15 @@ class Desk:
     def _look_for_room(self) -> None:
         if not self._is_polling and self._ring and room(self.accounts).groups:
             self._is_polling = True
-            phase = self._events.now % EMPTY_PAUSE_S
+            phase = self._events.now % self._pause_s
             turn = bisect(self._ring, (phase,)) % len(self._ring)
-            self._events.after((self._ring[turn][0] - phase) % EMPTY_PAUSE_S, self._poll)
+            self._events.after((self._ring[turn][0] - phase) % self._pause_s, self._poll)
 
     def _poll(self) -> None:
         self._is_polling = False
         if self._ring and room(self.accounts).groups:
             self.note_waiting()
-            phase = self._events.now % EMPTY_PAUSE_S - 1e-6  # whose turn it is, but for rounding
+            phase = self._events.now % self._pause_s - 1e-6  # whose turn it is, but for rounding
             *_, ask = self._ring.pop(bisect(self._ring, (phase,)) % len(self._ring))
             ask()
             self._look_for_room()

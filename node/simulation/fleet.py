@@ -283,7 +283,7 @@ class Fleet:
             kind.name: Pursuit(link_time.Link(kind.link.round_trip_s, kind.link.down))
             for kind in settings.samplers
         }
-        self.desk = Desk(settings, self.clock)
+        self.desk = Desk(settings, self.clock, samplers=samplers)
         self.coordinator = Hub(settings.coordinator_link, self.clock)
         self.relays = [Relay(settings.relay_link, self.coordinator, self.clock) for _ in range(relays)]
         self.learner = Learner(self)

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, relay_pb2, relay_pb2_grpc, rollout_pb2
+from node.coordinator import carried_samplers
 from node.errors import Reason
 from node.identity.identity_store import Identity
 from node.identity.relay_voucher import VOUCHER_S, RelayVoucher, vouch
 from node.rpc.channel import Purpose, dial
 from node.run import Role
+from node.serving import heartbeat_pause
 from node.wire.mapping import role_to_wire, to_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import LAYOUT, TIMEOUT_S, TOKENIZER, HandPeer, joined, reason, running_hub
@@ -165,6 +168,53 @@ async def test_another_process_of_the_name_waits_until_the_first_is_cut_off(
 
         await eventually(takes_over)
         assert await reason(sampler.heartbeat(instance=INSTANCE)) == Reason.NOT_JOINED
+
+
+async def test_a_sampler_that_joins_again_and_again_takes_one_place_at_its_relay(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carried_samplers, "CARRIED_SESSIONS", 2)
+    async with behind_a_relay(made, tmp_path / "relay") as (_, relay, learner, sampler):
+        for _ in range(4):
+            await joins(sampler)
+        assert (await row(learner)).via == "relay-1"
+        other = by(relay, made.other_sampler)
+        await joins(other)
+
+
+async def test_a_request_that_is_too_large_is_refused_to_its_sampler_and_ends_no_other_session(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with behind_a_relay(made, tmp_path / "relay") as (_, relay, _learner, sampler):
+        other = by(relay, made.other_sampler)
+        await joins(other)
+        lease_ids = ["x" * 4096] * 4096
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await sampler.rollout.ReleaseLeases(
+                rollout_pb2.ReleaseLeasesRequest(lease_ids=lease_ids), timeout=TIMEOUT_S
+            )
+        assert "hands up at most" in str(refused.value.details())
+        await asyncio.gather(
+            *(
+                sampler.rollout.ReleaseLeases(
+                    rollout_pb2.ReleaseLeasesRequest(lease_ids=["x" * 1024] * 4096), timeout=TIMEOUT_S
+                )
+                for _ in range(4)
+            )
+        )  # 16 MiB together, twice what one message may have
+        await other.heartbeat(instance=INSTANCE)
+        assert len((await other.lease()).leases) == 1
+
+
+async def test_a_pause_between_requests_for_leases_grows_with_the_fleet(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_pause, "HEARTBEATS_PER_S", 0.2)
+    async with running_hub(made, lease_ttl_s=60.0) as hub, hub.peer(made.sampler) as sampler:
+        await sampler.join()
+        answer = await sampler.lease()
+        assert (answer.waits_for, len(answer.leases)) == ("learner", 0)
+        assert 4.0 <= answer.retry_after_s <= 6.0  # 5, of one peer
 
 
 async def test_a_sampler_that_comes_to_the_coordinator_itself_is_not_the_relays_any_more(
@@ -335,6 +385,7 @@ async def test_a_relay_speaks_for_nobody_by_a_voucher_that_is_not_for_it_forged_
         ):
             assert await relay.join(voucher) == why, voucher
             assert (await relay.lease()).refused.reason == Reason.NOT_JOINED
+        assert await relay.join(good, instance=f"{INSTANCE}\0") == Reason.BAD_SIGNATURE  # another process
         assert await relay.join(good) == ""
 
 

@@ -101,7 +101,7 @@ async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_
         # One stream, as a sampler has: its messages are spaced where there are too many, never refused.
         heartbeats = sampler.membership.Heartbeat(timeout=4 * TIMEOUT_S)
 
-        async def beat_until(is_so: Callable[[], bool]) -> None:
+        async def answered_until(is_so: Callable[[], bool]) -> None:
             async with asyncio.timeout(TIMEOUT_S):
                 while not is_so():
                     await heartbeats.write(membership_pb2.HeartbeatRequest(sequence=1))
@@ -122,13 +122,13 @@ async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_
             asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=2 * TIMEOUT_S)) for n in range(CALLERS)
         ]
         # Heartbeats do not wait for the commit that all those wait for.
-        await beat_until(lambda: waiting() >= CALLERS - transactions.BATCH_REQUESTS)
+        await answered_until(lambda: waiting() >= CALLERS - transactions.BATCH_REQUESTS)
         gate.let(2)
-        await beat_until(lambda: len(gate.begun) == 3 and heard() == sum(gate.begun[:2]))
+        await answered_until(lambda: len(gate.begun) == 3 and heard() == sum(gate.begun[:2]))
         assert gate.begun[2] > 0
         for caller in callers:
             caller.cancel()
-        await beat_until(lambda: waiting() == 0)
+        await answered_until(lambda: waiting() == 0)
         gate.open()
         # What was leased to callers who went during its commit is free again.
         await until(lambda: leased() == heard(), within_s=TIMEOUT_S)

@@ -25,7 +25,7 @@ from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, StartupError
 from node.run import Evaluation, StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import open_desk
+from support.ledgers import as_released, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -347,3 +347,31 @@ def test_a_loss_is_accepted_on_an_older_ledger_that_was_put_back_by_hand(
         assert desk.open_drain(Hello("learner", 1, 5)).accepted_loss == range(3, 6)
         assert desk.train_next()[0].startswith("1")
         assert int(desk.lease(held=6)[0].partition(".")[0]) > 1_000_000 * SLOTS_PER_SECOND
+
+
+def test_a_ledger_of_the_last_release_is_verified_copied_and_restored_as_it_is(
+    ledger: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.sqlite"
+    with open_desk(ledger) as desk:
+        desk.train_next(2)
+    as_released(ledger)
+    assert (examine(ledger).problems, examine(ledger).schema) == ((), 1)
+    back_up(ledger, to=copy)
+    for accepts_loss in (False, True):
+        done = restore(copy, ledger=ledger, accepts_loss=accepts_loss, now=NOW_S)
+        assert (done.ledger.problems, done.ledger.last_step) == ((), 1)
+    with closing(Ledger.open(ledger, run_id="run")) as upgraded:
+        assert upgraded.balance().standings[0].sampler_id == "s"
+
+
+def test_a_copy_of_another_run_is_named_as_such_whatever_the_schema_there(
+    ledger: Path, tmp_path: Path
+) -> None:
+    Ledger.open(ledger, run_id="run").close()
+    copy = tmp_path / "other.sqlite"
+    Ledger.open(copy, run_id="other").close()
+    with closing(sqlite3.connect(ledger)) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    with pytest.raises(StartupError, match="is of run 'other'"):
+        restore(copy, ledger=ledger, accepts_loss=False, now=NOW_S)

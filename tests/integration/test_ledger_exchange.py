@@ -17,7 +17,7 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.task_size import SizeWord
 from node.errors import StartupError
 from support.databases import leading
-from support.ledgers import LedgerDesk, open_desk
+from support.ledgers import LedgerDesk, as_released, open_desk
 
 pytestmark = pytest.mark.needs("postgresql")
 
@@ -60,6 +60,17 @@ def test_a_file_moved_into_a_database_is_the_same_ledger_and_comes_back_row_for_
     assert not list(copy.parent.glob("*-wal"))
 
 
+def test_a_file_of_the_last_release_moves_into_a_database_and_stays_as_it_is(
+    file: Path, database: str
+) -> None:
+    as_released(file)
+    before = file.read_bytes()
+    restore_database(file, database, accepts_loss=False, now=2e9)
+    assert file.read_bytes() == before
+    with leading(database) as ledger:
+        assert "s" in [standing.sampler_id for standing in ledger.balance().standings]
+
+
 def test_a_loss_that_is_accepted_numbers_slots_anew_and_is_claimed_once(
     file: Path, tmp_path: Path, database: str
 ) -> None:
@@ -88,7 +99,7 @@ def test_while_a_coordinator_leads_nothing_is_restored_but_copies_are_made(
     file: Path, tmp_path: Path, database: str
 ) -> None:
     with leading(database) as ledger:
-        with pytest.raises(StartupError, match="a coordinator leads the run"):
+        with pytest.raises(StartupError, match="a coordinator leads the run, at hub:7700"):
             restore_database(file, database, accepts_loss=False, now=2e9)
         assert back_up_database(database, to=tmp_path / "copy.sqlite").run_id == "run"
         ledger.record(Transaction())

@@ -1,6 +1,7 @@
 """The spool on a real disk: what it does when the disk, the caller or a stored byte fails."""
 
 import asyncio
+import gc
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.decisions import Decision
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
@@ -192,6 +194,23 @@ async def test_a_commit_that_fails_is_undone_and_its_callers_may_ask_again(
         assert ended.value.reason is Reason.DISK
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
         assert [await submit(spool, f"{n}.1") for n in range(3)] == [Verdict.SPOOLED] * 3
+
+
+async def test_a_decision_that_nobody_waits_for_is_logged_where_it_fails(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_spool(path) as (spool, ledger, _):
+        pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+        ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+        stored = EncodedGroup(b"", bytes(1 << 20), "0.1", "s1")
+        spool._transactions.settle_unheard(lambda _: Decision(None, Transaction(stored=stored)))
+        worker = spool._transactions._worker
+        assert worker is not None
+        await worker
+        gc.collect()
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "decision failed that nobody waits for"
+    ]
 
 
 async def test_after_a_failed_commit_each_transaction_has_its_own_for_a_while(path: Path) -> None:

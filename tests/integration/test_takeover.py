@@ -23,6 +23,8 @@ from node.coordinator import candidate
 from node.coordinator.candidate import Candidate
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
+from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
+from node.enrolment.enrolment_ledger import known_members
 from node.errors import DeposedError, Reason
 from node.exit_code import ExitCode, exit_code_of_failure
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
@@ -118,6 +120,8 @@ async def test_who_stands_by_refuses_every_call_and_says_who_leads(
         async with coordinator(made, tmp_path / "other", database) as other:
             await other.stands_by()
             assert not other.ready.is_set()
+            for each in (one, other):
+                assert known_members(each.state_dir / ENROLMENT_FILE) is None  # the database has them
             async with peer(made, Role.SAMPLER, other) as (sampler, _):
                 reason, detail = await refusal(sampler.join())
                 assert reason == Reason.STANDBY

@@ -229,6 +229,7 @@ class Hub:
             head=self.published.head,
             fleet=FleetCollector(),
             metrics=instruments,
+            random=draw_for(plan.seed, "pauses").random,
         )
         self.transactions = WatchedTransactions(self.ledger, self.accounts, metrics=instruments, clock=clock)
         self.transactions.settled = lambda failure: settled(self, failure)

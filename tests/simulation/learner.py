@@ -243,7 +243,10 @@ class SimulatedLearner:
     async def _train(self) -> None:
         while True:
             for _, judged in self._buffer.evict(
-                version=self.version, task_digest=self._task_digest, shut_out=self._outstanding.quarantined
+                version=self.version,
+                task_digest=self._task_digest,
+                shut_out=self._outstanding.quarantined,
+                trained_group_ids=self._trained,
             ):
                 self._judged(judged)
             batch = () if self.is_stalled else self._buffer.take_batch()

@@ -1,7 +1,8 @@
 """Ledger files of runs made of decisions alone, and a process that dies while it writes one."""
 
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from node.coordinator.ledger.ledger_file import Ledger
@@ -47,6 +48,16 @@ class LedgerDesk(Desk):
         outcome = self.train(version + 1, *names)
         assert outcome.refusal is None, outcome.refusal
         return tuple(names)
+
+
+def as_released(path: Path) -> None:
+    """Make a ledger what release 0.2.0 wrote, with a sampler's standing in it."""
+    with closing(sqlite3.connect(path)) as database:
+        for column in ("checks", "differing", "stake", "proven_at_s"):
+            database.execute(f"ALTER TABLE standings DROP COLUMN {column}")
+        database.execute("INSERT INTO standings VALUES ('s', 4, 0, 0, 0, 0, 0, 0, 0, '', 0, 0)")
+        database.execute("PRAGMA user_version = 1")
+        database.commit()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import psycopg
 
-from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger, connect, prepare
+from node.coordinator.ledger.ledger_postgresql import FencedConnection, PostgresqlLedger, connect, prepare
 from node.coordinator.ledger.shared_records import SharedRecords
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.errors import DeposedError, StartupError
@@ -123,24 +123,20 @@ class Leadership:
         """Open the ledger, as the leader, and keep asking whether we are; called once.
 
         Args:
-            on_lost: Called once or twice, in a thread, when this coordinator leads no longer.
+            on_lost: Called at least once, in any thread, when this coordinator leads no longer.
         Raises:
             StartupError: the database cannot be reached any more.
         """
         self._asking = threading.Thread(target=self._ask, args=(on_lost,), name="leadership", daemon=True)
         self._asking.start()
-        connection = connect(self._url, name=self._ledger_name)
-        self._opened.callback(connection.close)
-        return PostgresqlLedger(connection, epoch=self._epoch, on_lost=on_lost)
+        return PostgresqlLedger(self._open_connection(on_lost))
 
-    def open_records(self, issued: Path) -> SharedRecords:
+    def open_records(self, issued: Path, *, on_lost: Callable[[DeposedError], None]) -> SharedRecords:
         """Open what coordinators share besides the ledger, and this one's file of tokens made here.
 
-        Raises StartupError: as ``open_ledger``.
+        See ``open_ledger``, which comes first: only then do the others hear that this one lives.
         """
-        connection = connect(self._url, name=self._ledger_name)
-        self._opened.callback(connection.close)
-        return SharedRecords(connection, epoch=self._epoch, issued=EnrolmentLedger(issued))
+        return SharedRecords(self._open_connection(on_lost), issued=EnrolmentLedger(issued))
 
     def close(self) -> None:
         """Close what was opened and end the session: another coordinator may lead at once."""
@@ -170,11 +166,21 @@ class Leadership:
 
     def _end_if_silent(self, session: "psycopg.Connection[Any]") -> None:
         for pid, silent_s in session.execute(_HOLDER, [self._lock]).fetchall():
+            if silent_s is None:  # PostgreSQL hides the sessions of other users
+                raise StartupError(
+                    "the leader uses the database as another user, so this coordinator could not replace it",
+                    fix="Let all coordinators of the run use the same user of the database.",
+                )
             if silent_s > SILENT_S:
                 logger.warning(
                     "leader is silent; its session is ended", extra={"silent_s": round(silent_s, 1)}
                 )
                 session.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    def _open_connection(self, on_lost: Callable[[DeposedError], None]) -> FencedConnection:
+        connection = connect(self._url, name=self._ledger_name)
+        self._opened.callback(connection.close)
+        return FencedConnection(connection, epoch=self._epoch, on_lost=on_lost)
 
     def _connect(self) -> "psycopg.Connection[Any]":
         return connect(self._url, name="heterorl-coordinator")

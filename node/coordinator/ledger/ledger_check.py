@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from node.coordinator.ledger.ledger_schema import SCHEMA_VERSION, digest_of
+from node.coordinator.ledger.ledger_schema import RELEASED, SCHEMA_VERSION, digest_of
 from node.errors import StartupError
 from node.run import Evaluation
 
@@ -158,15 +158,16 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     missing = sorted(_TABLES - set(_column(connection, "SELECT name FROM sqlite_master")))
     if missing:
         return Findings(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
-    if schema != SCHEMA_VERSION:
+    run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
+    if schema not in (RELEASED, SCHEMA_VERSION):
         return Findings(
             str(path),
+            run_id=", ".join(run_ids),
             schema=schema,
             problems=(f"it has schema {schema}, this software knows {SCHEMA_VERSION}",),
         )
     last = _number(connection, "SELECT coalesce(max(version), 0) FROM steps")
     lost = lost_ranges(connection)
-    run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
     problems = [] if len(run_ids) == 1 else [f"it names {len(run_ids)} runs"]
     problems += _gaps(connection, lost)
     problems += _mismatches(connection)

@@ -128,7 +128,7 @@ def verified(copy: Path, source: Path) -> Findings:
 
 def _check_run(copy: Path, ledger: Path) -> None:
     ours, theirs = (examine(path).run_id if path.exists() else "" for path in (ledger, copy))
-    if ours and ours != theirs:
+    if ours and theirs and ours != theirs:
         raise StartupError(
             f"the copy is of run {theirs!r}, the ledger {ledger} is of run {ours!r}",
             fix="Take a copy of this run.",

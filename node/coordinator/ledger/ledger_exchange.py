@@ -19,10 +19,10 @@ import psycopg
 
 from node import durable
 from node.coordinator.ledger.leadership import Leadership
-from node.coordinator.ledger.ledger_check import Findings, reading
+from node.coordinator.ledger.ledger_check import Findings, examine, reading
 from node.coordinator.ledger.ledger_copies import Restored, begin_generation_of, stage, verified
 from node.coordinator.ledger.ledger_postgresql import check_epoch, connect, tables
-from node.coordinator.ledger.ledger_schema import prepare
+from node.coordinator.ledger.ledger_schema import prepare, upgrade
 from node.errors import DeposedError, StartupError
 
 _ROWS_AT_ONCE = 1000
@@ -34,13 +34,18 @@ def back_up_database(url: str, *, to: Path) -> Findings:
     Args:
         to: Replaced only when the copy is whole and on disk.
     Raises:
-        StartupError: the database cannot be read, or the copy not be written.
+        StartupError: the database cannot be read, its ledger is damaged, or the copy cannot be written.
     """
     staged = to.with_name(f".{to.name}.new")
     try:
         with closing(connect(url, name="heterorl-backup")) as database:
             _copy_out(database, staged)
-        findings = verified(staged, to)
+        findings = examine(staged)
+        if findings.problems:
+            raise StartupError(
+                f"the ledger in the database is damaged: {findings.problems[0]}",
+                fix=f"Restore an older copy. {to} was not written.",
+            )
         durable.sync(staged)
         durable.rename(staged, to)
     except (OSError, sqlite3.Error, psycopg.Error) as error:
@@ -70,11 +75,19 @@ def restore_database(copy: Path, url: str, *, accepts_loss: bool, now: float) ->
     first_slot = None
     with closing(Leadership(url, run_id=run_id, address="heterorl-node ledger restore")) as leadership:
         if not leadership.try_to_lead():
-            raise StartupError("a coordinator leads the run", fix="Stop every coordinator of it.")
+            raise StartupError(
+                "the ledger's database is away"
+                if (leader := leadership.leader()) is None
+                else f"a coordinator leads the run, at {leader.address}",
+                fix="Stop every coordinator of the run, check the database, and try again.",
+            )
         try:
             with closing(connect(url, name="heterorl-restore")) as database:
                 _copy_out(database, aside)
+                durable.sync(aside)
                 stage(copy, staged)
+                with closing(sqlite3.connect(staged, isolation_level=None)) as file:
+                    upgrade(file)
                 if accepts_loss:
                     first_slot = begin_generation_of(staged, known=(aside,), now=now)
                 findings = verified(staged, copy)
@@ -82,7 +95,8 @@ def restore_database(copy: Path, url: str, *, accepts_loss: bool, now: float) ->
         except (OSError, sqlite3.Error, psycopg.Error, DeposedError) as error:
             raise StartupError(
                 f"{copy} could not be restored to the database: {error}",
-                fix="Check both, and the free space. The database is as it was.",
+                fix="Check both, and the free space. The ledger in the database is as it was, unless the "
+                "connection broke at the very end: `heterorl-node ledger backup --database` shows which.",
             ) from error
         finally:
             staged.unlink(missing_ok=True)

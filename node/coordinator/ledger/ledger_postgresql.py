@@ -124,8 +124,8 @@ def check_epoch(connection: "psycopg.Connection[Any]", epoch: int) -> None:
         raise DeposedError(f"another coordinator leads, with epoch {newest and newest[0]}; ours was {epoch}")
 
 
-class PostgresqlLedger(LedgerRows):
-    """The leader's ledger, for as long as its epoch is the newest."""
+class FencedConnection:
+    """A leader's connection: lost for good once it breaks, or another epoch is the newest."""
 
     def __init__(
         self, connection: "psycopg.Connection[Any]", *, epoch: int, on_lost: Callable[[DeposedError], None]
@@ -133,39 +133,23 @@ class PostgresqlLedger(LedgerRows):
         """Use an open connection; ``on_lost`` is called in the thread that finds out, at most once."""
         if connection.execute("SHOW synchronous_commit").fetchone() == ("off",):
             connection.execute("SET synchronous_commit = on")  # nobody is told of what is not on disk
-        self._connection = connection
+        self.connection = connection
         self._epoch = epoch
         self._on_lost = on_lost
         self._lost: DeposedError | None = None
 
-    def close(self) -> None:
-        self._connection.close()
-
-    def balance(self) -> Balance:
-        """See ``LedgerEngine``."""
-        with self._errors_told(), self._connection.transaction():
-            self._execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            return self._read_balance()
-
-    def record(self, *transactions: Transaction) -> None:
-        """See ``LedgerEngine``."""
-        with self._errors_told(), self._connection.transaction():
-            check_epoch(self._connection, self._epoch)
-            with self._connection.pipeline():
-                for transaction in transactions:
-                    self._write(transaction)
-                if any(transaction.generation is not None for transaction in transactions):
-                    self._execute("DELETE FROM accepted_loss")
-
-    def group(self, slot: int) -> EncodedGroup | None:
-        """See ``LedgerEngine``."""
-        with self._errors_told():
-            return self._read_group(slot)
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Run the body as one transaction under the epoch. Raises RefusedError: as ``errors_told``."""
+        with self.errors_told(), self.connection.transaction():
+            check_epoch(self.connection, self._epoch)
+            yield
 
     @contextmanager
-    def _errors_told(self) -> Iterator[None]:
+    def errors_told(self) -> Iterator[None]:
+        """Raise the database's errors as RefusedError: STANDBY, the connection is lost; DISK, any other."""
         if self._lost is not None:
-            raise not_leading(self._lost)
+            raise _not_leading(self._lost)
         try:
             yield
         except DeposedError as error:
@@ -174,7 +158,7 @@ class PostgresqlLedger(LedgerRows):
             raise  # our mistake, not the database's
         except psycopg.Error as error:
             what = " ".join(str(error).split())
-            if self._connection.closed:
+            if self.connection.closed:
                 raise self._lose(
                     DeposedError(f"the connection to the ledger's database broke: {what}")
                 ) from error
@@ -187,7 +171,37 @@ class PostgresqlLedger(LedgerRows):
     def _lose(self, error: DeposedError) -> RefusedError:
         self._lost = error
         self._on_lost(error)
-        return not_leading(error)
+        return _not_leading(error)
+
+
+class PostgresqlLedger(LedgerRows):
+    """The leader's ledger, for as long as its epoch is the newest."""
+
+    def __init__(self, fenced: FencedConnection) -> None:
+        self._fenced = fenced
+        self._connection = fenced.connection
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def balance(self) -> Balance:
+        """See ``LedgerEngine``."""
+        with self._fenced.errors_told(), self._connection.transaction():
+            self._execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            return self._read_balance()
+
+    def record(self, *transactions: Transaction) -> None:
+        """See ``LedgerEngine``."""
+        with self._fenced.writing(), self._connection.pipeline():
+            for transaction in transactions:
+                self._write(transaction)
+            if any(transaction.generation is not None for transaction in transactions):
+                self._execute("DELETE FROM accepted_loss")
+
+    def group(self, slot: int) -> EncodedGroup | None:
+        """See ``LedgerEngine``."""
+        with self._fenced.errors_told():
+            return self._read_group(slot)
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
         # Binary: as text, the bytes of a group would be twice as many.
@@ -230,7 +244,7 @@ def _quoted(column: str) -> str:
     return f'"{column}"'
 
 
-def not_leading(error: Exception) -> RefusedError:
+def _not_leading(error: DeposedError) -> RefusedError:
     """Return what peers are told by a coordinator that was deposed."""
     return RefusedError(
         Reason.STANDBY, f"this coordinator leads no longer: {error}", fix="connect to the one that does"

@@ -99,8 +99,8 @@ DROP_OLDEST_BAD_PROMPTS: Final = (
     f"(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT {BAD_PROMPTS})"
 )
 
-_RELEASED: Final = 1
-"""Schema of release 0.2.0, whose runs are upgraded while they train."""
+RELEASED: Final = 1
+"""Schema of release 0.2.0, whose runs are upgraded while they train. Tools read it as it is."""
 
 _FROM_RELEASED: Final = " ".join(
     f"ALTER TABLE standings ADD COLUMN {column} NOT NULL DEFAULT 0;"
@@ -119,10 +119,7 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     connection.execute("PRAGMA synchronous = FULL")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == _RELEASED:
-        connection.executescript(f"BEGIN; {_FROM_RELEASED} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        version = SCHEMA_VERSION
+    version = upgrade(connection)
     if version not in (0, SCHEMA_VERSION):
         raise StartupError(
             f"the ledger {path} has schema {version}, this software knows {SCHEMA_VERSION}",
@@ -142,6 +139,15 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
             f"the ledger {path} belongs to run {', '.join(owners)!r}, configured is {run_id!r}",
             fix="Give each run a state directory of its own.",
         )
+
+
+def upgrade(connection: sqlite3.Connection) -> int:
+    """Upgrade a ledger of the last release; return the schema that it has now, whichever that is."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != RELEASED:
+        return int(version)
+    connection.executescript(f"BEGIN; {_FROM_RELEASED} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    return SCHEMA_VERSION
 
 
 def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:

@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import psycopg
-
-from node.coordinator.ledger.ledger_postgresql import check_epoch, marked, not_leading
+from node.coordinator.ledger.ledger_postgresql import FencedConnection, marked
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token
-from node.errors import DeposedError, StartupError
+from node.errors import StartupError
 from node.identity.files import write_public
 from node.identity.revocation import with_nodes
 
@@ -35,14 +33,14 @@ class SharedRecords(EnrolmentLedger):
 
     _remembered = ("uses",)
 
-    def __init__(self, connection: "psycopg.Connection[Any]", *, epoch: int, issued: EnrolmentLedger) -> None:
-        """Write under ``epoch``; ``issued`` has the tokens that were made and cancelled on this machine."""
-        self._connection = connection
+    def __init__(self, fenced: FencedConnection, *, issued: EnrolmentLedger) -> None:
+        """Use a connection; ``issued`` has the tokens that were made and cancelled on this machine."""
+        self._fenced = fenced
+        self._connection = fenced.connection
         self._issued = issued
-        self._epoch = epoch
         self._turn = threading.Lock()
-        with connection.transaction():
-            connection.execute(_TABLES)
+        with fenced.writing():
+            self._connection.execute(_TABLES)
             self._admit_initial()
 
     def close(self) -> None:
@@ -53,14 +51,13 @@ class SharedRecords(EnrolmentLedger):
         return self._issued.is_cancelled(token)
 
     def spend(self, *arguments: Any, **named: Any) -> None:
-        """See ``EnrolmentLedger``. Raises RefusedError: STANDBY, too: this coordinator leads no longer."""
-        with self._turn, _losses_told():
+        """See ``EnrolmentLedger``. Raises RefusedError: as ``FencedConnection.errors_told``, too."""
+        with self._turn:
             super().spend(*arguments, **named)
 
     def revoke(self, node_ids: frozenset[str]) -> None:
-        """Put down who is shut out now. Raises RefusedError: STANDBY, as ``spend``."""
-        with self._turn, _losses_told(), self._connection.transaction():
-            check_epoch(self._connection, self._epoch)
+        """Put down who is shut out now. Raises RefusedError: as ``FencedConnection.errors_told``."""
+        with self._turn, self._fenced.writing():
             self._connection.execute("DELETE FROM revoked")
             self._connection.cursor().executemany(
                 "INSERT INTO revoked VALUES (%s)", [(node_id,) for node_id in sorted(node_ids)]
@@ -71,8 +68,10 @@ class SharedRecords(EnrolmentLedger):
 
         Raises:
             StartupError: the file cannot be read or written.
+            RefusedError: as ``FencedConnection.errors_told``.
         """
-        names = [name for (name,) in self._connection.execute("SELECT node_id FROM revoked")]
+        with self._fenced.errors_told():
+            names = [name for (name,) in self._connection.execute("SELECT node_id FROM revoked")]
         try:
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
             if (longer := with_nodes(text, names, remark="by the coordinator that led before")) != text:
@@ -82,21 +81,10 @@ class SharedRecords(EnrolmentLedger):
                 f"{path} cannot be read or written: {error.strerror}", fix="Check its owner and the disk."
             ) from error
 
-    def _begin(self) -> None:
-        self._execute("BEGIN")
-        try:
-            check_epoch(self._connection, self._epoch)
-        except DeposedError:
-            self._execute("ROLLBACK")
-            raise
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._fenced.writing():
+            yield
 
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
         return self._connection.execute(marked(statement), values)
-
-
-@contextmanager
-def _losses_told() -> Iterator[None]:
-    try:
-        yield
-    except (psycopg.OperationalError, DeposedError) as error:
-        raise not_leading(error) from error

@@ -273,6 +273,7 @@ class Accounts:
         if set_back_s:
             self.slots.bound_times(now)
             self.evaluations.bound_times(now)
+            self.reward_checks.bound_times(now)
         return set_back_s
 
     def cut_leases_short(self, sampler_id: str, *, now: float) -> None:

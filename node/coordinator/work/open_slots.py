@@ -88,6 +88,9 @@ class LowestFirst:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._members
+
     def add(self, number: int) -> None:
         if number not in self._members:
             self._members.add(number)

@@ -1,7 +1,8 @@
 """Which groups have their rewards worked out again, and what that proves; pure.
 
-    spooled --drawn by a secret--> held --> sent to a verifier --> finding
-       |                            |          '-- no finding in time: delivered, unchecked
+    spooled --drawn by a secret--> held --> sent to a verifier --> answered --finding on disk--> settled
+       |                            |<---------- | ----------------------'-- not written: asked again
+       |                            |            '-- no finding in time: delivered, unchecked
        |                            '-- no verifier has room in time, or none is left: delivered, unchecked
        '-- not drawn, or too many are held: delivered
 
@@ -20,8 +21,11 @@ whole run with probability ``FALSE_ALARM`` at most (Ville's inequality).
 import hashlib
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 LEAST_SHARE: Final = 0.05
 """A proven sampler that lies in a part b of its groups is found within 60 / b of them, 19 times in 20."""
@@ -82,6 +86,8 @@ class RewardChecks:
         self._waiting: OrderedDict[int, Held] = OrderedDict()
         self._sent: dict[str, Held] = {}
         """By group id; some may have been delivered since."""
+        self._answered: dict[str, Held] = {}
+        """By group id; what the answers mean is not settled yet."""
         self._held: dict[int, str] = {}
         """Slot -> the group that is held back."""
         self.is_open = False
@@ -123,10 +129,20 @@ class RewardChecks:
 
         It stays held until what the answer means is settled: ``let_go``.
         """
-        return self._sent.pop(group_id, None)
+        if (held := self._sent.pop(group_id, None)) is not None:
+            self._answered[group_id] = held
+        return held
+
+    def ask_again(self, held: Held) -> None:
+        """Put a group up for another check; its finding was lost before it was settled."""
+        if not self.is_open:
+            self.let_go(held)
+        elif self._answered.pop(held.group_id, None) and self._held.get(held.slot) == held.group_id:
+            self._waiting[held.slot] = held
 
     def let_go(self, held: Held) -> None:
         """Let the learner have a group."""
+        self._answered.pop(held.group_id, None)
         if self._held.get(held.slot) == held.group_id:
             self.drop(held.slot)
 
@@ -137,9 +153,8 @@ class RewardChecks:
 
     def late(self, now: float) -> int:
         """Let groups go that have been held for too long; return how many."""
-        due = [
-            held for held in (*self._waiting.values(), *self._sent.values()) if now - held.since_s > HELD_S
-        ]
+        asked = (*self._waiting.values(), *self._sent.values(), *self._answered.values())
+        due = [held for held in asked if now - held.since_s > HELD_S]
         were_held = sum(self._held.get(held.slot) == held.group_id for held in due)
         for held in due:
             self.let_go(held)
@@ -147,12 +162,23 @@ class RewardChecks:
                 self._sent.pop(held.group_id, None)
         return were_held
 
+    def bound_times(self, now: float) -> None:
+        """Hold no group from a time ahead: the clock was set back."""
+        self._waiting.update(_held_by(self._waiting, now))
+        self._sent.update(_held_by(self._sent, now))
+        self._answered.update(_held_by(self._answered, now))
+
     def forget(self) -> None:
-        """Let every group go: no verifier is left, or the accounts begin again."""
+        """Let every group go that is not answered for: no verifier is left, or the accounts begin again."""
         self._waiting.clear()
         self._sent.clear()
-        self._held.clear()
+        self._held = {slot: name for slot, name in self._held.items() if name in self._answered}
 
     def _number(self, group_id: str) -> float:
         digest = hashlib.blake2b(group_id.encode(), key=self._secret, digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2.0**64
+
+
+def _held_by(groups: Mapping[Key, Held], now: float) -> dict[Key, Held]:
+    """Return groups as held since ``now`` at the latest."""
+    return {key: replace(held, since_s=min(held.since_s, now)) for key, held in groups.items()}

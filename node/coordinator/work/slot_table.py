@@ -171,6 +171,10 @@ class SlotTable:
         self.open.undelivered.discard(number)
         return self.open_slots[number]
 
+    def undelivered(self, number: int) -> Slot | None:
+        """Return a slot whose group the learner was not sent; None: it was, or the slot has none."""
+        return self.open_slots[number] if number in self.open.undelivered else None
+
     def is_known(self, slot: int) -> bool:
         return 0 <= slot < self._next_slot
 

@@ -85,8 +85,9 @@ def reward_checked(
 ) -> Decision[Checked]:
     """Decide what becomes of a group that was checked, and of its sampler.
 
-    A group with other rewards, or one that the grader cannot grade, is thrown out. A proven liar loses its
-    leases and all of its groups that are not yet trained on; what the learner holds of them it is told.
+    A group with other rewards, or one that the grader cannot grade, is thrown out, unless it was late and has
+    been delivered: the learner may be training on it. A proven liar loses its leases and all of its groups
+    that are not yet trained on; the learner is told its name, and throws out what it holds of them.
     """
     name, before = held.sampler_id, accounts.standings.of(held.sampler_id)
     if finding.outcome is RewardCheck.SKIPPED or before.is_proven_liar:
@@ -105,7 +106,7 @@ def reward_checked(
             revocation(accounts, [name], now=now).transaction, standings=transaction.standings
         )
     else:
-        slot = accounts.slots.open_slots.get(held.slot)
+        slot = accounts.slots.undelivered(held.slot)
         suspect = [slot] if slot is not None and group_id(slot.number, slot.winner) == held.group_id else []
     refused = [
         (group_id(slot.number, slot.winner), again)

@@ -12,6 +12,7 @@ import pytest
 from node.coordinator.ledger import leadership
 from node.coordinator.ledger.leadership import Leadership
 from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger
+from node.coordinator.ledger.shared_records import SharedRecords
 from node.coordinator.work.accounts import Transaction
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token
@@ -24,6 +25,20 @@ from support.coordinator import LEARNER
 pytestmark = pytest.mark.needs("postgresql")
 
 WRITES = Transaction(verdicts=(("s1", Verdict.SPOOLED),))
+
+END_WRITERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE application_name LIKE 'heterorl-ledger-%' AND datname = current_database()"
+)
+
+
+def quota_on(table: str) -> str:
+    """Return statements that make inserts fail: a quota of the database's own, in place of a full disk."""
+    return (
+        "CREATE FUNCTION quota() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'disk full' USING ERRCODE = 'disk_full'; END $$; "
+        f"CREATE TRIGGER quota BEFORE INSERT ON {table} EXECUTE FUNCTION quota()"
+    )
 
 
 @pytest.fixture
@@ -41,6 +56,11 @@ def other(database: str) -> Iterator[Leadership]:
 def opened(leader: Leadership) -> tuple[PostgresqlLedger, list[DeposedError]]:
     lost: list[DeposedError] = []
     return leader.open_ledger(on_lost=lost.append), lost
+
+
+def records_of(leader: Leadership, issued: Path) -> tuple[SharedRecords, list[DeposedError]]:
+    lost: list[DeposedError] = []
+    return leader.open_records(issued, on_lost=lost.append), lost
 
 
 def refusal(ledger: PostgresqlLedger) -> RefusedError:
@@ -119,11 +139,7 @@ def test_a_connection_that_breaks_ends_the_ledger_since_nobody_knows_what_became
     assert one.try_to_lead()
     ledger, lost = opened(one)
     with closing(ledger):
-        execute(
-            database,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE application_name LIKE 'heterorl-ledger-%' AND datname = current_database()",
-        )
+        execute(database, END_WRITERS)
         assert refusal(ledger).reason is Reason.STANDBY
         with pytest.raises(RefusedError, match="leads no longer"):
             ledger.group(0)
@@ -131,15 +147,9 @@ def test_a_connection_that_breaks_ends_the_ledger_since_nobody_knows_what_became
 
 
 def test_what_the_database_refuses_is_a_refusal_that_changes_nothing(one: Leadership, database: str) -> None:
-    """A quota of the database's own, in place of a full disk."""
     assert one.try_to_lead()
     with closing(opened(one)[0]) as ledger:
-        execute(
-            database,
-            "CREATE FUNCTION quota() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'disk full' USING ERRCODE = 'disk_full'; END $$; "
-            "CREATE TRIGGER quota BEFORE INSERT ON groups EXECUTE FUNCTION quota()",
-        )
+        execute(database, quota_on("groups"))
         big = EncodedGroup(b"", bytes(1 << 20), "0.1", "s1")
         with pytest.raises(RefusedError, match="disk full") as error:
             ledger.record(WRITES, Transaction(stored=big))
@@ -178,6 +188,19 @@ def test_a_leader_that_goes_on_asking_is_left_alone(
         while time.monotonic() < until:
             assert not other.try_to_lead()
     assert not lost
+
+
+def test_a_leader_whose_silence_another_user_of_the_database_may_not_see_is_a_startup_error(
+    one: Leadership, database: str
+) -> None:
+    assert one.try_to_lead()
+    execute(database, "CREATE ROLE another LOGIN")
+    try:
+        theirs = Leadership(database.replace("postgres@", "another@"), run_id="run", address="")
+        with closing(theirs), pytest.raises(StartupError, match="as another user"):
+            theirs.try_to_lead()
+    finally:
+        execute(database, "DROP ROLE another")
 
 
 def test_while_the_database_is_away_nobody_leads(other: Leadership, database: str) -> None:
@@ -220,24 +243,67 @@ def test_a_token_that_was_spent_at_one_coordinator_is_spent_at_all(
     one: Leadership, other: Leadership, tmp_path: Path
 ) -> None:
     assert one.try_to_lead()
-    before = one.open_records(tmp_path / "one")
+    before, lost = records_of(one, tmp_path / "one")
     spend(before, b"k")
     one.close()
     soon(other.try_to_lead)
-    with closing(before), closing(other.open_records(tmp_path / "other")) as after:
+    with closing(before), closing(records_of(other, tmp_path / "other")[0]) as after:
         spend(after, b"k")  # a retry after a lost answer
         with pytest.raises(RefusedError, match="used before"):
             spend(after, b"another")
         with pytest.raises(RefusedError) as error:
             spend(before, b"k")
         assert error.value.reason is Reason.STANDBY
+    assert len(lost) == 1
+
+
+def test_a_broken_connection_of_the_records_alone_ends_the_leadership(
+    one: Leadership, database: str, tmp_path: Path
+) -> None:
+    assert one.try_to_lead()
+    records, lost = records_of(one, tmp_path / "one")
+    with closing(records):
+        execute(database, END_WRITERS)
+        with pytest.raises(RefusedError) as error:
+            records.revoke(frozenset({"sampler-1"}))
+        assert error.value.reason is Reason.STANDBY
+    assert "the connection to the ledger's database broke" in str(lost[0])
+
+
+def test_a_database_that_cannot_write_records_refuses_them_and_goes_on_once_it_can(
+    one: Leadership, database: str, tmp_path: Path
+) -> None:
+    assert one.try_to_lead()
+    records, lost = records_of(one, tmp_path / "one")
+    with closing(records):
+        execute(database, quota_on("uses"))
+        with pytest.raises(RefusedError, match="disk full") as error:
+            spend(records, b"k")
+        assert error.value.reason is Reason.DISK
+        execute(database, "DROP TRIGGER quota ON uses")
+        spend(records, b"k")
+    assert not lost
+
+
+def test_records_that_meet_a_mistake_of_ours_are_left_without_a_transaction(
+    one: Leadership, database: str, tmp_path: Path
+) -> None:
+    assert one.try_to_lead()
+    records, lost = records_of(one, tmp_path / "one")
+    with closing(records):
+        execute(database, "ALTER TABLE leadership RENAME TO away")
+        with pytest.raises(psycopg.ProgrammingError):
+            spend(records, b"k")
+        execute(database, "ALTER TABLE away RENAME TO leadership")
+        spend(records, b"k")
+    assert not lost
 
 
 def test_a_token_that_was_cancelled_where_the_leader_is_lets_nobody_in(
     one: Leadership, tmp_path: Path
 ) -> None:
     assert one.try_to_lead()
-    with closing(one.open_records(tmp_path / "one")) as records:
+    with closing(records_of(one, tmp_path / "one")[0]) as records:
         # As `heterorl-node token` does, in a process of its own.
         with closing(EnrolmentLedger(tmp_path / "one")) as command:
             command.note_issued(TOKEN)
@@ -254,12 +320,12 @@ def test_who_was_shut_out_at_one_coordinator_is_shut_out_at_the_next(
     revoked = tmp_path / "revoked"
     revoked.write_text("sampler-9\n")
     assert one.try_to_lead()
-    with closing(one.open_records(tmp_path / "one")) as records:
+    with closing(records_of(one, tmp_path / "one")[0]) as records:
         records.revoke(frozenset({"sampler-1", "sampler-2"}))
         records.revoke(frozenset({"sampler-2"}))
     one.close()
     soon(other.try_to_lead)
-    with closing(other.open_records(tmp_path / "other")) as records:
+    with closing(records_of(other, tmp_path / "other")[0]) as records:
         records.add_revoked_to(revoked)
         records.add_revoked_to(revoked)
     assert set(remarks(revoked.read_text())) == {"sampler-9", "sampler-2"}

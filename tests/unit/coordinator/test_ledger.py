@@ -25,6 +25,7 @@ from node.failure import BadPrompt, Failure
 from node.rollout import EncodedGroup, Verdict
 from node.run import StepRecord
 from support.coordinator import LEARNER, Desk, make_accounts
+from support.ledgers import as_released
 
 OpenLedger = Callable[[], AbstractContextManager[LedgerEngine]]
 
@@ -253,12 +254,7 @@ def test_the_size_of_another_task_does_not_count(open_ledger: OpenLedger) -> Non
 def test_a_ledger_of_the_last_release_gets_what_it_lacks_and_keeps_the_rest(path: Path) -> None:
     with closing(Ledger.open(path, run_id="run")):
         pass
-    with closing(sqlite3.connect(path)) as database:
-        for column in ("checks", "differing", "stake", "proven_at_s"):
-            database.execute(f"ALTER TABLE standings DROP COLUMN {column}")
-        database.execute("INSERT INTO standings VALUES ('s', 4, 0, 0, 0, 0, 0, 0, 0, '', 0, 0)")
-        database.execute("PRAGMA user_version = 1")
-        database.commit()
+    as_released(path)
     with closing(Ledger.open(path, run_id="run")) as ledger:
         [standing] = ledger.balance().standings
     assert (standing.sampler_id, standing.allowance, standing.checks, standing.stake) == ("s", 4, 0, 0.0)

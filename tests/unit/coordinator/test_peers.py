@@ -17,6 +17,7 @@ from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.rollout import GroupVerdict, Verdict
 from node.run import PeerQuery, Role
+from node.serving.heartbeat_pause import JITTER
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
@@ -254,3 +255,27 @@ def test_a_peer_that_is_forgotten_leaves_nothing_behind(
     assert names(peers) == ["t3", "t4", "t5"]
     assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
     assert peers.live(Role.SAMPLER) == 2
+
+
+def test_samplers_of_a_relay_that_are_gone_do_not_shorten_the_pauses_of_those_that_are_here(
+    peers: Peers,
+) -> None:
+    for number in range(2000):
+        peers.join(Peer("run", Role.SAMPLER, f"gone{number}"), None, now=NOW_S, via="relay-1")
+    now = NOW_S + membership_module.GONE_AFTER_S + 1
+    for number in range(3000):
+        peers.join(Peer("run", Role.SAMPLER, f"here{number}"), None, now=now)
+    for _ in range(2):  # the second counts those that the first found gone
+        peers.expire(now)
+    assert peers.pause_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("samplers", "least_s", "expected_s"), [(100, 1.0, 1.0), (5000, 1.0, 5.0), (5000, 9.0, 9.0)]
+)
+def test_idle_samplers_ask_for_leases_more_seldom_the_more_they_are(
+    peers: Peers, samplers: int, least_s: float, expected_s: float
+) -> None:
+    for number in range(samplers - 1):
+        peers.join(Peer("run", Role.SAMPLER, f"t{number}"), None, now=NOW_S)
+    assert peers.lease_pause_s(least_s) == pytest.approx(expected_s * (1 + JITTER))  # random is 1

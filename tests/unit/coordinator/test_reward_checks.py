@@ -274,6 +274,65 @@ def test_a_lie_that_is_found_late_is_held_against_its_sampler_all_the_same(
     assert checked == Checked("liar", (), "its rewards are not its grader's in 1 of 1 checks: late")
 
 
+@pytest.mark.parametrize("outcome", [RewardCheck.UNGRADABLE, RewardCheck.DISAGREED])
+def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_proves_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, outcome: RewardCheck
+) -> None:
+    (name,) = spool(desk, "liar", 1, monkeypatch)
+    checks = desk.accounts.reward_checks
+    held = checks.next()
+    assert held is not None
+    assert checks.late(desk.now + HELD_S + 1) == 1
+    assert desk.accounts.slots.next_undelivered(checks.is_held) is not None
+    before = desk.accounts.standings.of("liar")
+    finding = RewardFinding(name, outcome, "late")
+    assert desk.settle(
+        trust.reward_checked(desk.accounts, held, finding, noise_ratio=0.02, now=desk.now)
+    ) == Checked("liar")
+    assert state_of(desk, name) is SlotState.SPOOLED
+    assert desk.accounts.standings.of("liar") != before
+
+
+def test_a_finding_that_was_lost_has_its_group_checked_again_before_it_is_delivered() -> None:
+    checks = opened()
+    draw(checks, 1)
+    held = checks.next()
+    assert held is not None
+    checks.answered("1.1")
+    checks.ask_again(held)
+    assert checks.is_held(1)
+    assert checks.next() == held
+    checks.answered("1.1")
+    assert checks.late(NOW_S + HELD_S + 1) == 1
+    checks.ask_again(held)
+    assert checks.next() is None
+
+
+def test_what_was_found_is_settled_before_the_group_goes_although_the_last_verifier_has_gone() -> None:
+    checks = opened()
+    draw(checks, 1)
+    draw(checks, 2)
+    held = checks.next()
+    assert held is not None
+    checks.answered("1.1")
+    checks.forget()
+    assert [checks.is_held(slot) for slot in (1, 2)] == [True, False]
+    checks.is_open = False
+    checks.ask_again(held)
+    assert not checks.is_held(1)
+
+
+def test_a_clock_that_is_set_back_holds_no_group_for_longer() -> None:
+    checks = opened()
+    for slot in (1, 2, 3):
+        draw(checks, slot, now=NOW_S + 1e6)
+    checks.next()
+    checks.next()
+    checks.answered("1.1")
+    checks.bound_times(NOW_S)
+    assert checks.late(NOW_S + HELD_S + 1) == 3
+
+
 def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     (name,) = spool(desk, "honest", 1, monkeypatch)
     checks = desk.accounts.reward_checks

@@ -8,6 +8,7 @@ from cryptography import x509
 
 from node.clock import moment
 from node.commands import init_command, token_command
+from node.enrolment.enrolment_ledger import note_incomplete
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token
 from node.errors import ConfigError, StartupError
@@ -197,3 +198,43 @@ def test_token_says_what_a_new_token_lacks(tmp_path: Path, arguments: tuple[str,
     run_init(str(tmp_path / "run"), "--run-id", "first")
     with pytest.raises(ConfigError, match=said):
         run_token(str(tmp_path / "run"), *arguments)
+
+
+def test_a_description_of_another_run_is_a_wrong_argument(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        run_init(str(tmp_path / name), "--run-id", name)
+    words = (
+        "--role",
+        "sampler",
+        "--address",
+        "hub:7701",
+        "--run-file",
+        str(tmp_path / "second" / "run.json"),
+    )
+    with pytest.raises(ConfigError, match="describes run 'second' of another authority than run 'first'"):
+        run_token(str(tmp_path / "first"), *words)
+
+
+def test_a_list_of_tokens_that_is_damaged_is_named(tmp_path: Path) -> None:
+    run_init(str(tmp_path / "run"), "--run-id", "first")
+    path = tmp_path / "run" / "coordinator" / "enrolments.sqlite"
+    path.write_bytes(b"not a database" * 100)
+    with pytest.raises(StartupError, match=f"the list of tokens {path} cannot be read"):
+        run_token(str(tmp_path / "run"), "--list")
+
+
+def test_where_a_run_has_a_database_the_command_says_what_is_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path / "run")
+    run_init(root, "--run-id", "first")
+    capsys.readouterr()
+    run_token(root, "--role", "sampler", "--address", "hub:7701")
+    number = Token.parse(capsys.readouterr().out).number
+    note_incomplete(tmp_path / "run" / "coordinator" / "enrolments.sqlite")
+    run_token(root, "--list", "--json")
+    listed = capsys.readouterr()
+    assert json.loads(listed.out)["number"] == number
+    assert "the tokens that were made on this machine" in listed.err
+    run_token(root, "--cancel", number)
+    assert "while the coordinator of this machine leads" in capsys.readouterr().err

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from learner.intake.batch_buffer import BatchBuffer
+from learner.intake.trained_slots import TrainedSlots
 from node.rollout import RolloutGroup, Verdict
 from support.groups import make_group
 
@@ -37,8 +38,8 @@ def test_the_oldest_policy_goes_first_and_then_the_first_to_arrive() -> None:
 
 def test_a_group_is_given_up_as_soon_as_its_staleness_is_beyond_the_bound() -> None:
     buffer = buffer_of(("old", 1), ("new", 2))
-    assert buffer.evict(version=3, task_digest=None, shut_out={}) == []
-    [(evicted, judged)] = buffer.evict(version=4, task_digest=None, shut_out={})
+    assert buffer.evict(version=3, task_digest=None, shut_out={}, trained_group_ids=()) == []
+    [(evicted, judged)] = buffer.evict(version=4, task_digest=None, shut_out={}, trained_group_ids=())
     assert evicted.group_id == "old"
     assert judged.verdict is Verdict.STALE
     assert "3 versions" in judged.detail
@@ -65,7 +66,7 @@ def test_a_buffer_that_never_fills_a_batch_is_refused(capacity: int, batch: int)
 def test_groups_graded_by_options_that_have_changed_are_given_up_and_not_trained_on() -> None:
     buffer = buffer_of(("old", 1))
     buffer.add(make_group("new", task_digest=b"n"))
-    [(evicted, judged)] = buffer.evict(version=1, task_digest=b"n", shut_out={})
+    [(evicted, judged)] = buffer.evict(version=1, task_digest=b"n", shut_out={}, trained_group_ids=())
     assert (evicted.group_id, judged.verdict) == ("old", Verdict.FOREIGN)
     assert judged.detail == (
         "it was graded by task options without a digest, the run's are 6e, "
@@ -78,7 +79,18 @@ def test_groups_of_a_sampler_that_is_shut_out_are_given_up_and_not_trained_on() 
     buffer = buffer_of()
     buffer.add(replace(make_group("false"), sampler_id="liar"))
     buffer.add(replace(make_group("true"), sampler_id="honest"))
-    [(evicted, judged)] = buffer.evict(version=1, task_digest=None, shut_out={"liar": "it lies"})
+    [(evicted, judged)] = buffer.evict(
+        version=1, task_digest=None, shut_out={"liar": "it lies"}, trained_group_ids=()
+    )
     assert (evicted.group_id, judged.verdict) == ("false", Verdict.SUSPECT)
     assert judged.detail == "liar is quarantined: it lies"
     assert len(buffer) == 1
+
+
+def test_a_group_whose_slot_was_trained_on_since_is_given_up() -> None:
+    """Another sampler's group for the same slot was in the step before, and was thrown out too late."""
+    buffer = buffer_of(("5.2", 0), ("6.1", 0), ("7.1", 0))
+    trained = TrainedSlots().with_groups(["5.1"])
+    [(evicted, judged)] = buffer.evict(version=1, task_digest=None, shut_out={}, trained_group_ids=trained)
+    assert (evicted.group_id, judged.verdict) == ("5.2", Verdict.DUPLICATE)
+    assert ids(buffer.take_batch()) == ["6.1", "7.1"]

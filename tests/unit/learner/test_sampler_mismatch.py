@@ -120,6 +120,15 @@ def test_a_sampler_whose_probes_do_not_fit_stays_and_moves_nobody_elses_measure(
     assert mismatches.panel.drift(8).nats < 0.01
 
 
+def test_a_sampler_quarantined_again_has_none_taken_that_was_on_its_way_either() -> None:
+    mismatches = quarantined()
+    for n in range(LEAST_PROBES + 1):
+        mismatches.takes_probe("a", now=n * PROBE_S)
+        mismatches.see([one("a", 0.001), one("b", 0.001)])
+    assert not mismatches.quarantined
+    assert not mismatches.takes_probe("a", now=100 * PROBE_S)  # by a verifier, or for copies
+
+
 def test_a_quarantined_sampler_has_a_group_taken_every_few_minutes_and_none_that_was_on_its_way() -> None:
     mismatches = quarantined()
     assert [mismatches.takes_probe("a", now=t) for t in (0, 1, PROBE_S / 4)] == [False] * 3

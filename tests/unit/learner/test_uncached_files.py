@@ -1,6 +1,7 @@
 """Files written past the page cache: every byte in its place, with and without direct I/O."""
 
 import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -42,6 +43,23 @@ def test_a_file_has_what_was_written_to_it_and_the_digest_of_that(tmp_path: Path
     write(tmp_path / "file", parts)
     assert (tmp_path / "file").read_bytes() == b"".join(parts)
     assert digest_of(tmp_path / "file") == blake3.blake3(b"".join(parts)).hexdigest()
+
+
+@pytest.mark.usefixtures("file_system")
+def test_a_read_that_ends_before_the_file_is_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network file system may end one. The rest would have to be read from where no block begins."""
+    write(tmp_path / "file", [os.urandom(3 * BUFFER)])
+    read = os.readv
+
+    def short(descriptor: int, buffers: list[mmap.mmap]) -> int:
+        return min(read(descriptor, buffers), BUFFER - 100)
+
+    monkeypatch.setattr(os, "readv", short)
+    with pytest.raises(OSError, match=f"read {BUFFER - 100} of {3 * BUFFER} bytes") as error:
+        digest_of(tmp_path / "file")
+    assert error.value.errno == errno.EIO
 
 
 def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:

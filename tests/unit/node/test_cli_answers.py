@@ -12,7 +12,7 @@ import pytest
 
 from node.commands.cli import COMMANDS, main
 from node.enrolment.authority import Authority
-from node.enrolment.enrolment_ledger import EnrolmentLedger
+from node.enrolment.enrolment_ledger import EnrolmentLedger, note_incomplete
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token, issue_token, read_token_file
 from node.identity.revocation import RevocationList
@@ -258,6 +258,16 @@ def test_a_name_that_cannot_be_meant_is_not_revoked(
     assert said in answer(capsys, "revoke", *argv, "--state-dir", run_dir)[1]
     assert not (run_dir / "coordinator" / "revoked").exists()
     ledger.close()
+
+
+@pytest.mark.parametrize("command", ["revoke", "drain"])
+def test_a_node_is_taken_as_named_where_members_are_in_a_database(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, command: str
+) -> None:
+    note_incomplete(run_dir / "coordinator" / "enrolments.sqlite")
+    code, said = answer(capsys, command, "sampler-2", "--state-dir", run_dir)
+    assert code == 0
+    assert "sampler-2 is taken as it is: the list of the run's members is not here" in said
 
 
 def test_revoking_without_the_coordinators_state_says_where_to_do_it(

@@ -8,7 +8,7 @@ from heterorl.v1 import common_pb2, membership_pb2, relay_pb2
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import CARRIED_HEARTBEATS
-from node.relay.sessions import Sessions
+from node.relay.sessions import UNHEARD_S, Sessions
 from node.run import Role
 
 ONE, TWO = (Peer("run", Role.SAMPLER, name) for name in ("one", "two"))
@@ -120,3 +120,14 @@ def test_a_join_takes_the_place_of_the_session_before_it(sessions: Sessions) -> 
     assert list(sessions.summary(1)) == [relay_pb2.CarryRequest(summary=1)]
     assert sessions.told(relay_pb2.CarriedNotice(session=1)) == 0  # too late
     assert sessions.leave(ONE) == 9
+
+
+def test_a_sampler_that_is_not_heard_of_any_more_is_forgotten(sessions: Sessions) -> None:
+    for now in (0.0, UNHEARD_S, 2 * UNHEARD_S):
+        heartbeat(sessions)
+        sessions.forget_unheard(now)
+        assert list(sessions.summary(1)), now
+    assert len(sessions) == 1
+    with pytest.raises(RefusedError, match="join again"):
+        heartbeat(sessions, TWO)
+    heartbeat(sessions)

@@ -1,10 +1,11 @@
 """Which hub a peer turns to that has relays."""
 
+import grpc.aio
 import pytest
 
 from node.errors import Reason, RefusedError
 from node.rpc.channel import ConnectionLost
-from node.rpc.hub import RETURN_S, Hub
+from node.rpc.hub import RETURN_S, Hub, HubChannel
 
 
 @pytest.fixture
@@ -61,3 +62,29 @@ def test_the_first_relay_is_tried_again_after_a_while_elsewhere(hub: Hub) -> Non
     assert not without.answered(0.0)
     assert not without.answered(2 * RETURN_S)
     assert without.address == "d:1"
+
+
+def test_one_relay_that_refuses_for_good_again_and_again_stops_nobody_whose_other_hubs_are_away() -> None:
+    hub = Hub("c:1", relays=("r:1",))
+    for _ in range(5):
+        assert hub.has_another_word()
+        assert hub.address == "c:1"
+        hub.move_on_after(ConnectionLost("away"))
+    assert hub.has_another_word()
+    assert not hub.has_another_word()  # the coordinator's word
+
+
+async def test_calls_go_to_the_first_relay_once_it_is_tried_again() -> None:
+    hub, dialled = Hub("c:1", relays=("r:1",)), []
+
+    def dial(address: str) -> grpc.aio.Channel:
+        dialled.append(address)
+        return grpc.aio.insecure_channel(address)
+
+    async with HubChannel(hub, dial) as channel:
+        hub.move_on_after(ConnectionLost("cut"))
+        channel.get_state()
+        hub.answered(0.0)
+        assert hub.answered(RETURN_S)
+        channel.get_state()
+    assert dialled == ["r:1", "c:1", "r:1"]
