@@ -35,7 +35,8 @@ from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.policy import PolicyVersion
-from node.rollout import LeaseGrant, SamplingParameters
+from node.rollout import LeaseGrant
+from node.sampling_parameters import SamplingParameters
 
 OPEN_SLOTS: Final = (64, 512, 4096, 65_536)
 SAMPLERS: Final = 1024

@@ -30,6 +30,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import numpy as np
+from node.process.allocator import keep_freed_memory
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollout_client import SamplerRolloutClient
@@ -41,7 +42,6 @@ from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.policy import PolicyVersion
-from node.process.allocator import keep_freed_memory
 from node.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup, Verdict
 from node.rpc.channel import Purpose, dial
 from node.run import Role

@@ -24,7 +24,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from learner.config import LearnerConfig
 from learner.training.model import Policy
 from learner.training.train_step import StepSettings, train_step
-from node.rollout import Completion, Finish, RolloutGroup, SamplingParameters
+from node.rollout import Completion, Finish, RolloutGroup
+from node.sampling_parameters import SamplingParameters
 
 LEARNING_RATE: Final = 1e-6
 """Small: every step then is like the first, however many are timed."""

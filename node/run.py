@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 from node import limits
 from node.failure import BadPrompt
 from node.policy import PolicyVersion
-from node.rollout import SamplingParameters
+from node.sampling_parameters import SamplingParameters
 
 
 class Role(enum.StrEnum):

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from node.policy_kind import PolicyKind, kind_of, model_config
 from node.rankings import read_text, separator_of
-from node.rollout import SamplingParameters
+from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine

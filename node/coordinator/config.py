@@ -21,8 +21,8 @@ from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
 from node.extras import NeededPackage
-from node.rollout import SamplingParameters
 from node.run import REWARD
+from node.sampling_parameters import SamplingParameters
 from node.task_options import BUILT_IN, JsonlOptions, PromptOptions, checked_options, options_json
 
 Value = TypeVar("Value")

@@ -78,9 +78,13 @@ class RevocationList:
         """Return whether a file names ``node_id`` now. One ``stat`` a file where nothing has changed."""
         return any(node_id in file.remarks() for file in self._files)
 
+    def everyone(self) -> frozenset[str]:
+        """Return the node ids of all who are shut out now."""
+        return frozenset[str]().union(*(file.remarks() for file in self._files))
+
     def current(self) -> Revocations:
         """Return everyone who is shut out now; beyond the limit, the first of them in order."""
-        node_ids = sorted(frozenset[str]().union(*(file.remarks() for file in self._files)))
+        node_ids = sorted(self.everyone())
         if len(node_ids) > limits.REVOCATIONS:
             logger.error("too many revocations for relays", extra={"revoked": len(node_ids)})
         return Revocations(tuple(node_ids[: limits.REVOCATIONS]))

@@ -21,9 +21,9 @@ from node.identity.files import cannot_make, make_private_directory
 from node.identity.identity_store import expiries
 from node.identity.run_description import RunDescription
 from node.process.abandoned_threads import exit_without_them
-from node.process.allocator import keep_freed_memory
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.last_start import note_settings
+from node.process.memory import collect_seldom, keep_freed_memory
 from node.process.preflight import too_few_descriptors
 from node.process.role_context import RoleContext, load_build
 from node.process.service import Service
@@ -46,7 +46,10 @@ def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
         "configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}}
     )
     # Where tensors are computed, threads would wait for each other's allocations.
-    keep_freed_memory(has_one_heap=not {Role.LEARNER, Role.SAMPLER} & set(roles))
+    is_hub_alone = not {Role.LEARNER, Role.SAMPLER} & set(roles)
+    keep_freed_memory(has_one_heap=is_hub_alone)
+    if is_hub_alone:
+        collect_seldom()
     logger.info("open files", extra={"limit": descriptors.raise_limit()})
     scarcity = too_few_descriptors(config, roles)
     if scarcity is not None:

@@ -116,6 +116,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         self._live: set[LiveRpc] = set()
         self._live_of: Counter[str] = Counter()
         """Node id -> its live rpcs."""
+        self._handlers: dict[str, Handler] = {}
+        """Method -> its servicer's handler, with all checks before it."""
         self.owners = Owners()
         """Members by the connections they call over."""
 
@@ -126,8 +128,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
 
     def recheck(self) -> None:
         """End the streams of callers whose certificate has expired or was revoked since they began."""
+        revoked = self._admission.revocations.everyone()
         self._end_each(
-            lambda rpc: None if rpc.peer is None else self._standing_refusal(rpc.peer, rpc.not_after_s)
+            lambda rpc: (
+                None
+                if rpc.peer is None
+                else self._standing_refusal(rpc.peer, rpc.not_after_s, is_revoked=rpc.peer.node_id in revoked)
+            )
         )
 
     async def drain(self, grace_s: float) -> None:
@@ -163,7 +170,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             return self._refusing(method, self._admission.standby())
         if handler is None:
             return self._refusing(method, self._misdirected(method))
-        return self._guarded(handler, method, rule)
+        guarded = self._handlers.get(method)
+        if guarded is None:
+            guarded = self._handlers[method] = self._guarded(handler, method, rule)
+        return guarded
 
     def _misdirected(self, method: str) -> RefusedError:
         """Return the refusal of an rpc of another port, which says which port serves it."""
@@ -275,10 +285,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
     async def _served(self, method: str, rule: Rule, context: Context) -> AsyncIterator[LiveRpc]:
         """Admit an rpc for the time of the body; send its caller a refusal if the body fails."""
         rpc: LiveRpc | None = None
-        with contextlib.ExitStack() as at_the_end:
+        try:
             try:
                 rpc = self._admit(method, rule, context)
-                at_the_end.callback(self._forget, rpc)
                 yield rpc
                 return
             except asyncio.CancelledError:
@@ -298,6 +307,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             if rpc is not None and refusal.reason.recovery is not Recovery.WAIT:
                 self._charge_refusal(rpc)
             await self._refuse(context, method, refusal)
+        finally:
+            if rpc is not None:
+                self._forget(rpc)
 
     def _admit(self, method: str, rule: Rule, context: Context) -> LiveRpc:
         peer, not_after_s = None, float("inf")
@@ -306,7 +318,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             if peer.run_id != (run_id := self._admission.run_id):
                 what = f"this is run {run_id}, not {peer.run_id}"
                 raise RefusedError(Reason.FOREIGN_RUN, what, fix="check the address")
-            refusal = self._standing_refusal(peer, not_after_s)
+            is_revoked = self._admission.revocations.is_revoked(peer.node_id)
+            refusal = self._standing_refusal(peer, not_after_s, is_revoked=is_revoked)
             if refusal is not None:
                 raise refusal
             check_role(peer, rule, method)
@@ -357,7 +370,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             extra = {"peer": peer.node_id, "method": method, "reason": refusal.reason, "detail": str(refusal)}
             logger.warning("peer asks too much", extra=extra)
 
-    def _standing_refusal(self, peer: Peer, not_after_s: float) -> RefusedError | None:
+    def _standing_refusal(self, peer: Peer, not_after_s: float, *, is_revoked: bool) -> RefusedError | None:
         """Return why a peer whose certificate ends at ``not_after_s`` is shut out; None: it is not."""
         now = self._clock.now()
         if now >= not_after_s:
@@ -367,7 +380,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 f"and this hub's clock says {moment(now)}",
                 fix="set the clock that is wrong, or enrol again",
             )
-        if self._admission.revocations.is_revoked(peer.node_id):
+        if is_revoked:
             return RefusedError(
                 Reason.UNAUTHENTICATED, f"{peer.node_id} was revoked", fix="ask the operator of the run"
             )

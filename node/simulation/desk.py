@@ -18,16 +18,9 @@ from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
 from node.errors import RefusedError
 from node.policy import PolicyVersion
-from node.rollout import (
-    EncodedGroup,
-    GroupHeader,
-    GroupVerdict,
-    LeaseGrant,
-    PromptLease,
-    SamplingParameters,
-    Verdict,
-)
+from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, LeaseGrant, PromptLease, Verdict
 from node.run import StepRecord
+from node.sampling_parameters import SamplingParameters
 from node.serving.heartbeat_pause import pause_s
 from node.simulation.events import Events
 from node.simulation.profile import Profile

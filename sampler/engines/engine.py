@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.rollout import Completion, SamplingParameters
+from node.rollout import Completion
+from node.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
 

@@ -27,7 +27,7 @@ import numpy as np
 from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.process.abandoned_threads import abandon
-from node.rollout import SamplingParameters
+from node.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.restartable_engine import FAULTS, EngineEndedError, EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics

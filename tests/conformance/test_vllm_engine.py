@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from node.rollout import SamplingParameters
+from node.sampling_parameters import SamplingParameters
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.vllm import live_parameters
 from support.engines import Driven, load

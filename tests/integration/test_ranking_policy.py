@@ -17,7 +17,8 @@ from learner.training.model import Policy, load_policy
 from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.rankings import as_text
-from node.rollout import Completion, Finish, RolloutGroup, SamplingParameters
+from node.rollout import Completion, Finish, RolloutGroup
+from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine

@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from node.errors import ConfigError, HeteroRLError, Reason, RefusedError, StartupError
-from node.rollout import Completion, Finish, SamplingParameters
+from node.rollout import Completion, Finish
+from node.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest
 
 Message = dict[str, Any]

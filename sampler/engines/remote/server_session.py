@@ -21,7 +21,8 @@ import numpy as np
 
 from node.errors import StartupError
 from node.file_lock import FileLock
-from node.rollout import Completion, SamplingParameters
+from node.rollout import Completion
+from node.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import RemoteOptions

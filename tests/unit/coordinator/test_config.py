@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from node.coordinator.config import CoordinatorConfig
-from node.rollout import SamplingParameters
+from node.sampling_parameters import SamplingParameters
 from node.task_options import checked_options
 
 JUDGE = {"model": "wise", "score_key": "score"}

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import SamplingParameters
+from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines import engine_thread
 from sampler.engines.engine import GenerationRequest

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rollout import SamplingParameters
+from node.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest, check_fits
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from node.errors import ConfigError
-from node.rollout import PromptLease, SamplingParameters
+from node.rollout import PromptLease
+from node.sampling_parameters import SamplingParameters
 from sampler.rollouts.run_task import RunTask, prompts_of
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import TaskDescription

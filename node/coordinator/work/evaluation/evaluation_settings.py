@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from node.rollout import SamplingParameters
 from node.run import REWARD, Evaluation, EvaluationTerms
+from node.sampling_parameters import SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import sys
 
 _FAULTS_OF_MESSAGES = """
 import resource
-from node.process.allocator import keep_freed_memory
+from node.process.memory import keep_freed_memory
 if {tuned}:
     assert keep_freed_memory()
 def faults():
@@ -31,7 +31,7 @@ def test_a_message_after_the_first_costs_no_new_pages() -> None:
 _MEMORY_OF_THREADS = """
 import threading
 from pathlib import Path
-from node.process.allocator import keep_freed_memory
+from node.process.memory import keep_freed_memory
 assert keep_freed_memory(has_one_heap={has_one_heap})
 turn, everybody = threading.Semaphore(), threading.Barrier(8)
 def receive():
