@@ -178,12 +178,16 @@ def image_complaints(dockerfile: Path) -> list[str]:
 
 
 def composed(file: Path, **environ: str) -> dict[str, Any]:
-    """Return a Compose file with its anchors and variables resolved, as Compose reads it."""
+    """Return a Compose file with its anchors and variables resolved, as Compose reads it.
+
+    A variable that must be set, and is not in ``environ``, is its own name.
+    """
 
     def value(variable: re.Match[str]) -> str:
-        return "$" if variable[0] == "$$" else environ.get(variable[1]) or variable[2]
+        whole, name, kind, text = variable.group(0, 1, 2, 3)
+        return "$" if whole == "$$" else environ.get(name) or (text if kind == "-" else name)
 
-    text = re.sub(r"\$\$|\$\{(\w+):[-?]([^}]*)\}", value, file.read_text())
+    text = re.sub(r"\$\$|\$\{(\w+):([-?])([^}]*)\}", value, file.read_text())
     document: dict[str, Any] = yaml.safe_load(text)
     return document
 
