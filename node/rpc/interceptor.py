@@ -116,6 +116,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         self._live: set[LiveRpc] = set()
         self._live_of: Counter[str] = Counter()
         """Node id -> its live rpcs."""
+        self._handlers: dict[str, Handler] = {}
+        """Method -> its servicer's handler, with all checks before it."""
         self.owners = Owners()
         """Members by the connections they call over."""
 
@@ -168,7 +170,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             return self._refusing(method, self._admission.standby())
         if handler is None:
             return self._refusing(method, self._misdirected(method))
-        return self._guarded(handler, method, rule)
+        guarded = self._handlers.get(method)
+        if guarded is None:
+            guarded = self._handlers[method] = self._guarded(handler, method, rule)
+        return guarded
 
     def _misdirected(self, method: str) -> RefusedError:
         """Return the refusal of an rpc of another port, which says which port serves it."""
@@ -280,10 +285,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
     async def _served(self, method: str, rule: Rule, context: Context) -> AsyncIterator[LiveRpc]:
         """Admit an rpc for the time of the body; send its caller a refusal if the body fails."""
         rpc: LiveRpc | None = None
-        with contextlib.ExitStack() as at_the_end:
+        try:
             try:
                 rpc = self._admit(method, rule, context)
-                at_the_end.callback(self._forget, rpc)
                 yield rpc
                 return
             except asyncio.CancelledError:
@@ -303,6 +307,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             if rpc is not None and refusal.reason.recovery is not Recovery.WAIT:
                 self._charge_refusal(rpc)
             await self._refuse(context, method, refusal)
+        finally:
+            if rpc is not None:
+                self._forget(rpc)
 
     def _admit(self, method: str, rule: Rule, context: Context) -> LiveRpc:
         peer, not_after_s = None, float("inf")
