@@ -27,8 +27,9 @@ $(BIN)/.demo: $(SOURCES)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(PIP) --editable '.[learner,sampler,demo]'
 	@touch $@
-$(BIN)/.test: $(BIN)/.demo
+$(BIN)/.test: $(BIN)/.demo deploy/helm_program.py
 	$(PIP) --editable '.[$(TESTED)]'
+	$(BIN)/python -m deploy.helm_program
 	@touch $@
 $(BIN)/.check: $(BIN)/.test
 	$(PIP) --editable '.[$(TESTED),check]'

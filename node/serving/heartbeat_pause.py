@@ -9,7 +9,7 @@ that came back at one moment do not stay in step.
 from typing import Final
 
 HEARTBEATS_PER_S: Final = 1000.0
-"""Limit for the whole fleet: a quarter of a core (``python -m bench.peers``)."""
+"""Limit for the whole fleet: three quarters of a core (``python -m bench.peers``)."""
 
 RELAYED_PART: Final = 0.2
 """Cost of a heartbeat in a relay's summary: .03 to .06 ms, of .25 on a connection of its own."""

@@ -23,6 +23,7 @@ MANIFESTS: Final = {
     "relay": "relay.yaml",
     "learner": "learner.yaml",
     "sampler": "samplers.yaml",
+    "verifier": "verifier.yaml",
 }
 
 
@@ -76,7 +77,7 @@ def test_in_a_pod_every_path_of_the_configuration_is_mounted(role: str) -> None:
     assert mounted[settings.node.state_dir] is False
     assert mounted[settings.node.run_file.parent] is True
     section = getattr(settings, role)
-    if role in ("learner", "sampler"):
+    if role in ("learner", "sampler", "verifier"):
         assert section.model_dir.parent in mounted
     assert Path(container["args"][-1]).parent in mounted
     assert container["args"][:2] == ["--role", role]
@@ -102,7 +103,7 @@ def test_the_hub_is_reached_where_its_configuration_listens() -> None:
     }
     assert served == ports
     assert (ports["node"], ports["enrolment"]) == (port(hub.listen), port(hub.enrolment_listen))
-    for role in ("relay", "learner", "sampler"):
+    for role in ("relay", "learner", "sampler", "verifier"):
         assert config(role, "k8s/base/config").node.coordinator == f"heterorl-hub:{ports['node']}"
 
 
@@ -163,3 +164,40 @@ def test_every_container_is_sealed(role: str) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert "memory" in container["resources"]["limits"]
+
+
+def test_the_pod_monitor_scrapes_the_hub_under_the_job_that_the_rules_name() -> None:
+    monitor = yaml.safe_load((DEPLOY / "k8s/podmonitor/podmonitor.yaml").read_text())["spec"]
+    (hub,) = (document for document in documents("coordinator") if document["kind"] == "StatefulSet")
+    assert monitor["selector"] == hub["spec"]["selector"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (container,) = pod("coordinator")["containers"]
+    assert endpoint["port"] in {entry["name"] for entry in container["ports"]}
+    # The fleet's metrics carry labels node and role of their own.
+    assert endpoint["honorLabels"] is True
+    (relabeling,) = endpoint["relabelings"]
+    rules = (DEPLOY / "monitoring/rules.yml").read_text()
+    assert set(re.findall(r'job="(\w+)"', rules)) == {relabeling["replacement"]}
+
+
+def test_the_hourly_copy_reads_the_volume_of_the_hub_on_its_machine() -> None:
+    (job,) = (
+        document
+        for document in yaml.safe_load_all((DEPLOY / "k8s/base/backup.yaml").read_text())
+        if document["kind"] == "CronJob"
+    )
+    (hub,) = (document for document in documents("coordinator") if document["kind"] == "StatefulSet")
+    spec = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (template,) = hub["spec"]["volumeClaimTemplates"]
+    claims = {
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in spec["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert claims["state"] == f"{template['metadata']['name']}-{hub['metadata']['name']}-0"
+    (near,) = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert near["labelSelector"] == hub["spec"]["selector"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+    (command,) = spec["containers"][0]["args"]
+    assert f"--state-dir {mounted['state']} " in command
+    assert f'--to "{mounted["backups"]}/' in command

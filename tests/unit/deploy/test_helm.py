@@ -1,0 +1,83 @@
+"""The Helm chart and the kustomization deploy the same objects."""
+
+import json
+import re
+from typing import Any, Final
+
+import pytest
+
+from deploy import check
+
+CHART: Final = check.DEPLOY / "helm"
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def by_name(documents: list[dict[str, Any]]) -> Objects:
+    """Return objects by kind and name, without what each tool adds for itself.
+
+    kustomize names the namespace and puts a hash into names of config maps. The chart has annotations: hooks,
+    and a checksum of the configuration, so that a change of it restarts the pods.
+    """
+    objects = {}
+    for document in documents:
+        plain = json.loads(re.sub(r"(-config)-[0-9a-z]{10}\b", r"\1", json.dumps(document)))
+        template = plain.get("spec", {}).get("template", {})
+        for metadata in (plain["metadata"], template.get("metadata", {})):
+            metadata.pop("annotations", None)
+        for named in (plain["metadata"], *plain.get("subjects", [])):
+            named.pop("namespace", None)
+        objects[plain["kind"], plain["metadata"]["name"]] = plain
+    return objects
+
+
+def charted(*arguments: str) -> Objects:
+    documents, complaints = check.charted(CHART, *arguments)
+    assert complaints == []
+    return by_name(documents)
+
+
+@pytest.mark.needs("helm", "kubectl")
+def test_the_chart_renders_what_the_example_overlay_does() -> None:
+    documents, complaints = check.rendered(check.DEPLOY / "k8s/overlays/example")
+    assert complaints == []
+    wanted = by_name([document for document in documents if document["kind"] != "Namespace"])
+    assert charted() == wanted
+
+
+@pytest.mark.needs("helm")
+def test_values_change_what_they_say(tmp_path: Any) -> None:
+    (tmp_path / "hub.toml").write_text("[coordinator]\n")
+    objects = charted(
+        "--set=images.heterorl-sampler=here/sampler:1,replicas.heterorl-sampler=7,gpus.sampler=0",
+        "--set=hub.service=ClusterIP,podMonitor=false,monitoringNamespace=watch",
+        "--set=bootstrap.hosts={a,b},bootstrap.tokenUses=9",
+        f"--set-file=config.coordinator={tmp_path / 'hub.toml'}",
+        '--set-json=overrides={"StatefulSet/heterorl-hub":{"spec":{"template":{"spec":{"nodeSelector":{"d":"ssd"}}}}}}',
+    )
+    sampler = objects["StatefulSet", "heterorl-sampler"]["spec"]
+    (container,) = sampler["template"]["spec"]["containers"]
+    assert (container["image"], sampler["replicas"]) == ("here/sampler:1", 7)
+    assert "tolerations" not in sampler["template"]["spec"]
+    assert set(container["resources"]["limits"]) == {"memory"}
+    assert "type" not in objects["Service", "heterorl-hub"]["spec"]
+    assert ("PodMonitor", "heterorl") not in objects
+    assert objects["ConfigMap", "heterorl-hub-config"]["data"] == {"coordinator.toml": "[coordinator]\n"}
+    hub = objects["StatefulSet", "heterorl-hub"]["spec"]["template"]["spec"]
+    assert hub["nodeSelector"] == {"d": "ssd"}
+    assert hub["containers"][0]["image"] == "registry.example.org/heterorl-coordinator:0.3.0"
+    policy = json.dumps(objects["NetworkPolicy", "heterorl-hub"])
+    assert '{"kubernetes.io/metadata.name": "watch"}' in policy
+    job = objects["Job", "heterorl-bootstrap"]["spec"]["template"]["spec"]["containers"][0]
+    environ = {entry["name"]: entry.get("value") for entry in job["env"]}
+    assert (environ["HUB_HOSTS"], environ["TOKEN_USES"]) == ("a,b", "9")
+
+
+@pytest.mark.needs("helm")
+def test_a_run_made_by_hand_needs_no_job() -> None:
+    assert {name for _, name in charted("--set=bootstrap.enabled=false")} & {"heterorl-bootstrap"} == set()
+
+
+@pytest.mark.needs("helm", "kubernetes-validate")
+def test_a_chart_with_a_field_that_kubernetes_does_not_know_is_a_complaint() -> None:
+    documents, _ = check.charted(CHART, '--set-json=overrides={"Service/heterorl-relay":{"spec":{"x":1}}}')
+    assert "Service-heterorl-relay.yaml" in "".join(check.schema_complaints(documents))
