@@ -186,7 +186,7 @@ async def test_a_sampler_that_cannot_have_the_new_options_waits_and_says_so(
                 peers = (await learner.status()).peers
                 return any(peer.waits_for == "task that loads here" for peer in peers)
 
-            await eventually(waits, within_s=20)
+            await eventually(waits)
         async with (
             running_hub(made, **settings, listen=address) as hub,
             learning(hub, base, model_dir, version=1) as learner,

@@ -296,7 +296,7 @@ async def test_a_run_whose_rewards_are_all_equal_takes_no_step_and_says_so_until
     ):
         steps = learn(made, hub, model_dir, max_versions=1, quarantine_mismatch_nats=math.inf)
         learning = asyncio.create_task(steps)
-        await until(lambda: told[Verdict.UNINFORMATIVE] >= 2 * 40, within_s=30)  # more than the bound allows
+        await until(lambda: told[Verdict.UNINFORMATIVE] >= 2 * 40)  # more than the bound allows
         status = await fetch_status(hub, made.of(Role.OPERATOR))
         assert status.head is None
         assert status.step is None

@@ -39,7 +39,7 @@ async def standing(learner: HandPeer) -> membership_pb2.PeerStatus:
 
 
 async def has_checked(hub: RunningHub, verifier: RunningPeer, groups: int) -> None:
-    await until(lambda: checks(hub, "agreed") >= groups, within_s=60)
+    await until(lambda: checks(hub, "agreed") >= groups)
     assert verifier.value("checks_total", outcome="agreed") >= groups
 
 
@@ -57,7 +57,7 @@ async def test_a_sampler_with_inverted_rewards_is_shut_out_with_its_groups_until
         honest = dict((await learner.status()).slots)["spooled"]
         assert honest > 0
         monkeypatch.setattr(GroupPipeline, "_group", lie)
-        await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1, within_s=60)
+        await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1)
         assert hub.metric("heterorl_coordinator_thrown_out_groups_total") >= honest
         told = await standing(learner)
         assert told.standing == "quarantined"
@@ -101,7 +101,7 @@ async def test_a_verifier_survives_groups_that_nobody_honest_sends(
         sampling(made, hub.address, model_dir),
     ):
         await learner.drain(credits=1000)
-        await until(lambda: checks(hub, "ungradable") == 2, within_s=60)
+        await until(lambda: checks(hub, "ungradable") == 2)
         await has_checked(hub, verifier, 1)
         assert (await standing(learner)).standing == "established"
 
