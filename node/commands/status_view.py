@@ -9,7 +9,6 @@ from rich.text import Text
 
 from node.commands.terminal import duration, printable, table
 from node.policy import PolicyVersion
-from node.rollout import Verdict
 from node.run import (
     REWARD,
     Evaluation,
@@ -20,6 +19,7 @@ from node.run import (
     StepReport,
     Teaching,
 )
+from node.verdict import Verdict
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""

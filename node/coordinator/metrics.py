@@ -15,9 +15,10 @@ from node.coordinator.fleet.survey import NOTHING_SEEN, FleetSurvey
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.failure import FAULTS, Failure
-from node.rollout import RewardCheck, Verdict
+from node.rollout import RewardCheck
 from node.run import MEMBER_ROLES, Evaluation, EvaluationStatus, SamplerStanding
 from node.telemetry.fleet_totals import add_summary
+from node.verdict import Verdict
 
 _STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _LAG_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 600, 1800, 3600)

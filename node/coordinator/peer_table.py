@@ -20,7 +20,6 @@ from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import Verdict
 from node.run import (
     MEMBER_ROLES,
     MOST_PEERS_A_PAGE,
@@ -31,6 +30,7 @@ from node.run import (
     Role,
     SamplerStanding,
 )
+from node.verdict import Verdict
 
 _VALUES_OF_A_CONDITION: Final = 8
 

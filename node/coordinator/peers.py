@@ -24,12 +24,12 @@ from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
-from node.rollout import GroupVerdict
 from node.run import Role, StepReport, Teaching
 from node.serving.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.serving.pending_verdicts import PendingVerdicts
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
+from node.verdict import GroupVerdict
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""

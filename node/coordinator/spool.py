@@ -34,15 +34,14 @@ from node.rollout import (
     EncodedGroup,
     GroupHeader,
     GroupTerms,
-    GroupVerdict,
     LeaseGrant,
     PromptLease,
     RolloutGroup,
-    Verdict,
     other_options,
 )
 from node.run import StepRecord
 from node.telemetry.lag import submission_lags
+from node.verdict import GroupVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 

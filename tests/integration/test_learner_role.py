@@ -41,11 +41,12 @@ from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
-from node.rollout import PromptLease, RolloutGroup, Verdict
+from node.rollout import PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import tokenizer_digest
+from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group

@@ -29,8 +29,9 @@ from node.coordinator.work.standing import Share, Standing, Standings
 from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import StepRecord
+from node.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,8 @@ from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id
 from node.errors import Reason, RefusedError
-from node.rollout import (
-    EncodedGroup,
-    GroupHeader,
-    GroupVerdict,
-    RolloutGroup,
-    Verdict,
-    check_group,
-    other_options,
-)
+from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, check_group, other_options
+from node.verdict import GroupVerdict, Verdict
 
 _FAULTY: Final = frozenset({Verdict.SUSPECT, Verdict.FOREIGN, Verdict.MALFORMED})
 """Verdicts of the learner that are held against a sampler; one that is far away may be stale through no

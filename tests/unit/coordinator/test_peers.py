@@ -15,11 +15,11 @@ from node.coordinator.work.version_log import Announced
 from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, Verdict
 from node.run import PeerQuery, Role
 from node.serving.heartbeat_pause import JITTER
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
+from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")

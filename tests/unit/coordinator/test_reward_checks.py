@@ -24,7 +24,8 @@ from node.coordinator.work.slots import SlotState, slot_and_attempt
 from node.coordinator.work.standing import Standing
 from node.coordinator.work.trust import Checked
 from node.errors import RefusedError
-from node.rollout import RewardCheck, RewardFinding, Verdict
+from node.rollout import RewardCheck, RewardFinding
+from node.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 WIDE = Bounds(
