@@ -53,6 +53,8 @@ ARTIFACTS_PER_ANNOUNCEMENT: Final = 4096
 
 GROUP_COMPLETIONS: Final = 1024
 PROMPT_TOKENS: Final = 1 << 20
+PAIRED_TOKENS: Final = 1 << 22
+"""Most tokens of a ranking: its candidates times the longest, each with the query before it."""
 GROUP_TOKENS: Final = 4 << 20
 GROUP_METRICS: Final = 16
 REWARD: Final = 1e6

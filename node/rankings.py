@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError, StartupError
+from node.limits import PAIRED_TOKENS
 from node.rollout import RolloutGroup
 
 
@@ -92,13 +93,14 @@ def prompt_of(
     return np.array([token for text in texts for token in (*text, separator)], np.int32)
 
 
-def pairs_of(prompt: NDArray[np.integer], *, separator: int, padding: int) -> Pairs:
-    """Return the pairs of query and candidate of a prompt.
+def pair_lengths(prompt: NDArray[np.integer], *, separator: int, pair_tokens: int) -> NDArray[np.int64]:
+    """Return the length of each pair of query and candidate of a prompt: [candidates].
 
     Args:
-        padding: the model's own padding token, by which classifiers find a row's last token.
+        pair_tokens: longest query and candidate together that the model takes.
     Raises:
-        RefusedError: MALFORMED; it is not one of candidates.
+        RefusedError: MALFORMED; it is not one of candidates. OVER_LIMIT; a pair is too long for the model, or
+            all of them are too many tokens: as a query is repeated, a prompt grows with its square.
     """
     ends = np.flatnonzero(prompt == separator)
     sizes = np.diff(ends, prepend=-1) - 1
@@ -107,9 +109,37 @@ def pairs_of(prompt: NDArray[np.integer], *, separator: int, padding: int) -> Pa
             Reason.MALFORMED,
             f"a prompt of {len(prompt)} tokens and {len(ends)} separators is not a query and candidates",
         )
+    lengths: NDArray[np.int64] = ends[0] + 1 + sizes[1:]
+    if (longest := int(lengths.max())) > pair_tokens:
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"query and candidate have {longest} tokens, the model takes {pair_tokens}",
+            fix="shorten or remove such candidates",
+        )
+    if longest * len(lengths) > PAIRED_TOKENS:
+        raise RefusedError(
+            Reason.OVER_LIMIT,
+            f"{len(lengths)} candidates, each with the query, have {longest * len(lengths)} tokens in all, "
+            f"and a ranking takes {PAIRED_TOKENS}",
+            fix="shorten the query, or offer fewer candidates",
+        )
+    return lengths
+
+
+def pairs_of(
+    prompt: NDArray[np.integer], *, separator: int, padding: int, pair_tokens: int = PAIRED_TOKENS
+) -> Pairs:
+    """Return the pairs of query and candidate of a prompt.
+
+    Args:
+        padding: the model's own padding token, by which classifiers find a row's last token.
+    Raises:
+        RefusedError: as ``pair_lengths``.
+    """
+    lengths = pair_lengths(prompt, separator=separator, pair_tokens=pair_tokens)
+    ends = np.flatnonzero(prompt == separator)
     head = ends[0] + 1
-    lengths = head + sizes[1:]
-    ids = np.full((len(ends) - 1, int(lengths.max())), padding, np.int64)
+    ids = np.full((len(lengths), int(lengths.max())), padding, np.int64)
     ids[:, :head] = prompt[:head]
     for row, (start, end) in enumerate(itertools.pairwise(ends)):
         ids[row, head : lengths[row]] = prompt[start + 1 : end]
@@ -142,12 +172,9 @@ def objection(group: RolloutGroup, *, separator: int, pair_tokens: int) -> str |
         pair_tokens: longest query and candidate together that the model takes.
     """
     try:
-        pairs = pairs_of(group.prompt_token_ids, separator=separator, padding=separator)
+        candidates = len(pair_lengths(group.prompt_token_ids, separator=separator, pair_tokens=pair_tokens))
     except RefusedError as refused:
-        return str(refused)
-    candidates, longest = pairs.input_ids.shape
-    if longest > pair_tokens:
-        return f"query and candidate have {longest} tokens, the model takes {pair_tokens}"
+        return refused.what
     ranked = min(candidates, group.sampling.max_new_tokens)
     for number, completion in enumerate(group.completions):
         ids = completion.token_ids

@@ -23,7 +23,7 @@ from node.coordinator.work.group_check import Work
 from node.extras import NeededPackage
 from node.run import REWARD
 from node.sampling_parameters import SamplingParameters
-from node.task_options import BUILT_IN, JsonlOptions, PromptOptions, checked_options, options_json
+from node.task_options import BUILT_IN, JsonlOptions, checked_options, options_json
 
 Value = TypeVar("Value")
 
@@ -339,7 +339,7 @@ class CoordinatorConfig(BaseModel):
     def prompt_tokens(self) -> int:
         """Most tokens of a prompt, as far as the configuration says."""
         options = checked_options(self.task, self.task_options)
-        stated = options.max_prompt_tokens if isinstance(options, PromptOptions) else None
+        stated: int | None = getattr(options, "max_prompt_tokens", None)
         return limits.PROMPT_TOKENS if stated is None else stated
 
     def terms(self, run_id: str, *, prompts: int | None) -> RunTerms:

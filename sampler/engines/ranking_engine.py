@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification
 
 from node.errors import Reason, RefusedError
+from node.limits import PAIRED_TOKENS
 from node.policy_kind import model_config
 from node.rankings import Pairs, pairs_of, ranking_logprob, separator_of
 from node.rollout import Completion, Finish
@@ -70,15 +71,7 @@ class RankingEngine:
                 "or greedily with top_k = 1",
                 fix="leave top_p, min_p, top_k and stop out of the coordinator's configuration",
             )
-        pairs = self._pairs(request.prompt_token_ids)
-        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and pairs.input_ids.shape[1] > limit:
-            raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"query and candidate have {pairs.input_ids.shape[1]} tokens, the model takes {limit}",
-                fix="shorten or remove such candidates",
-            )
-        self._waiting.append((request, pairs))
+        self._waiting.append((request, self._pairs(request.prompt_token_ids)))
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         gone = set(request_ids)
@@ -127,10 +120,13 @@ class RankingEngine:
         del self.weights
 
     def _pairs(self, prompt: NDArray[np.int32]) -> Pairs:
+        config = self._model.config
+        limit = getattr(config.get_text_config(), "max_position_embeddings", None) or PAIRED_TOKENS
         try:
-            padding = self._model.config.pad_token_id
-            return pairs_of(prompt, separator=self._separator, padding=padding)
-        except RefusedError:
+            return pairs_of(prompt, separator=self._separator, padding=config.pad_token_id, pair_tokens=limit)
+        except RefusedError as refused:
+            if refused.reason is Reason.OVER_LIMIT or len(prompt) > limit:
+                raise
             # Our tokenizer makes no such prompt, but a new version's probe is one: a text by itself, whose
             # score must be a number.
             return Pairs(prompt[None].astype(np.int64), np.array([len(prompt)]))

@@ -1,11 +1,12 @@
 """Rankings as completions: Plackett-Luce's probabilities, and what no ranking policy can have made."""
 
+import tracemalloc
 from itertools import permutations
 
 import numpy as np
 import pytest
 
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.rankings import as_text, pairs_of, prompt_of, ranking_logprob, read_text
 
 SCORES = np.array([1.0, 0.0, -1.0])
@@ -49,6 +50,27 @@ def test_a_prompt_is_read_back_as_its_pairs() -> None:
 def test_what_is_not_a_query_with_candidates_is_refused(ids: list[int]) -> None:
     with pytest.raises(RefusedError, match="not a query and candidates"):
         pairs_of(np.array(ids, np.int32), separator=1, padding=0)
+
+
+def test_a_long_query_with_very_many_candidates_is_refused_before_its_pairs_are_made() -> None:
+    """A quarter of a million tokens, whose pairs would have 17 thousand million."""
+    prompt = np.array([5] * (1 << 17) + [1] + [6, 1] * (1 << 17), np.int32)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RefusedError, match=r"131072 candidates.* a ranking takes 4194304") as refused:
+            pairs_of(prompt, separator=1, padding=0, pair_tokens=1 << 30)
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert refused.value.reason is Reason.OVER_LIMIT
+    assert most_bytes < 10 * prompt.nbytes
+
+
+def test_a_pair_that_is_longer_than_the_model_takes_is_refused() -> None:
+    prompt = prompt_of([5, 6], [[7], [8, 9, 10]], separator=1)
+    assert len(pairs_of(prompt, separator=1, padding=0, pair_tokens=6).lengths) == 2
+    with pytest.raises(RefusedError, match="have 6 tokens, the model takes 5"):
+        pairs_of(prompt, separator=1, padding=0, pair_tokens=5)
 
 
 @pytest.mark.parametrize("texts", [([5], []), ([], [[6]]), ([5], [[6], []]), ([5, 1], [[6]]), ([5], [[1]])])

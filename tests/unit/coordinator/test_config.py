@@ -215,3 +215,10 @@ def test_rows_need_the_columns_that_prompt_and_grader_read(
     checked = checked_options("jsonl", options)
     assert checked is not None
     assert checked.columns == columns
+
+
+@pytest.mark.parametrize("task", ["ranking", "jsonl"])
+def test_the_longest_prompt_is_what_the_tasks_options_say(task: str) -> None:
+    said = {"task": task, "data": ROWS, "task_options": {"max_prompt_tokens": 99}}
+    config = CoordinatorConfig.model_validate(said)
+    assert config.prompt_tokens == 99
