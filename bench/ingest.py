@@ -30,7 +30,6 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import numpy as np
-from node.process.allocator import keep_freed_memory
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollout_client import SamplerRolloutClient
@@ -42,9 +41,11 @@ from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.policy import PolicyVersion
-from node.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup, Verdict
+from node.process.memory import keep_freed_memory
+from node.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
 from node.rpc.channel import Purpose, dial
 from node.run import Role
+from node.verdict import Verdict
 from node.wire.mapping import role_to_wire
 from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT

@@ -24,21 +24,6 @@ from node.sampling_parameters import SamplingParameters
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-class Verdict(enum.StrEnum):
-    """The outcome of a group. Closed: also the ``verdict`` label of counters."""
-
-    SPOOLED = "spooled"
-    ACCEPTED = "accepted"
-    STALE = "stale"
-    DUPLICATE = "duplicate"
-    FOREIGN = "foreign"
-    MALFORMED = "malformed"
-    SUSPECT = "suspect"
-    TRAINED = "trained"
-    UNINFORMATIVE = "uninformative"
-    """Consumed in a batch that taught nothing; no step was taken."""
-
-
 class Finish(enum.StrEnum):
     """Why a completion ended."""
 
@@ -113,16 +98,6 @@ class RewardFinding:
     outcome: RewardCheck
     detail: str = ""
     """Which completions, with the values, for people; empty where it agrees."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupVerdict:
-    """The learner's or the coordinator's decision about one group."""
-
-    group_id: str
-    verdict: Verdict
-    detail: str = ""
-    """One line for people: which rule was broken, with the values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

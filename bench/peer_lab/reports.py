@@ -5,9 +5,9 @@ from prometheus_client import CollectorRegistry
 from heterorl.v1 import membership_pb2
 from node.clock import SystemClock
 from node.errors import Reason
-from node.rollout import Verdict
 from node.telemetry.metrics import MetricFamily, NodeMetrics, create_registry, snapshot
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.verdict import Verdict
 from node.wire.mapping import to_wire
 from sampler.metrics import SamplerMetrics
 

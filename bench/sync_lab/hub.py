@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from node.process.allocator import keep_freed_memory
 from prometheus_client import CollectorRegistry
 
 from bench.sync_lab.versions import load_artifact
@@ -24,6 +23,7 @@ from node.errors import Reason
 from node.identity.identity_store import load_identity
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
+from node.process.memory import keep_freed_memory
 from node.rpc.interceptor import Admission
 from node.rpc.server import RpcServer
 from node.run import Role

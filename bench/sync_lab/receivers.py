@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from node.process.allocator import keep_freed_memory
 from prometheus_client import CollectorRegistry
 
 from bench.sync_lab.hub import say
@@ -35,6 +34,7 @@ from node.errors import Reason
 from node.identity.identity_store import load_identity
 from node.identity.run_description import RunDescription
 from node.policy import ArtifactKey, PolicyVersion
+from node.process.memory import keep_freed_memory
 from node.rollout import LeaseGrant
 from node.rpc.channel import Purpose, dial
 from node.telemetry.logging import configure_logging

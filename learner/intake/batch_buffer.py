@@ -11,7 +11,8 @@ Oldest first: newer groups can still wait.
 from collections.abc import Container, Mapping
 
 from learner.intake.group_verdict import stale, trained_before
-from node.rollout import GroupVerdict, RolloutGroup, Verdict, other_options
+from node.rollout import RolloutGroup, other_options
+from node.verdict import GroupVerdict, Verdict
 
 
 class BatchBuffer:

@@ -31,9 +31,10 @@ from learner.training.evidence import Evidence
 from learner.training.training_state import TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
-from node.rollout import GroupVerdict, RolloutGroup, Verdict
+from node.rollout import RolloutGroup
 from node.run import EvaluationNotice, RunSettings
 from node.telemetry.lag import believed_lag_s
+from node.verdict import GroupVerdict, Verdict
 from node.waits import run_until
 
 logger = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.identity.revocation import Revocations
 from node.policy import BaseModel, PolicyVersion
-from node.rollout import GroupVerdict, Verdict
 from node.rpc.channel import ConnectionLost, classified
 from node.run import EvaluationNotice, StepReport, Teaching
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metric_layout import shape_of, values_of
 from node.telemetry.metrics import MetricFamily
+from node.verdict import GroupVerdict, Verdict
 from node.wire.mapping import from_wire, known, optional_to_wire, to_wire
 
 ANSWER_TIMEOUT_S: Final = 20.0

@@ -136,7 +136,7 @@ class MembershipClient:
         """Report what the task of this digest is here, now and at every later join.
 
         Args:
-            prompts: How many it has.
+            prompts: How many it has; 0: that is for samplers to say.
             grader_digest: Of the code that grades.
 
         Raises RefusedError: For a reason after which a peer stops: the run's task has another number, or its
@@ -265,7 +265,7 @@ def _task(settings: RunSettings) -> tuple[bytes, int]:
 def _warn_of_other_grader(settings: RunSettings, grader_digest: bytes) -> None:
     if settings.grader_digest not in (b"", grader_digest):
         logger.warning(
-            "this sampler's grader code is not the run's; it gets no leases",
+            "this peer's grader code is not the run's; it gets no leases and no checks",
             extra={
                 "digest": grader_digest.hex(),
                 "run_digest": settings.grader_digest.hex(),

@@ -13,8 +13,8 @@ groups are held, their verdicts, and which samplers it quarantined or released.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from node.rollout import GroupVerdict, Verdict
 from node.run import StepRecord
+from node.verdict import GroupVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from node.clients.submission_stream import SubmissionStream
 from node.failure import FailedLease, detail_of
 from node.identity.group_proof import GroupSigner
 from node.policy import PolicyVersion
-from node.rollout import LeaseGrant, RolloutGroup, Verdict
+from node.rollout import LeaseGrant, RolloutGroup
 from node.rpc.channel import call
+from node.verdict import Verdict
 from node.wire.mapping import from_wire, to_wire
 from node.wire.rollouts import group_to_wire
 

@@ -15,9 +15,10 @@ import grpc.aio
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
-from node.rollout import GroupVerdict, RolloutGroup, Verdict
+from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
+from node.verdict import GroupVerdict, Verdict
 from node.wire.mapping import to_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 

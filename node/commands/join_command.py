@@ -38,11 +38,11 @@ from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
 from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
 from node.limits import TOKEN_BYTES
-from node.rollout import Verdict
 from node.rpc.address import MEMBERS_PORT
 from node.rpc.channel import ConnectionLost
 from node.rpc.hub import Hub
 from node.run import PeerQuery, Role
+from node.verdict import Verdict
 from node.weights.transfer.model_download import Progress as Show
 from node.weights.transfer.model_download import download_model
 

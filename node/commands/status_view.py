@@ -9,7 +9,6 @@ from rich.text import Text
 
 from node.commands.terminal import duration, printable, table
 from node.policy import PolicyVersion
-from node.rollout import Verdict
 from node.run import (
     REWARD,
     Evaluation,
@@ -20,6 +19,7 @@ from node.run import (
     StepReport,
     Teaching,
 )
+from node.verdict import Verdict
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
@@ -145,7 +145,8 @@ def _graders(status: RunStatus) -> Iterator[str]:
     if others and status.grader_digest:
         yield f"the run's code is {status.grader_digest.hex()}, as {status.grader_said_by} said"
         for peer in others[:_BAD_PROMPTS_SHOWN]:
-            yield f"  {peer.node_id} has {peer.grader_digest.hex()} and is leased nothing"
+            what = "and checks nothing" if peer.role is Role.VERIFIER else "and is leased nothing"
+            yield f"  {peer.node_id} has {peer.grader_digest.hex()} {what}"
         yield "  install the same grader everywhere, or set coordinator.grader_digest to the right one"
 
 

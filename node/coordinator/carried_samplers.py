@@ -22,9 +22,9 @@ from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.relay_voucher import RelayVoucher, VoucherVerifier, check_current
 from node.limits import CARRIED_SESSIONS
-from node.rollout import GroupVerdict
 from node.run import Role
 from node.serving.rollout_servicer import check_lease_request, check_release_request
+from node.verdict import GroupVerdict
 from node.wire.mapping import from_wire, to_wire
 from node.wire.relayed import refusal_to_wire
 

@@ -94,7 +94,14 @@ class CoordinatorConfig(BaseModel):
     load the task again, and groups graded before are not trained on."""
     grader_digest: str = Field(default="", pattern=r"^([0-9a-f]{32})?$")
     """Digest of the grader code that groups must be graded by, as `heterorl-node status --json` and `try`
-    show it. Empty: that of most samplers present. Set it where samplers disagree."""
+    show it. Empty: that of the verifiers present, or of most samplers. Set it where they disagree."""
+    require_verifier: bool = False
+    """Whether groups wait while no verifier is there to check rewards. The run stands still then, and where
+    the task's grader does not repeat itself it never begins. Off, rewards are believed meanwhile."""
+    newcomers_part: float = Field(default=0.25, gt=0, le=1)
+    """Part of a batch, but at least one group, that samplers may fill whose rewards have hardly been checked,
+    while others are at work. Lower bounds what strangers can do before they are found out; they are slower to
+    help. 1: no bound."""
     prompt_retry_s: float = Field(default=600.0, ge=0, le=30 * 86_400)
     """Time for which a prompt is passed over once its attempts have failed (too long, a grader that raises or
     hangs); doubled each time it fails again, up to a day. A group for the prompt ends that. Shorter spends

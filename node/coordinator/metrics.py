@@ -15,9 +15,10 @@ from node.coordinator.fleet.survey import NOTHING_SEEN, FleetSurvey
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.failure import FAULTS, Failure
-from node.rollout import RewardCheck, Verdict
+from node.rollout import RewardCheck
 from node.run import MEMBER_ROLES, Evaluation, EvaluationStatus, SamplerStanding
 from node.telemetry.fleet_totals import add_summary
+from node.verdict import Verdict
 
 _STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _LAG_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 600, 1800, 3600)
@@ -159,6 +160,10 @@ class CoordinatorMetrics:
             "in time (late) or too many waited (passed over), and they were delivered unchecked.",
             "outcome",
         )
+        self._waiting_newcomers = gauge(
+            "newcomers_waiting_groups",
+            "Groups that wait because newcomers fill their part of the batches (coordinator.newcomers_part).",
+        )
         self.proven_liars = counter("proven_liars", "Samplers that verifiers proved to lie about rewards.")
         self.thrown_out_groups = counter(
             "thrown_out_groups", "Groups of proven liars that were not yet trained on, and are sampled again."
@@ -193,6 +198,7 @@ class CoordinatorMetrics:
         self._spooled_bytes.set(load.untrained_bytes)
         distance = accounts.length_balance.distance()
         self._length_distance.set(math.nan if distance is None else distance)
+        self._waiting_newcomers.set(accounts.waiting_newcomers())
         self._ledger_confirmed.set(accounts.is_confirmed)
         self._ledger_behind.set(bool(accounts.gap))
         self.evaluations.status = accounts.evaluations.status

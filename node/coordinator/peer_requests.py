@@ -24,9 +24,10 @@ from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.policy import BaseModel, PolicyVersion
 from node.protocol import OURS, Spoken
-from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup, Verdict
+from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.run import Role
 from node.telemetry.metrics import MetricFamily
+from node.verdict import GroupVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import Verdict
 from node.run import (
     MEMBER_ROLES,
     MOST_PEERS_A_PAGE,
@@ -31,6 +30,7 @@ from node.run import (
     Role,
     SamplerStanding,
 )
+from node.verdict import Verdict
 
 _VALUES_OF_A_CONDITION: Final = 8
 
@@ -127,7 +127,7 @@ class PeerTable:
             view.state(member),
             Measured(behind, lag_s, max(0.0, view.now - member.last_seen_s), report.clock_offset_s),
             standing=view.standing(name)[0] if is_sampler else None,
-            grader=self.peers.grader_of(name) if is_sampler else b"",
+            grader=self.peers.grader_of(peer) if is_sampler else b"",
             twin_for_s=max(0.0, view.now - member.refused_twin_at_s) if member.refused_twins else None,
             speaks=self.peers.speaks(peer),
         )
@@ -153,6 +153,7 @@ class PeerTable:
             protocol=self.peers.speaks(peer).protocol,
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
+            grader_digest=self.peers.grader_of(peer),
         )
         return self._as_sampler(row, view) if peer.role is Role.SAMPLER else row
 
@@ -163,7 +164,6 @@ class PeerTable:
             row,
             verdicts={verdict.value: n for verdict, n in accounts.verdicts_of(name).items()},
             staleness_mean_versions=accounts.staleness_mean(name),
-            grader_digest=self.peers.grader_of(name),
             leases=accounts.held(name),
             lease_allowance=accounts.standings.of(name).allowance,
             oldest_lease_s=view.oldest_lease_s(name),

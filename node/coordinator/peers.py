@@ -24,12 +24,12 @@ from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
-from node.rollout import GroupVerdict
 from node.run import Role, StepReport, Teaching
 from node.serving.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.serving.pending_verdicts import PendingVerdicts
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
+from node.verdict import GroupVerdict
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""
@@ -112,11 +112,11 @@ class Peers:
         self._samplers: set[str] = set()
         """Node ids of known samplers."""
         self._configured_grader = grader_digest
-        self._graders: dict[str, bytes] = {}
-        """Node id of a sampler -> digest of its grader code."""
+        self._graders: dict[Peer, bytes] = {}
+        """Sampler or verifier -> digest of its grader code."""
         self._is_grader_due = False
-        """Whether what samplers agree on may have changed."""
-        accounts.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest)
+        """Whether what they agree on may have changed."""
+        accounts.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest, verifiers={})
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
         self.teaching: Teaching | None = None
@@ -156,7 +156,7 @@ class Peers:
         if not via:  # a relay shows its samplers' metrics itself
             self._fleet.admit(peer)
         if grader_digest:
-            self._graders[peer.node_id] = grader_digest
+            self._graders[peer] = grader_digest
             self._is_grader_due = True
             if len(self._graders) <= _GRADERS_AT_ONCE:
                 self._agree_on_grader()
@@ -166,8 +166,8 @@ class Peers:
         return self._membership.instance(peer)
 
     def objection_to_grader(self, peer: Peer) -> str:
-        """Return how a sampler's grader code differs from the run's; empty where it does not."""
-        return self.accounts.grader.objection(self._graders.get(peer.node_id, b""))
+        """Return how a peer's grader code differs from the run's; empty where it does not."""
+        return self.accounts.grader.objection(self.grader_of(peer))
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined. Raises RefusedError: NOT_JOINED."""
@@ -263,9 +263,9 @@ class Peers:
         """Return the relay that speaks for a peer; empty: it has a connection of its own."""
         return self._via.get(peer, "")
 
-    def grader_of(self, sampler_id: str) -> bytes:
-        """Return the digest of a sampler's grader code; empty: it did not say."""
-        return self._graders.get(sampler_id, b"")
+    def grader_of(self, peer: Peer) -> bytes:
+        """Return the digest of a peer's grader code; empty: it did not say."""
+        return self._graders.get(peer, b"")
 
     def live(self, role: Role) -> int:
         """Return how many peers of the role are in the run and not silent."""
@@ -292,7 +292,7 @@ class Peers:
         self._membership.leave(peer)
         self._via.pop(peer, None)
         self._fleet.drop(peer)
-        self._is_grader_due = self._is_grader_due or peer.node_id in self._graders
+        self._is_grader_due = self._is_grader_due or peer in self._graders
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a peer's stream ended, in whatever order."""
@@ -337,9 +337,9 @@ class Peers:
             del self._reports[peer], self._waits_since_s[peer], self._speaks[peer]
             self._few.pop(peer, None)
             self._via.pop(peer, None)
+            self._graders.pop(peer, None)
             if peer.role is Role.SAMPLER:
                 self._samplers.discard(peer.node_id)
-                self._graders.pop(peer.node_id, None)
 
     def _next_heartbeat_s(self, peer: Peer) -> float | None:
         """Return when a peer is to send its next heartbeat; None: after the configured interval."""
@@ -361,19 +361,22 @@ class Peers:
 
     def _agree_on_grader(self) -> None:
         self._is_grader_due = False
-        present = self._graders_present()
+        present = self._graders_present(Role.SAMPLER)
         self.accounts.grader = agreed_grader(
-            self.accounts.grader, present, configured=self._configured_grader
+            self.accounts.grader,
+            present,
+            configured=self._configured_grader,
+            verifiers=self._graders_present(Role.VERIFIER),
         )
         self._metrics.grader_digests.set(len(set(present.values())))
 
-    def _graders_present(self) -> dict[str, bytes]:
+    def _graders_present(self, role: Role) -> dict[str, bytes]:
         return {
-            member.peer.node_id: self._graders[member.peer.node_id]
+            member.peer.node_id: self._graders[member.peer]
             for member in self._membership.members
-            if member.peer.role is Role.SAMPLER
+            if member.peer.role is role
             and member.state in (PeerState.JOINED, PeerState.LIVE)
-            and member.peer.node_id in self._graders
+            and member.peer in self._graders
         }
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[GroupVerdict, ...]:

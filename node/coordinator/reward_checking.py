@@ -1,7 +1,8 @@
 """Groups to verifiers, findings back; what is drawn and what a finding proves is in ``work.reward_checks``.
 
 Any number of verifiers share the groups that wait. A stream that ends leaves the groups it was sent held
-until they are late; once the last has ended, every group is delivered unchecked.
+until they are late; once the last has ended, every group is delivered unchecked, or waits for the next
+verifier where one is required.
 """
 
 import asyncio
@@ -92,18 +93,21 @@ class RewardChecking:
         verifier = Verifier(node_id, groups, noise_ratio)
         self._verifiers.add(verifier)
         self._checks.is_open = True
+        self._spool.wake_drain()
         logger.info("verifier checks rewards", extra={"verifier": node_id, "noise_ratio": noise_ratio})
         return verifier
 
     def dismiss(self, verifier: Verifier) -> None:
-        """End a stream; without a verifier nothing is held back."""
+        """End a stream; without a verifier nothing is held back, or everything where one is required."""
         self._verifiers.discard(verifier)
         self._news.set()
         if not self._verifiers:
-            self._checks.is_open = False
-            self._checks.forget()
+            self._checks.close()
             self._spool.wake_drain()
-            logger.warning("no verifier is left: rewards are believed", extra={"verifier": verifier.node_id})
+            meanwhile = "groups wait" if self._checks.lacks_verifier else "rewards are believed"
+            logger.warning(
+                "no verifier is left", extra={"verifier": verifier.node_id, "meanwhile": meanwhile}
+            )
 
     async def groups(self, verifier: Verifier) -> AsyncIterator[tuple[EncodedGroup, bytes]]:
         """Yield the groups that a verifier is to check, each with its row."""
@@ -183,6 +187,7 @@ class RewardChecking:
             self._news.set()
         if late := self._checks.late(now):
             self._metrics.reward_checks.labels("late").inc(late)
+        if self._accounts.slots.open.undelivered:  # a lease's end, too, may let newcomers' groups go
             self._spool.wake_drain()
         if passed_over := self._checks.passed_over:
             self._checks.passed_over = 0

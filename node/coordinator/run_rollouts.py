@@ -17,9 +17,10 @@ from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, RewardFinding, RolloutGroup, Verdict
+from node.rollout import EncodedGroup, GroupHeader, RewardFinding, RolloutGroup
 from node.run import Role, StepRecord
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.verdict import GroupVerdict, Verdict
 from node.waits import side_by_side
 from node.wire.mapping import from_wire, optional_from_wire, to_wire
 from node.wire.rollouts import delivery_to_wire, group_from_wire, header_from_wire
@@ -93,6 +94,8 @@ class RunRollouts:
         """Send groups to a verifier while a second task takes the findings."""
         hello = (await _first(requests)).hello
         self.requests.peers.check_present(peer)
+        if objection := self.requests.peers.objection_to_grader(peer):
+            raise RefusedError(Reason.BUSY, objection, fix="install the run's grader at the verifier")
         verifier = self.checking.admit(
             peer.node_id,
             task_digest=hello.task_digest,

@@ -102,6 +102,7 @@ class RunReport:
             capacity_bound=capacity.bound,
             ready_groups=accounts.load().untrained_groups,
             batch_groups=accounts.terms.bounds.batch_groups,
+            lacks_verifier=accounts.reward_checks.lacks_verifier,
         )
 
     def _learner_waits_s(self, now: float) -> float:

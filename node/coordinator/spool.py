@@ -34,15 +34,14 @@ from node.rollout import (
     EncodedGroup,
     GroupHeader,
     GroupTerms,
-    GroupVerdict,
     LeaseGrant,
     PromptLease,
     RolloutGroup,
-    Verdict,
     other_options,
 )
 from node.run import StepRecord
 from node.telemetry.lag import submission_lags
+from node.verdict import GroupVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -295,7 +294,6 @@ class Spool:
     async def deliver(self, drain: DrainStream) -> AsyncIterator[EncodedGroup | int | Quarantines]:
         """Yield what the learner is to be sent: groups, quarantines, versions whose records are on disk."""
         drain.has_quarantines = True
-        is_held = self._accounts.reward_checks.is_held
         while not drain.is_ended:
             if drain.has_quarantines or drain.has_pardons:
                 told = Quarantines(self._accounts.standings.quarantined(), releases_others=drain.has_pardons)
@@ -305,7 +303,7 @@ class Spool:
             elif drain.acknowledgement is not None:
                 version, drain.acknowledgement = drain.acknowledgement, None
                 yield version
-            elif drain.credits and (slot := self._accounts.slots.next_undelivered(is_held)) is not None:
+            elif drain.credits and (slot := self._accounts.next_undelivered()) is not None:
                 drain.credits -= 1
                 stored = await self._transactions.read(slot)
                 if stored is None:

@@ -16,10 +16,11 @@ from node.identity.peer import Peer
 from node.relay.carrier import Carrier
 from node.relay.forwarder import Forwarder
 from node.relay.sessions import Sessions
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import Role
 from node.serving.heartbeat_pause import drawn_pause_s
 from node.telemetry.fleet_collector import FleetCollector
+from node.verdict import Verdict
 from node.wire.members import metric_families_from_wire
 
 

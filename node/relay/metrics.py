@@ -5,7 +5,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from node.relay.rollout_spool import RolloutSpool
-from node.rollout import Verdict
+from node.verdict import Verdict
 from node.weights.store.artifact_store import ArtifactStore
 
 

@@ -16,8 +16,8 @@ from heterorl.v1 import membership_pb2, relay_pb2
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import CARRIED_HEARTBEATS, VERDICTS_PER_HEARTBEAT
-from node.rollout import GroupVerdict
 from node.serving.pending_verdicts import PendingVerdicts
+from node.verdict import GroupVerdict
 from node.wire.mapping import from_wire, to_wire
 from node.wire.relayed import refusal_from_wire
 

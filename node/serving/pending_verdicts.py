@@ -7,7 +7,7 @@ put --> waiting --take--> told --the next heartbeat of the same stream--> gone
 
 from collections import deque
 
-from node.rollout import GroupVerdict
+from node.verdict import GroupVerdict
 
 
 class PendingVerdicts:

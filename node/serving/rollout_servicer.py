@@ -9,9 +9,10 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.rpc.auth import Context, peer_of
 from node.serving.submissions import SubmissionDoor
+from node.verdict import Verdict
 
 
 class Rollouts(Protocol):

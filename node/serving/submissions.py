@@ -18,9 +18,10 @@ from node.clock import Clock
 from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.group_proof import GroupVerifier
 from node.identity.peer import Peer, is_name
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.verdict import Verdict
 from node.wire.mapping import verdict_to_wire
 from node.wire.rollouts import encoded_from_wire
 

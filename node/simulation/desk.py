@@ -18,12 +18,13 @@ from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
 from node.errors import RefusedError
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, LeaseGrant, PromptLease, Verdict
+from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, PromptLease
 from node.run import StepRecord
 from node.sampling_parameters import SamplingParameters
 from node.serving.heartbeat_pause import pause_s
 from node.simulation.events import Events
 from node.simulation.profile import Profile
+from node.verdict import GroupVerdict, Verdict
 
 _WORK: Final = Work("simulated", "simulated", 8, SamplingParameters(1.0, 1.0, 0, 1024))
 _LEARNER: Final = Learner("learner", 1, b"l" * 16, b"t" * 16, 2, version=0, base_root=b"r" * 16)

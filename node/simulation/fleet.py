@@ -17,12 +17,13 @@ from node.coordinator.work.decisions import TOO_OLD
 from node.limits import LEASES_PER_REQUEST
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.relay.mirror_state import MirrorState
-from node.rollout import GroupVerdict, LeaseGrant, PromptLease, Verdict
+from node.rollout import LeaseGrant, PromptLease
 from node.run import StepRecord
 from node.serving.heartbeat_pause import drawn_pause_s, pause_s
 from node.simulation import events, profile
 from node.simulation.desk import Desk
 from node.simulation.profile import Profile
+from node.verdict import GroupVerdict, Verdict
 from node.weights.planning import link_time
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.planning.pursuit import ROUND_TRIPS, Pursuit

@@ -17,6 +17,7 @@ from node.telemetry.metrics import MetricFamily, MetricSample
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
 _RELAY: Final = frozenset({Role.RELAY})
+_GRADES: Final = frozenset({Role.SAMPLER, Role.VERIFIER})
 _HAS_MODEL: Final = _LEARNER | _SAMPLER
 
 OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
@@ -32,8 +33,8 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "base_parts": _HAS_MODEL,
         "base_part_names": _HAS_MODEL,
         "layout_summary": _HAS_MODEL,
-        "task_digest": _SAMPLER,
-        "grader_digest": _SAMPLER,
+        "task_digest": _GRADES,
+        "grader_digest": _GRADES,
         "voucher": _SAMPLER,
     },
     membership_pb2.HeartbeatRequest: {

@@ -5,9 +5,9 @@ all of its rankings at once, best first from scores with Gumbel noise, so that n
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,49 +16,14 @@ from transformers import AutoModelForSequenceClassification
 
 from node.errors import Reason, RefusedError
 from node.policy_kind import model_config
-from node.rankings import Pairs, pairs_of, prompt_of, ranking_logprob, read_text, separator_of
+from node.rankings import Pairs, pairs_of, ranking_logprob, separator_of
 from node.rollout import Completion, Finish
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
-from sampler.engines.model_tokenizer import ModelTokenizer
+from sampler.engines.ranking_tokenizer import RankingTokenizer
 
 _PAIRS_AT_ONCE: Final = 64
 """Pairs in a forward pass."""
-
-
-class RankingTokenizer:
-    """Queries with candidates to tokens, rankings to text; see ``sampler.engines.engine.Tokenizer``."""
-
-    def __init__(self, tokenizer: ModelTokenizer, *, separator: int) -> None:
-        self.digest = tokenizer.digest
-        self._tokenizer = tokenizer
-        self._separator = separator
-
-    def encode(
-        self,
-        prompt: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        """Tokenize what ``node.rankings.as_text`` wrote.
-
-        Raises:
-            RefusedError: MALFORMED; it is something else.
-        """
-        query, candidates = read_text(prompt)
-        ids = [self._tokenizer.encode_plain(text).tolist() for text in (query, *candidates)]
-        return prompt_of(ids[0], ids[1:], separator=self._separator)
-
-    def encode_reply(
-        self,
-        reply: str | Sequence[Mapping[str, str]],
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> NDArray[np.int32]:
-        """Raise RefusedError: nobody replies to a ranking."""
-        raise RefusedError(Reason.MALFORMED, "a policy that ranks takes no reply to its ranking")
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Return the numbers of the candidates, best first, with spaces between."""
-        return " ".join(map(str, token_ids.tolist()))
 
 
 class RankingEngine:

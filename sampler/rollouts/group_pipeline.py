@@ -20,7 +20,8 @@ from node.clock import Clock
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeasePurpose, PromptLease, RolloutGroup, Verdict
+from node.rollout import LeasePurpose, PromptLease, RolloutGroup
+from node.verdict import GroupVerdict, Verdict
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from node.errors import RefusedError
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
+from node.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from collections import Counter
 from statistics import fmean
 from typing import Any, Final
 
-from node.rollout import RolloutGroup, Verdict, mean_metrics
+from node.rollout import RolloutGroup, mean_metrics
+from node.verdict import Verdict
 
 LOG_EVERY_S: Final = 30.0
 """A sampler of a small model submits tens of groups a second."""

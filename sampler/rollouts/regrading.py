@@ -24,17 +24,17 @@ def completion_texts(group: RolloutGroup, texts: Sequence[str]) -> list[Completi
     ]
 
 
-def misstated_finish(group: RolloutGroup, texts: Sequence[str], end_ids: frozenset[int]) -> str:
+def misstated_finish(group: RolloutGroup, texts: Sequence[str], end_ids: frozenset[int] | None) -> str:
     """Return which completion cannot have ended as it says, for people; "" if all can.
 
     Graders read more into a text that a stop string ended.
 
     Args:
         texts: Of the completions, uncut.
-        end_ids: The tokens that end a completion.
+        end_ids: The tokens that end a completion; None: it ends without one.
     """
     for number, (one, text) in enumerate(zip(group.completions, texts, strict=True)):
-        if one.finish is Finish.END and int(one.token_ids[-1]) not in end_ids:
+        if end_ids is not None and one.finish is Finish.END and int(one.token_ids[-1]) not in end_ids:
             return f"completion {number} claims to have ended, and has no end token"
         if one.finish is Finish.STOP and not any(stop in text for stop in group.sampling.stop):
             return f"completion {number} claims to have been stopped, and has no stop string"

@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 class Decoder(Protocol):
     """The run's tokenizer, as far as a verifier needs it."""
 
-    end_ids: frozenset[int]
-    """The tokens that end a completion."""
+    @property
+    def end_ids(self) -> frozenset[int] | None:
+        """The tokens that end a completion; None: it ends without one."""
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion, without special tokens."""
@@ -105,6 +106,7 @@ class Verification:
             with self._node_metrics.waiting("task whose rewards can be checked"):
                 await asyncio.Event().wait()
         assert said.noise_ratio is not None
+        await self._membership.tell_task(0, task_digest=task.digest, grader_digest=said.code_digest)
         while True:
             try:
                 await self._client.answer(

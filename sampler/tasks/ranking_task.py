@@ -36,6 +36,7 @@ class RankingTask:
     """One query with candidates for each row; all three metrics are told, one is the reward."""
 
     prompts = None
+    noise_ratio = 0.0
 
     def __init__(self, **options: Any) -> None:
         self._options = given = RankingOptions.model_validate(options)

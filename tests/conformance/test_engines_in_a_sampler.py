@@ -30,12 +30,12 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
         learning(hub, base, model_dir) as peer,
         sampling(made, hub.address, model_dir, apply=apply, **settings_of(name, model_dir)) as sampler,
     ):
-        await until(lambda: sampler.value("decode_steps_total") > 5, within_s=100)
+        await until(lambda: sampler.value("decode_steps_total") > 5)
         await peer.publish(*learner.signed(1, None))
         twin.versions[1] = learner.versions[1].words
-        await until(lambda: sampler.value("held_version") == 1, within_s=60)
+        await until(lambda: sampler.value("held_version") == 1)
         spooled = int(sampler.value("groups_total", verdict="spooled"))
-        await until(lambda: sampler.value("groups_total", verdict="spooled") >= spooled + 6, within_s=60)
+        await until(lambda: sampler.value("groups_total", verdict="spooled") >= spooled + 6)
         groups = await peer.groups(spooled + 6)
         assert await sampler.drained() is ExitCode.DRAINED
         assert sampler.value("engine_restarts_total") == sampler.value("probe_failures_total") == 0

@@ -21,11 +21,11 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.slots import SlotState
 from node.errors import Reason
 from node.relay.metrics import RelayMetrics
-from node.rollout import Verdict
 from node.run import Role
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.verdict import Verdict
 from sampler.metrics import SamplerMetrics, VerifierMetrics
 
 ROOT: Final = DEPLOY.parent

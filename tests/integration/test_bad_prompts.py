@@ -15,7 +15,7 @@ from support.clock import ManualClock
 from support.hub import HandDrain, running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling
-from support.waiting import eventually
+from support.waiting import WITHIN_S, eventually
 
 TASKS = {"too_long": ("TooLong", "prompt_too_long"), "grader_hangs": ("GraderHangs", "grading_timed_out")}
 """Refused by the engine, and by a killed process; how else prompts fail, the tests of graders say."""
@@ -31,15 +31,13 @@ async def pass_time(clock: ManualClock) -> None:
         clock.advance(3.0)
 
 
-async def train(
-    drain: HandDrain, clock: ManualClock, *, groups: int, within_s: float, version: int = 0
-) -> list[RolloutGroup]:
+async def train(drain: HandDrain, clock: ManualClock, *, groups: int, version: int = 0) -> list[RolloutGroup]:
     """Train on each group by itself, from ``version`` on, until acknowledged; return the groups."""
     trained: list[RolloutGroup] = []
     acknowledged = version
     passing = asyncio.create_task(pass_time(clock))
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(WITHIN_S):
             while acknowledged < version + groups:
                 response = await drain.hear()
                 if response.WhichOneof("message") == "step_acknowledged":
@@ -72,7 +70,7 @@ async def test_bad_prompts_are_set_aside_with_their_reason_and_the_run_goes_on(
         ),
     ):
         drain = await learner.drain(credits=1000)
-        trained = await train(drain, hub.clock, groups=GROUPS, within_s=15)
+        trained = await train(drain, hub.clock, groups=GROUPS)
         assert len(trained) == GROUPS, f"{len(trained)} groups, {len(caplog.records)} log lines"
         assert not any(is_bad(group.prompt_index) for group in trained)
 
@@ -81,7 +79,7 @@ async def test_bad_prompts_are_set_aside_with_their_reason_and_the_run_goes_on(
             return dict((await learner.status()).slots)["abandoned"] >= 1
 
         # The slot waits WAIT_FOR_OTHERS_S for another sampler, and there is none.
-        await eventually(is_abandoned, within_s=10)
+        await eventually(is_abandoned)
         status = await learner.status()
         assert {bad.reason for bad in status.bad_prompts} == {reason}
 
@@ -96,7 +94,7 @@ async def test_bad_prompts_survive_a_restart_come_back_and_one_success_clears_th
         sampling(made, hub.address, model_dir, custom_tasks={"t": "support.bad_prompts:PromptRaises"}),
     ):
         drain = await learner.drain(credits=1000)
-        assert len(await train(drain, hub.clock, groups=GROUPS, within_s=15)) == GROUPS
+        assert len(await train(drain, hub.clock, groups=GROUPS)) == GROUPS
         assert {bad.prompt_index for bad in (await learner.status()).bad_prompts} == {1, 11}
         # Each is tried once: from then on it is kept from the only sampler there is.
         assert hub.metric("heterorl_coordinator_prompt_faults_total", reason="prompt_failed") == 2
@@ -108,7 +106,7 @@ async def test_bad_prompts_survive_a_restart_come_back_and_one_success_clears_th
     ):
         assert (await learner.status()).bad_prompts_total == 2
         drain = await learner.drain(credits=1000, version=GROUPS)
-        trained = await train(drain, hub.clock, groups=2 * PROMPTS, within_s=15, version=GROUPS)
+        trained = await train(drain, hub.clock, groups=2 * PROMPTS, version=GROUPS)
         assert {1, 11} <= {group.prompt_index for group in trained}
         assert (await learner.status()).bad_prompts_total == 0
 
@@ -125,7 +123,7 @@ async def test_a_prompt_is_made_once_for_a_lease_and_graded_by_the_process_that_
         ),
     ):
         drain = await learner.drain(credits=1000)
-        trained = await train(drain, hub.clock, groups=PROMPTS, within_s=15)
+        trained = await train(drain, hub.clock, groups=PROMPTS)
     drawn = [base.tokenizer.decode(group.prompt_token_ids) for group in trained]
     assert len(trained) == PROMPTS
     for group, prompt in zip(trained, drawn, strict=True):
@@ -152,9 +150,9 @@ async def test_slow_prompts_hold_up_neither_the_engine_nor_the_heartbeats(
     ):
         drain = await learner.drain(credits=1000)
         lateness = asyncio.create_task(longest_pause(seconds=4.0))
-        await train(drain, hub.clock, groups=1, within_s=15)
+        await train(drain, hub.clock, groups=1)
         began = time.monotonic()
-        trained = await train(drain, hub.clock, groups=30, within_s=15, version=1)
+        trained = await train(drain, hub.clock, groups=30, version=1)
         assert len(trained) == 30
         assert 30 / (time.monotonic() - began) > 4, "no faster than one process"
         assert await lateness < 0.45, "the event loop stood still for a prompt"

@@ -40,8 +40,6 @@ DELTA, KEYFRAME = ArtifactKey(1, 0), ArtifactKey(1)
 LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])
 """Keyframe payloads of 1.5 MiB."""
 
-WITHIN_S = 20.0
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
@@ -93,7 +91,7 @@ async def following(hub: PolicyHub, registry: Registry, **limits: int) -> AsyncI
 async def in_bucket(hub: PolicyHub, fetcher: Fetcher, key: ArtifactKey) -> None:
     """Wait until a fetcher would read an artifact from the bucket."""
     here = (bucket_of(hub.serving.address),)
-    await until(lambda: fetcher.sources.readable(key) == here, within_s=WITHIN_S)
+    await until(lambda: fetcher.sources.readable(key) == here)
 
 
 async def fetched(hub: PolicyHub, fetcher: Fetcher, key: ArtifactKey) -> HeldPolicy:
@@ -205,7 +203,7 @@ async def test_what_disappears_from_the_bucket_is_fetched_from_the_hub_and_put_a
             assert hub.servicer.fetches == []
             await bucket.delete([name])
             await fetched(hub, fetcher, DELTA)
-            await eventually(is_there, within_s=WITHIN_S)
+            await eventually(is_there)
             await in_bucket(hub, fetcher, DELTA)
 
 
@@ -218,10 +216,10 @@ async def test_the_bucket_keeps_what_the_store_keeps_and_nothing_of_ours_beside_
     await write(bucket, "notes.txt", b"somebody's")
     async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
         hub.learner.put(hub.store, (1, 0), (1, None))
-        await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+        await eventually(partial(is_like_the_store, bucket, hub))
         hub.learner.put(hub.store, (2, 1), (2, None), (3, 2), (3, None))
         assert ArtifactKey(1) not in [manifest.key for manifest in hub.store.whole()]
-        await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+        await eventually(partial(is_like_the_store, bucket, hub))
     assert await read(bucket, "notes.txt") == b"somebody's"
 
 
@@ -239,10 +237,10 @@ async def test_a_bucket_that_is_away_delays_no_version_and_gets_it_when_it_is_ba
     async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
         hub.learner.put(hub.store, (1, 0))
         async with following(hub, Registry()) as fetcher:
-            await until(lambda: bool(fetcher.sources.readable(DELTA)), within_s=WITHIN_S)
+            await until(lambda: bool(fetcher.sources.readable(DELTA)))
             await fetched(hub, fetcher, DELTA)
             failures = partial(hub.registry.value, "heterorl_node_bucket_failures_total", operation="list")
-            await until(lambda: failures() > 0, within_s=WITHIN_S)
+            await until(lambda: failures() > 0)
             await objects.start()
             await in_bucket(hub, fetcher, DELTA)
             asked = len(hub.servicer.fetches)
@@ -268,7 +266,7 @@ async def test_a_bucket_killed_again_and_again_under_load_loses_nothing(
                     restarts.append(asyncio.create_task(objects.start()))
                 await fetched(hub, fetcher, ArtifactKey(version, version - 1))
             await asyncio.gather(*restarts)
-            await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+            await eventually(partial(is_like_the_store, bucket, hub))
             for version in range(1, versions + 1):
                 await in_bucket(hub, fetcher, ArtifactKey(version, version - 1))
         assert len(await bucket.listing()) == versions
@@ -280,10 +278,10 @@ async def test_a_large_artifact_is_announced_when_it_is_in_the_bucket(
 ) -> None:
     async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=objects.bucket()) as hub:
         hub.learner.put(hub.store, (1, 0))
-        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
+        await until(lambda: in_bucket_of(hub) == [DELTA])
         hub.learner.put(hub.store, (2, None))
         assert hub.store.head() == hub.learner.versions[1].version
-        await until(lambda: hub.store.head() == hub.learner.versions[2].version, within_s=WITHIN_S)
+        await until(lambda: hub.store.head() == hub.learner.versions[2].version)
         assert in_bucket_of(hub) == [DELTA, ArtifactKey(2)]
 
 
@@ -293,16 +291,16 @@ async def test_a_bucket_that_is_too_slow_delays_one_version_for_a_bounded_time(
     bucket = objects.bucket()
     async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=bucket, hold_s=lambda _: 0.2) as hub:
         hub.learner.put(hub.store, (1, 0))
-        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
+        await until(lambda: in_bucket_of(hub) == [DELTA])
         objects.halt()
         hub.learner.put(hub.store, (2, None))
         assert hub.store.head() == hub.learner.versions[1].version
-        await until(lambda: hub.store.head() == hub.learner.versions[2].version, within_s=WITHIN_S)
+        await until(lambda: hub.store.head() == hub.learner.versions[2].version)
         hub.learner.put(hub.store, (3, None))
         assert hub.store.head() == hub.learner.versions[3].version, "the next is not delayed at all"
         assert ArtifactKey(3) not in in_bucket_of(hub)
         objects.go_on()
-        await eventually(partial(is_like_the_store, bucket, hub), within_s=WITHIN_S)
+        await eventually(partial(is_like_the_store, bucket, hub))
 
 
 async def test_a_hub_with_a_bucket_pushes_small_payloads_only(
@@ -317,7 +315,7 @@ async def test_a_hub_with_a_bucket_pushes_small_payloads_only(
             assert fetcher.sources.push_bytes(hub.serving.address) == limits.DIRECT_BYTES
             async with asyncio.TaskGroup() as tasks:
                 fetcher.prefetch(1, tasks)
-                await until(lambda: hub.servicer.awaited == [1], within_s=WITHIN_S)
+                await until(lambda: hub.servicer.awaited == [1])
                 hub.learner.put(hub.store, (11, 1))
                 await fetched(hub, fetcher, ArtifactKey(11, 1))
         pushed = hub.registry.transferred("delta", "out")
@@ -332,7 +330,7 @@ async def test_a_hub_locates_only_what_is_in_its_bucket(
         with refused(Reason.UNKNOWN_VERSION):
             await hub.bucket.locate(DELTA)
         hub.learner.put(hub.store, (1, 0))
-        await until(lambda: in_bucket_of(hub) == [DELTA], within_s=WITHIN_S)
+        await until(lambda: in_bucket_of(hub) == [DELTA])
         url, valid_s = await hub.bucket.locate(DELTA)
         assert url.startswith(f"{objects.url}/weights/runs/example/hub-1/1-0-")
         assert 0 < valid_s <= 3600
@@ -356,7 +354,7 @@ async def test_a_version_goes_from_learner_to_sampler_by_the_buckets_of_coordina
             sources = make_sources(registry, relay.source())
             async with listening(sources):
                 there = (bucket_of(relay.address),)
-                await until(lambda: sources.readable(KEYFRAME) == there, within_s=WITHIN_S)
+                await until(lambda: sources.readable(KEYFRAME) == there)
                 fetcher = make_fetcher(made, sources, registry)
                 got = await fetch_version(fetcher, await fetcher.manifest(KEYFRAME), layout=LARGE, held=None)
             np.testing.assert_array_equal(got.words, learner.words(1))

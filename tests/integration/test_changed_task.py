@@ -11,7 +11,10 @@ import psutil
 import pytest
 
 from heterorl.v1 import common_pb2, rollout_pb2
+from node.clients.reward_checks import RewardCheckClient
+from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
+from node.rollout import RewardFinding, RolloutGroup
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import joined, running_hub
@@ -94,6 +97,25 @@ async def test_a_sampler_with_another_grader_leases_nothing_and_its_group_is_ref
         assert hub.metric("heterorl_coordinator_misgraded_groups_total", what="grader code") == 1
 
 
+async def test_a_verifier_with_another_grader_than_the_configured_one_checks_nothing_and_is_told_why(
+    made: MadeRun, settings: dict[str, Any]
+) -> None:
+    settings["grader_digest"] = A.hex()
+    async with running_hub(made, **settings) as hub, hub.peer(made.verifier) as verifier:
+        joined_as = await verifier.join(layout_digest=b"", tokenizer_digest=b"", grader_digest=B)
+
+        async def check(group: RolloutGroup, row: bytes) -> RewardFinding:
+            raise AssertionError(group)
+
+        with pytest.raises(
+            RefusedError, match=f"grader code {B.hex()} is not the run's {A.hex()}"
+        ) as refused:
+            await RewardCheckClient(verifier.channel).answer(
+                check, task_digest=joined_as.task_digest, groups=1, noise_ratio=0.0
+            )
+        assert refused.value.reason is Reason.BUSY
+
+
 async def test_rows_are_added_while_the_run_goes_on_and_the_old_ones_keep_their_numbers(
     made: MadeRun, settings: dict[str, Any]
 ) -> None:
@@ -164,7 +186,7 @@ async def test_a_sampler_that_cannot_have_the_new_options_waits_and_says_so(
                 peers = (await learner.status()).peers
                 return any(peer.waits_for == "task that loads here" for peer in peers)
 
-            await eventually(waits, within_s=20)
+            await eventually(waits)
         async with (
             running_hub(made, **settings, listen=address) as hub,
             learning(hub, base, model_dir, version=1) as learner,

@@ -23,8 +23,9 @@ from node.coordinator.work.accounts import Transaction
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import StepReport
+from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.public_base import PublicBase
 from node.weights.format.manifest import sign, signed_by

@@ -46,15 +46,15 @@ async def test_an_engine_that_fails_is_loaded_again_and_serves_the_version_held_
         failing(made, hub, model_dir, faults, **settings) as sampler,
     ):
         await learner.publish(*learner_of(made, base).signed(1, None))
-        await until(lambda: sampler.value("held_version") == 1, within_s=100)
+        await until(lambda: sampler.value("held_version") == 1)
         await generating(sampler)
         fetched = sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in")
         if is_inside:
             faults.write_text(fault)
         else:
             os.kill(engine_process(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
-        await until(lambda: sampler.value("engine_restarts_total") == 1, within_s=100)
-        await until(lambda: sampler.value("held_version") == 1, within_s=100)
+        await until(lambda: sampler.value("engine_restarts_total") == 1)
+        await until(lambda: sampler.value("held_version") == 1)
         assert sampler.value("dropped_groups_total", reason="engine") >= 1
         assert sampler.value("swap_seconds_count") >= 3
         assert sampler.transferred("transfer_bytes_total", kind="keyframe", direction="in") == fetched
@@ -97,7 +97,7 @@ async def test_a_sampler_whose_engine_cannot_be_mended_gives_its_leases_back_and
 async def spooled_from_now(learner: HandPeer, sampler: RunningPeer, *, groups: int) -> list[RolloutGroup]:
     """Wait for more groups; return all there are, which are whole and different."""
     wanted = int(sampler.value("groups_total", verdict="spooled")) + groups
-    await until(lambda: sampler.value("groups_total", verdict="spooled") >= wanted, within_s=100)
+    await until(lambda: sampler.value("groups_total", verdict="spooled") >= wanted)
     found = await learner.groups(wanted)
     for group in found:
         check_group(group, vocabulary_size=VOCABULARY_SIZE)
@@ -113,6 +113,6 @@ def engine_process() -> int:
 
 async def generating(sampler: RunningPeer) -> None:
     """Wait until groups are in the engine."""
-    await until(lambda: sampler.value("running_leases") >= 3, within_s=20)
+    await until(lambda: sampler.value("running_leases") >= 3)
     steps = sampler.value("decode_steps_total")
-    await until(lambda: sampler.value("decode_steps_total") > steps + 3, within_s=20)
+    await until(lambda: sampler.value("decode_steps_total") > steps + 3)

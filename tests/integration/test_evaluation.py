@@ -61,10 +61,10 @@ async def test_a_sampler_answers_held_out_prompts_of_each_version_and_the_learne
             evaluation = await newest(learner)
             return evaluation is not None and evaluation.version == version
 
-        await eventually(lambda: has_evaluated(0), within_s=30)
+        await eventually(lambda: has_evaluated(0))
         await learner.publish(*learner_of(made, base).signed(1, None))
         await drain.step(1, await drain.group())
-        await eventually(lambda: has_evaluated(1), within_s=30)
+        await eventually(lambda: has_evaluated(1))
         status = from_wire(RunStatus, await learner.status())
         answer = await learner.heartbeat()
         assert answer.HasField("best_version")
@@ -102,7 +102,7 @@ async def begun(hub: RunningHub, learner: HandPeer, sampler: HandPeer) -> None:
     async def is_due() -> bool:
         return (await learner.heartbeat()).HasField("evaluating_version")
 
-    await eventually(is_due, within_s=30)
+    await eventually(is_due)
 
 
 async def has_finished(learner: HandPeer) -> bool:
@@ -129,7 +129,7 @@ async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_le
         for one in held_out:
             submitted = await sampler.submit(one)
             assert submitted.verdict == common_pb2.VERDICT_SPOOLED
-        await eventually(lambda: has_finished(learner), within_s=30)
+        await eventually(lambda: has_finished(learner))
         status = from_wire(RunStatus, await learner.status())
         assert status.evaluation.under_way is None
         assert (status.slots["leased"], status.slots["spooled"], status.verdicts) == (18, 0, {})
@@ -156,7 +156,7 @@ async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_le
         assert set(lost) == {one.lease_id for one in leases[:3]}
         verdicts = [(await sampler.submit(one)).verdict for one in leases]
         hub.clock.advance(LEASE_TTL_S)  # in which others could ask
-        await eventually(lambda: has_finished(learner), within_s=30)
+        await eventually(lambda: has_finished(learner))
     assert verdicts == [common_pb2.VERDICT_DUPLICATE] * 3 + [common_pb2.VERDICT_SPOOLED] * 3
     (evaluation,) = read_evaluations(ledger(made))
     assert (evaluation.counted_prompts, evaluation.dropped_prompts) == (6, 0)
@@ -179,7 +179,7 @@ async def test_a_forged_reward_moves_no_score_and_no_best_version(made: MadeRun)
                 completions = tuple(make_completion(reward=reward) for _ in range(one.group_size))
                 submitted = await sampler.submit(one, completions=completions)
                 assert submitted.verdict == common_pb2.VERDICT_SPOOLED
-        await eventually(lambda: has_finished(learner), within_s=30)
+        await eventually(lambda: has_finished(learner))
         evaluation = from_wire(RunStatus, await learner.status()).evaluation
     assert evaluation.newest is not None
     assert (evaluation.newest.reward_mean, evaluation.newest.answers) == (0.25, 12)
@@ -231,7 +231,7 @@ async def test_the_score_of_held_out_rows_is_that_of_greedy_text_by_transformers
         async def is_evaluated() -> bool:
             return await newest(learner) is not None
 
-        await eventually(is_evaluated, within_s=30)
+        await eventually(is_evaluated)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     rewards, tokens = [], []
     for row in ROWS[14:]:

@@ -48,7 +48,7 @@ async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
             with full_disk(1_000) if is_full else nullcontext():
                 await hub.give(*(running.delivered(f"{n}.1", version=1) for n in range(2, 4)))
                 if is_full:
-                    await until(lambda: refusals(running) >= 3, within_s=30)
+                    await until(lambda: refusals(running) >= 3)
                     assert waiting(running) == 1
                     assert not any(task.done() for task in running.tasks)
                     # Nobody is told of what is not durable, and the publisher does not read it.
@@ -87,7 +87,7 @@ async def test_a_disk_too_full_for_the_line_of_a_step_keeps_the_next_step_waitin
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
         await hub.give(*(running.delivered(f"{n}.1") for n in range(4)))
         await hub.wait_until(lambda: len(hub.records) == 1)
-        await until(lambda: refusals(running) >= 2, within_s=30)
+        await until(lambda: refusals(running) >= 2)
         assert (waiting(running), len(hub.records)) == (1, 1)
         is_full = False
         await hub.wait_until(lambda: len(hub.records) == 2)
@@ -101,7 +101,7 @@ async def test_a_learner_that_waits_for_its_disk_stops_and_the_step_is_taken_aft
         async with learner(hub, model_dir, tmp_path) as running:
             with full_disk(1_000):
                 await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
-                await until(lambda: refusals(running) >= 1, within_s=30)
+                await until(lambda: refusals(running) >= 1)
                 running.stopping.set()
                 async with asyncio.timeout(10):
                     await asyncio.gather(*running.tasks)

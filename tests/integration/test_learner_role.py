@@ -41,11 +41,12 @@ from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
-from node.rollout import PromptLease, RolloutGroup, Verdict
+from node.rollout import PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import snapshot
 from node.tokenizer import tokenizer_digest
+from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
@@ -296,7 +297,7 @@ async def test_a_run_whose_rewards_are_all_equal_takes_no_step_and_says_so_until
     ):
         steps = learn(made, hub, model_dir, max_versions=1, quarantine_mismatch_nats=math.inf)
         learning = asyncio.create_task(steps)
-        await until(lambda: told[Verdict.UNINFORMATIVE] >= 2 * 40, within_s=30)  # more than the bound allows
+        await until(lambda: told[Verdict.UNINFORMATIVE] >= 2 * 40)  # more than the bound allows
         status = await fetch_status(hub, made.of(Role.OPERATOR))
         assert status.head is None
         assert status.step is None

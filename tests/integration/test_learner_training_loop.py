@@ -27,8 +27,9 @@ from learner.training.training_state import TrainingError
 from node.clients import rollout_drain
 from node.errors import StartupError
 from node.policy import PolicyVersion
-from node.rollout import Completion, Verdict
+from node.rollout import Completion
 from node.run import EvaluationNotice
+from node.verdict import Verdict
 from support.groups import SAMPLING, make_completion
 from support.scripted_hub import scripted_hub
 from support.training_loop import BATCH, RUN, RunningLearner, learner

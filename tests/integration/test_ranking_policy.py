@@ -28,7 +28,7 @@ from support.hub import running_hub
 from support.identity import MadeRun
 from support.learning import learn
 from support.ranking import make_ranker
-from support.sampler import sampling
+from support.sampler import sampling, verifying
 from support.tiny_model import make_tiny_model
 from support.waiting import until
 
@@ -165,10 +165,14 @@ async def test_a_real_learner_teaches_a_ranker_which_candidate_is_relevant(
     }
     async with (
         running_hub(made, **settings) as hub,
+        verifying(made, hub.address, model_dir) as verifier,
         sampling(made, hub.address, model_dir) as sampler,
     ):
         await until(lambda: sampler.registry.get_sample_value("heterorl_sampler_held_version") is not None)
         assert await learn(made, hub.address, model_dir, versions=16) is ExitCode.DRAINED
+        assert verifier.value("checks_total", outcome="agreed") > 0
+        odd = ("disagreed", "ungradable", "skipped")
+        assert [verifier.value("checks_total", outcome=outcome) for outcome in odd] == [0, 0, 0]
     steps = [
         json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
     ]

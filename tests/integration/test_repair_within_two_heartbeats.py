@@ -89,7 +89,7 @@ async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_heart
     ):
         await peer.publish(*learner.signed(1, None))
         signed = learner.versions[1].version
-        await until(lambda: (signed, False) in ears.heartbeats, within_s=30)
+        await until(lambda: (signed, False) in ears.heartbeats)
         (engine,) = engines
         live, layout = engine.weights.live, engine.layout
         spoilt = live.read(layout.frames[0]).copy()
@@ -98,14 +98,14 @@ async def test_a_word_gone_bad_in_memory_is_mended_by_its_frame_within_two_heart
         live.write(layout.frames[0], spoilt)
         if noticed_by == "the coordinator":
             ears.hears = version_of(1, live, layout=layout)
-            await until(lambda: any(must_repair for _, must_repair in ears.heartbeats), within_s=30)
+            await until(lambda: any(must_repair for _, must_repair in ears.heartbeats))
             noticed = next(n for n, (_, must_repair) in enumerate(ears.heartbeats) if must_repair)
             assert ears.heartbeats[noticed][0] != signed
         else:
             # The heartbeat that says nothing of it yet is the one that has the sampler look.
-            await until(lambda: sampler.value("repairs_total") == 1, within_s=30)
+            await until(lambda: sampler.value("repairs_total") == 1)
             noticed = before
-        await until(lambda: len(ears.heartbeats) > noticed + 2, within_s=30)
+        await until(lambda: len(ears.heartbeats) > noticed + 2)
         assert ears.heartbeats[noticed + 2] == (signed, False)
         np.testing.assert_array_equal(words_of(engine.weights.live, layout=layout), learner.words(1))
         assert sampler.value("repairs_total") == 1

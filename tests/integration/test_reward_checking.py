@@ -17,7 +17,8 @@ from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupVerdict, RewardCheck, RewardFinding, Verdict
+from node.rollout import EncodedGroup, RewardCheck, RewardFinding
+from node.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import LEARNER, make_accounts, make_answer
 

@@ -39,7 +39,7 @@ async def standing(learner: HandPeer) -> membership_pb2.PeerStatus:
 
 
 async def has_checked(hub: RunningHub, verifier: RunningPeer, groups: int) -> None:
-    await until(lambda: checks(hub, "agreed") >= groups, within_s=60)
+    await until(lambda: checks(hub, "agreed") >= groups)
     assert verifier.value("checks_total", outcome="agreed") >= groups
 
 
@@ -57,7 +57,7 @@ async def test_a_sampler_with_inverted_rewards_is_shut_out_with_its_groups_until
         honest = dict((await learner.status()).slots)["spooled"]
         assert honest > 0
         monkeypatch.setattr(GroupPipeline, "_group", lie)
-        await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1, within_s=60)
+        await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1)
         assert hub.metric("heterorl_coordinator_thrown_out_groups_total") >= honest
         told = await standing(learner)
         assert told.standing == "quarantined"
@@ -101,9 +101,30 @@ async def test_a_verifier_survives_groups_that_nobody_honest_sends(
         sampling(made, hub.address, model_dir),
     ):
         await learner.drain(credits=1000)
-        await until(lambda: checks(hub, "ungradable") == 2, within_s=60)
+        await until(lambda: checks(hub, "ungradable") == 2)
         await has_checked(hub, verifier, 1)
         assert (await standing(learner)).standing == "established"
+
+
+async def test_a_run_that_requires_a_verifier_waits_for_one_and_says_so(
+    made: MadeRun, base: TorchEngine, model_dir: Path
+) -> None:
+    async with (
+        running_hub(made, max_staleness_versions=500, require_verifier=True) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir),
+    ):
+        drain = await learner.drain(credits=1000)
+        groups = hub.hub.peers.accounts.slots.open
+        await until(lambda: len(groups.untrained) >= 3, within_s=60)
+        assert len(groups.undelivered) == len(groups.untrained)
+        assert (
+            await learner.status()
+        ).headline.waits_for == "a verifier, without which nothing is trained on"
+        async with verifying(made, hub.address, model_dir) as verifier, asyncio.timeout(60):
+            while (await drain.hear()).WhichOneof("message") != "group":
+                pass
+            assert verifier.value("checks_total", outcome="agreed") > 0
 
 
 async def test_checks_are_kept_up_while_the_database_takes_no_list_of_revoked_nodes(made: MadeRun) -> None:

@@ -134,7 +134,7 @@ async def test_stopping_gives_leases_back_and_hands_in_what_is_finished(
         learning(hub, base, model_dir) as learner,
         sampling(made, hub.address, model_dir) as sampler,
     ):
-        await until(lambda: sampler.value("running_leases") >= 3, within_s=20)
+        await until(lambda: sampler.value("running_leases") >= 3)
         assert await sampler.drained() is ExitCode.DRAINED
         assert (await slots(learner)).get("leased", 0) == 0
         assert sampler.value("outbox_groups") == 0

@@ -20,8 +20,9 @@ from node.coordinator.work.decisions import Decision
 from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupVerdict, LeaseGrant, Verdict
+from node.rollout import EncodedGroup, LeaseGrant
 from node.run import StepRecord
+from node.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import LEARNER, make_accounts, make_answer
 

@@ -53,7 +53,7 @@ async def test_without_a_number_the_first_sampler_says_and_the_ledger_remembers(
         before = await learner.status()
         assert (before.prompts, before.capacity_bound) == (0, "task")
         async with sampling(made, hub.address, model_dir, custom_tasks=FINE) as sampler:
-            await until(lambda: sampler.value("groups_total", verdict="spooled") >= 1, within_s=20)
+            await until(lambda: sampler.value("groups_total", verdict="spooled") >= 1)
             status = await learner.status()
             assert status.prompts == 20
             assert [peer.joins for peer in status.peers if peer.node_id == made.sampler.node_id] == [1]

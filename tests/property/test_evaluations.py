@@ -18,8 +18,9 @@ from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation.evaluation_settings import EvaluationSettings
 from node.coordinator.work.slots import SlotState, group_id
 from node.failure import FAULTS
-from node.rollout import LeasePurpose, Verdict
+from node.rollout import LeasePurpose
 from node.run import Evaluation
+from node.verdict import Verdict
 from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 

@@ -22,8 +22,9 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id, parse_group_id
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import StepRecord
+from node.verdict import Verdict
 from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, make_accounts
 from support.groups import make_group
 

@@ -27,7 +27,7 @@ from node.coordinator.work.slots import (
     parse_group_id,
 )
 from node.failure import FAULTS, Failure
-from node.rollout import GroupVerdict, Verdict
+from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, LEASE_MAX_S, RETRY_S, TTL_S, Desk, make_accounts
 
 SAMPLERS = st.sampled_from(["s1", "s2", "s3"])

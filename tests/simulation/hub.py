@@ -44,11 +44,12 @@ from node.failure import FailedLease
 from node.identity.peer import Peer
 from node.identity.relay_voucher import VoucherVerifier
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.rollout import EncodedGroup, GroupHeader, GroupVerdict, LeaseGrant, RolloutGroup
+from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
 from node.run import Role, StepRecord
 from node.sampling_parameters import SamplingParameters
 from node.telemetry.fleet_collector import FleetCollector
+from node.verdict import GroupVerdict
 from node.waits import side_by_side
 from simulation.disks import SimulatedDisk, SimulatedLedger
 from simulation.faults import Plan

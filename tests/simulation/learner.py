@@ -23,9 +23,10 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.model_check import Learner
 from node.errors import RefusedError
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupVerdict, RolloutGroup, Verdict
+from node.rollout import EncodedGroup, RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
 from node.run import Role, StepRecord
+from node.verdict import GroupVerdict, Verdict
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
 from simulation.network import Network, Stream, call

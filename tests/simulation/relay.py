@@ -18,9 +18,10 @@ from node.relay.carrier import Carrier
 from node.relay.forwarder import Forwarder
 from node.relay.rollout_spool import RolloutSpool
 from node.relay.sessions import Sessions
-from node.rollout import EncodedGroup, LeaseGrant, RolloutGroup, Verdict
+from node.rollout import EncodedGroup, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
 from node.telemetry.fleet_collector import FleetCollector
+from node.verdict import Verdict
 from node.wire.mapping import from_wire, optional_from_wire, optional_to_wire, role_to_wire, to_wire
 from simulation.disks import SimulatedDisk
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub

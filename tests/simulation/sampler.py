@@ -12,19 +12,11 @@ from node.coordinator.peers import HeartbeatReport
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import (
-    Completion,
-    EncodedGroup,
-    Finish,
-    GroupVerdict,
-    LeaseGrant,
-    PromptLease,
-    RolloutGroup,
-    Verdict,
-)
+from node.rollout import Completion, EncodedGroup, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
 from node.rpc.hub import Hub as HubRoute
 from node.run import Role
+from node.verdict import GroupVerdict, Verdict
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import Leasing

@@ -26,8 +26,9 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id, slot_and_attempt
 from node.coordinator.work.standing import ALL_NEWCOMERS_PART, NEWCOMER_LEASES
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, RolloutGroup, Verdict
+from node.rollout import LeaseGrant, LeasePurpose, RolloutGroup
 from node.run import StepRecord
+from node.verdict import GroupVerdict, Verdict
 from simulation.faults import Plan
 from simulation.virtual_loop import VirtualLoop
 

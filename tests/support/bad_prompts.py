@@ -3,10 +3,17 @@
 import itertools
 import os
 import time
+from pathlib import Path
+from typing import Final
 
 from sampler.tasks.task import CompletionText
 
 BAD_EVERY = 10
+
+HELD: Final = frozenset({1, 2, 3})
+PLACE: Final = "HELD_PROMPTS"
+"""Variable that names the directory of a test's files."""
+GO: Final = "go"
 
 
 def is_bad(index: int) -> bool:
@@ -55,6 +62,18 @@ class SlowPrompts(Fine):
 
     def prompt(self, index: int, row: object) -> str:
         time.sleep(0.5)
+        return f"{index}="
+
+
+class HeldPrompts(Fine):
+    """Some prompts leave a file when they begin, and are made once a file ``GO`` is there."""
+
+    def prompt(self, index: int, row: object) -> str:
+        if index in HELD:
+            place = Path(os.environ[PLACE])
+            (place / str(index)).touch()
+            while not (place / GO).exists():
+                time.sleep(0.01)
         return f"{index}="
 
 

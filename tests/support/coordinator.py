@@ -39,6 +39,7 @@ def make_accounts(
     now: float = NOW_S,
     bounds: Bounds = BOUNDS,
     evaluation: EvaluationSettings = NO_EVALUATION,
+    require_verifier: bool = False,
 ) -> Accounts:
     """Return the accounts of a run whose learner has joined."""
     terms = RunTerms(
@@ -50,6 +51,7 @@ def make_accounts(
         lease_max_s=LEASE_MAX_S,
         prompt_retry_s=RETRY_S,
         evaluation=evaluation,
+        require_verifier=require_verifier,
     )
     return Accounts(balance or Balance(learner=LEARNER), terms, now=now)
 

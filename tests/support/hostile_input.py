@@ -32,8 +32,9 @@ from node.identity.certificates import read_curve_key
 from node.identity.group_proof import GroupSigner, GroupVerifier
 from node.identity.revocation import Revocations
 from node.policy import Announcement, ArtifactKey
-from node.rollout import GroupVerdict, LeaseGrant, check_group
+from node.rollout import LeaseGrant, check_group
 from node.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
+from node.verdict import GroupVerdict
 from node.weights.assembly.apply import make_frame
 from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.dtypes import DTYPES

@@ -17,8 +17,8 @@ from node.coordinator.work import history, verdicts
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
-from node.rollout import GroupVerdict, Verdict
 from node.run import StepRecord
+from node.verdict import GroupVerdict, Verdict
 from support.coordinator import BOUNDS, LEARNER, NOW_S
 from support.ledgers import LedgerDesk
 

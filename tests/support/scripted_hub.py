@@ -9,9 +9,10 @@ import grpc
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import RolloutGroup
 from node.rpc.auth import Context
 from node.run import StepRecord
+from node.verdict import Verdict
 from node.wire.mapping import from_wire, member_from_wire
 from node.wire.rollouts import delivery_to_wire, group_to_wire
 

@@ -83,7 +83,7 @@ async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_pro
             (LEARNER, has_stepped(directory, EVERY_VERSIONS + 2)),
             (COORDINATOR, is_half_evaluated(directory, 2 * EVERY_VERSIONS)),
         ):
-            await until(moment, within_s=60)
+            await until(moment)
             await session.kill(name)
             await session.start(name, environ={})
         assert await session.wait_for_last_step(timeout_s=60)

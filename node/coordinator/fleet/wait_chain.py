@@ -92,6 +92,8 @@ class Facts:
     paused: str = ""
     """By whom and why; empty: the run is not paused."""
     paused_s: float = 0.0
+    lacks_verifier: bool = False
+    """Whether every group waits for a verifier, which the run requires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,15 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
         told = REMEDIES["task that samplers agree on"]
         agreement = Wait("the run", "samplers to agree how many prompts the task has", started_s, told)
         return "nothing is leased", (agreement,)
+    if facts.lacks_verifier:
+        told = (
+            "Start one (`heterorl-node --role verifier`), see the log of the one that was here, or set "
+            "coordinator.require_verifier = false."
+        )
+        for_s = learner_s or facts.version_for_s
+        return f"{facts.ready_groups} groups wait at {version}", (
+            Wait("the learner", "a verifier, without which nothing is trained on", for_s, told),
+        )
     if facts.idle_s:
         told = "All rewards of a group are equal: see `heterorl-node samples`."
         teaching = Wait("the learner", "a group that teaches something", facts.idle_s, told)

@@ -35,8 +35,9 @@ from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSiz
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError
 from node.failure import BadPrompt, Failure
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import Evaluation, StepRecord
+from node.verdict import Verdict
 
 
 class LedgerEngine(Protocol):

@@ -21,6 +21,7 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.newcomers import newcomers_wait
 from node.coordinator.work.reward_checks import RewardChecks, checked_share
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
@@ -28,8 +29,9 @@ from node.coordinator.work.standing import Share, Standing, Standings
 from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import StepRecord
+from node.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ class RunTerms:
     evaluation: EvaluationSettings = NO_EVALUATION
     check_secret: bytes = b""
     """By which groups are drawn whose rewards are checked; a new one for each process."""
+    require_verifier: bool = False
+    newcomers_part: float = 1.0
+    """Part of a batch that newcomers may fill; see ``newcomers``."""
 
 
 class Accounts:
@@ -107,7 +112,7 @@ class Accounts:
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
         self.length_balance = LengthBalance()
-        self.reward_checks = RewardChecks(terms.check_secret)
+        self.reward_checks = RewardChecks(terms.check_secret, is_required=terms.require_verifier)
         self.work = terms.work
         """The terms of every lease of the run."""
         self._latest_s = now
@@ -164,6 +169,10 @@ class Accounts:
         for sampler_id in filter(delivered.get, delivered):
             self.slots.open.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
+        if terms.require_verifier:
+            for slot in self.slots.untrained():
+                if slot.state is SlotState.SPOOLED:
+                    self._draw(group_id(slot.number, slot.winner), slot.winning_holder, now=now)
 
     @property
     def grader(self) -> AgreedGrader:
@@ -229,8 +238,7 @@ class Accounts:
             self.spooled_at_s[number] = stored.spooled_at_s
             self._spooled_bytes[number] = stored.size_bytes
             self._spooled_bytes_total += stored.size_bytes
-            share = checked_share(self.standings.of(stored.sampler_id).checks)
-            self.reward_checks.draw(number, stored.group_id, stored.sampler_id, share=share, now=now)
+            self._draw(stored.group_id, stored.sampler_id, now=now)
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
@@ -342,6 +350,30 @@ class Accounts:
         """Return the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
         trained = self.verdicts_of(sampler_id).get(Verdict.TRAINED, 0)
         return self._staleness[sampler_id] / trained if trained else 0.0
+
+    def next_undelivered(self) -> Slot | None:
+        """Return the oldest slot whose group the learner may be sent, and count it as delivered; or None."""
+        is_held = self.reward_checks.is_held
+        if not self._newcomers_wait():
+            return self.slots.next_undelivered(is_held)
+        return self.slots.next_undelivered(lambda number: is_held(number) or self._is_newcomers(number))
+
+    def waiting_newcomers(self) -> int:
+        """Count the groups that wait because newcomers fill their part of the batches."""
+        return sum(map(self._is_newcomers, self.slots.open.undelivered)) if self._newcomers_wait() else 0
+
+    def _newcomers_wait(self) -> bool:
+        most = max(1, int(self.terms.newcomers_part * self.terms.bounds.batch_groups))
+        return newcomers_wait(self.slots.open, self.standings.vetted, most=most)
+
+    def _is_newcomers(self, number: int) -> bool:
+        return self.slots.open_slots[number].winning_holder not in self.standings.vetted
+
+    def _draw(self, name: str, sampler_id: str, *, now: float) -> None:
+        number, _ = slot_and_attempt(name)
+        standing = self.standings.of(sampler_id)
+        share = checked_share(standing.checks, standing.differing)
+        self.reward_checks.draw(number, name, sampler_id, share=share, now=now)
 
     def _training_prompts(self) -> int | None:
         return None if self.prompts is None else self.prompts - self.evaluations.settings.held_out_prompts

@@ -5,8 +5,9 @@ that lie together cost the first honest one a group, until as many honest ones h
 
     tokens of a prompt      a group is refused once two others agree on other tokens and are more than those
                             that agree with it; in memory only, as tasks and templates may change
-    grader code             coordinator.grader_digest where it is set, or else what most samplers present say;
-                            those with other code lease nothing and are shown
+    grader code             coordinator.grader_digest where it is set, or else what most verifiers present
+                            say, or without verifiers most samplers; samplers with other code lease
+                            nothing, and verifiers with other code check nothing
     prompts of the task     see ``task_size``
 
 Of equals, what was agreed before stays: the first of two decides until a third settles it.
@@ -55,14 +56,25 @@ class AgreedGrader:
 NOT_AGREED: Final = AgreedGrader()
 
 
-def agreed_grader(before: AgreedGrader, claims: Mapping[str, bytes], *, configured: bytes) -> AgreedGrader:
+def agreed_grader(
+    before: AgreedGrader,
+    claims: Mapping[str, bytes],
+    *,
+    configured: bytes,
+    verifiers: Mapping[str, bytes],
+) -> AgreedGrader:
+    """Return the code to grade by, where samplers claim ``claims`` and verifiers ``verifiers``, by name.
+
+    Samplers that cheat could outvote the honest ones, whose groups nobody could check then.
+    """
     if configured:
         return AgreedGrader(configured, "the coordinator's configuration")
-    if not claims:
+    role, said = ("verifiers", verifiers) if verifiers else ("samplers", claims)
+    if not said:
         return before
-    digest = most_said(claims.values(), before.digest)
-    agreeing = sum(said == digest for said in claims.values())
-    return AgreedGrader(digest, f"{agreeing} of {len(claims)} samplers")
+    digest = most_said(said.values(), before.digest)
+    agreeing = sum(one == digest for one in said.values())
+    return AgreedGrader(digest, f"{agreeing} of {len(said)} {role}")
 
 
 @dataclass(frozen=True, slots=True)

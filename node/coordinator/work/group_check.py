@@ -8,8 +8,9 @@ from node.coordinator.work.agreement import NOT_AGREED, AgreedGrader
 from node.coordinator.work.model_check import Learner, check_model
 from node.coordinator.work.slots import Slot
 from node.errors import Reason, RefusedError
-from node.rollout import GroupHeader, Verdict, check_header, other_options
+from node.rollout import GroupHeader, check_header, other_options
 from node.sampling_parameters import SamplingParameters
+from node.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

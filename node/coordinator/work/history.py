@@ -22,8 +22,8 @@ from node.coordinator.work.model_check import Learner, check_base, check_chat_te
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
 from node.policy import BaseModel
-from node.rollout import Verdict
 from node.run import StepRecord
+from node.verdict import Verdict
 
 WAYS_OUT: Final = (
     "restore the coordinator's newest ledger.sqlite with its -wal file, or accept the loss: "

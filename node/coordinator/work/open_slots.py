@@ -33,6 +33,10 @@ class OpenSlots:
         self.newcomers_leases = 0
         """Held by all samplers together that have never delivered a group."""
 
+    def delivered(self) -> set[int]:
+        """Return the slots of ``untrained`` that have been sent to the learner's stream."""
+        return self.undelivered.missing(self.untrained)
+
     def prove(self, holder: str) -> None:
         if holder not in self._proven:
             self._proven.add(holder)
@@ -90,6 +94,10 @@ class LowestFirst:
 
     def __contains__(self, number: int) -> bool:
         return number in self._members
+
+    def missing(self, numbers: set[int]) -> set[int]:
+        """Return those of the numbers that are not in the set."""
+        return numbers - self._members
 
     def add(self, number: int) -> None:
         if number not in self._members:

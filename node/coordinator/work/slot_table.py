@@ -47,7 +47,7 @@ from node.coordinator.work.slots import (
 )
 from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.failure import FAULTS, Failure
-from node.rollout import Verdict
+from node.verdict import Verdict
 
 SUSPECTS_PER_GRANT: Final = 4
 """One lease in so many of a grant, or one, may be on a slot that had a fault: they must not fill it."""

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from node.coordinator.work.reward_checks import is_proof, stake_after
+from node.coordinator.work.reward_checks import PROVEN_CHECKS, is_proof, stake_after
 from node.limits import LEASES_PER_PEER, PROBE_S
 from node.run import SamplerStanding
 
@@ -160,6 +160,11 @@ class Standing:
         return self.proven_at_s > 0
 
     @property
+    def is_vetted(self) -> bool:
+        """Whether its rewards have been checked often enough for batches of its groups alone."""
+        return self.checks >= PROVEN_CHECKS
+
+    @property
     def is_struck_out(self) -> bool:
         """Whether it gets one lease at a time, with pauses."""
         return self.strikes >= STRIKES_OUT
@@ -208,6 +213,8 @@ class _Pace:
 @dataclass(slots=True)
 class Standings:
     _of: dict[str, Standing] = field(default_factory=dict)
+    vetted: set[str] = field(default_factory=set)
+    """Samplers whose rewards have been checked often enough; the others are newcomers to batches."""
     _paces: dict[str, _Pace] = field(default_factory=dict)
     _unit: float = 1.0
     """Weight of the next delivery: it grows, so that older ones fade."""
@@ -219,7 +226,8 @@ class Standings:
     def restored(cls, standings: Iterable[Standing], delivered: Mapping[str, int]) -> "Standings":
         """Restore from the ledger; shares of recent deliveries begin as those of all groups ever
         ``delivered``."""
-        restored = cls({standing.sampler_id: standing for standing in standings})
+        restored = cls()
+        restored.apply(standings)
         total = sum(delivered.values())
         for sampler_id, groups in delivered.items():
             if groups:
@@ -238,7 +246,9 @@ class Standings:
         return tuple(standing for standing in self._of.values() if standing.quarantine)
 
     def apply(self, standings: Iterable[Standing]) -> None:
-        self._of |= {standing.sampler_id: standing for standing in standings}
+        for standing in standings:
+            self._of[standing.sampler_id] = standing
+            (self.vetted.add if standing.is_vetted else self.vetted.discard)(standing.sampler_id)
 
     def note_delivery(self, sampler_id: str, took_s: float | None) -> None:
         """Note a group; ``took_s``: from its lease on, None where that is not known."""

@@ -17,7 +17,8 @@ from node.coordinator.work.reward_checks import Held
 from node.coordinator.work.slots import group_id
 from node.coordinator.work.task_size import agreed_size, size_without
 from node.errors import RefusedError
-from node.rollout import GroupVerdict, RewardCheck, RewardFinding, Verdict
+from node.rollout import RewardCheck, RewardFinding
+from node.verdict import GroupVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,11 @@ from node.coordinator.work.decisions import Decision, held_against_odd
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.reward_checks import PROVEN_CHECKS
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id
 from node.errors import Reason, RefusedError
-from node.rollout import (
-    EncodedGroup,
-    GroupHeader,
-    GroupVerdict,
-    RolloutGroup,
-    Verdict,
-    check_group,
-    other_options,
-)
+from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, check_group, other_options
+from node.verdict import GroupVerdict, Verdict
 
 _FAULTY: Final = frozenset({Verdict.SUSPECT, Verdict.FOREIGN, Verdict.MALFORMED})
 """Verdicts of the learner that are held against a sampler; one that is far away may be stale through no
@@ -136,8 +128,7 @@ def _spooled(
             f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
             fix="send it again later",
         )
-    is_newcomer = accounts.standings.of(stored.sampler_id).checks < PROVEN_CHECKS
-    if accounts.reward_checks.is_full and is_newcomer:
+    if accounts.reward_checks.is_full and stored.sampler_id not in accounts.standings.vetted:
         raise RefusedError(
             Reason.BUSY, "too many groups wait for a check of their rewards", fix="send it again later"
         )

@@ -141,7 +141,7 @@ class JoinRequest(_message.Message):
     the run's any more, both are passed over. Empty: not known yet. Others: empty.
     """
     grader_digest: _builtins.bytes
-    """Samplers: 16 bytes, digest of the code that makes prompts and grades, as it was loaded. Others: empty."""
+    """Samplers and verifiers: 16 bytes, digest of the code that grades, as it was loaded. Others: empty."""
     layout_summary: _builtins.str
     """What the layout of `layout_digest` looks like, for people: tensors, parameters, layers, vocabulary and types,
     at most 200 characters. Shown where two layouts differ.
@@ -282,7 +282,7 @@ class JoinResponse(_message.Message):
     grader_digest: _builtins.bytes
     """16 bytes: digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
     grader_said_by: _builtins.str
-    """Who says so, one line for people: the configuration, or how many samplers."""
+    """Who says so, one line for people: the configuration, or how many verifiers or samplers."""
     protocol: _builtins.int
     """The newest protocol that the coordinator speaks. Unset: 1, release 0.2.0."""
     oldest_protocol: _builtins.int
@@ -1551,7 +1551,7 @@ class PeerStatus(_message.Message):
     refused_twin_s: _builtins.float
     """Seconds since the last of them; 0 before the first."""
     grader_digest: _builtins.bytes
-    """Samplers: digest of their grader code. Empty: not told yet."""
+    """Samplers and verifiers: digest of their grader code. Empty: not told yet."""
     leases: _builtins.int
     """Samplers: leases held now, those on held-out prompts included. Others: 0, as in what follows."""
     lease_allowance: _builtins.int

@@ -7,8 +7,9 @@ from node.coordinator.work.generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
 from node.coordinator.work.task_size import TaskSize
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import StepRecord
+from node.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, WORK, Desk, make_accounts
 
 STEP = StepRecord(1, ("0.1",), (0,))

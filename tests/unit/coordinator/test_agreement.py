@@ -67,8 +67,16 @@ def test_what_is_remembered_is_bounded_in_prompts_and_in_samplers() -> None:
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
 
-def agreed(claims: dict[str, bytes], *, before: bytes = b"", configured: bytes = b"") -> bytes:
-    return agreed_grader(AgreedGrader(before), claims, configured=configured).digest
+def agreed(
+    claims: dict[str, bytes],
+    *,
+    before: bytes = b"",
+    configured: bytes = b"",
+    verifiers: dict[str, bytes] | None = None,
+) -> bytes:
+    return agreed_grader(
+        AgreedGrader(before), claims, configured=configured, verifiers=verifiers or {}
+    ).digest
 
 
 def test_what_most_samplers_say_is_the_runs_grader() -> None:
@@ -85,10 +93,16 @@ def test_one_sampler_does_not_overrule_what_was_agreed_before_it_came() -> None:
 
 def test_what_is_configured_is_not_put_to_a_vote() -> None:
     assert agreed({"1": A, "2": A}, configured=C) == C
+    assert agreed({"1": A, "2": A}, configured=C, verifiers={"v": B}) == C
+
+
+def test_a_verifier_is_not_outvoted_by_any_number_of_samplers() -> None:
+    assert agreed({"1": A, "2": A, "3": B}, before=A, verifiers={"v": B}) == B
+    assert agreed({"1": A, "2": A}, before=A, verifiers={"v": B, "w": C, "x": C}) == C
 
 
 def test_another_grader_is_refused_with_both_digests_and_who_said_the_runs() -> None:
-    agreed_on = agreed_grader(AgreedGrader(), {"1": A, "2": A, "3": B}, configured=b"")
+    agreed_on = agreed_grader(AgreedGrader(), {"1": A, "2": A, "3": B}, configured=b"", verifiers={})
     assert agreed_on.objection(A) == ""
     assert agreed_on.objection(B) == (
         f"grader code {B.hex()} is not the run's {A.hex()}, as 2 of 3 samplers said"

@@ -16,7 +16,8 @@ from node.coordinator.work.task_size import TaskSize
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, RolloutGroup, Verdict
+from node.rollout import LeaseGrant, RolloutGroup
+from node.verdict import GroupVerdict, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
 from support.groups import make_completion, make_group
 

@@ -19,9 +19,10 @@ from node.coordinator.work.slots import FIRST_RETRY_S
 from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import Finish, LeasePurpose, Verdict
+from node.rollout import Finish, LeasePurpose
 from node.run import Evaluation, EvaluationStatus
 from node.sampling_parameters import SamplingParameters
+from node.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work.group_check import objection
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import RolloutGroup
+from node.verdict import Verdict
 from support.coordinator import LEARNER, WORK, Desk, make_answer
 from support.groups import SAMPLING, make_completion
 

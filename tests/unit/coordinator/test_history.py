@@ -13,8 +13,9 @@ from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, Verdict
+from node.rollout import LeaseGrant
 from node.run import StepRecord
+from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 

@@ -18,8 +18,9 @@ from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token
 from node.errors import DeposedError, Reason, RefusedError, StartupError
 from node.identity.revocation import remarks
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import Role
+from node.verdict import Verdict
 from support.coordinator import LEARNER
 
 pytestmark = pytest.mark.needs("postgresql")

@@ -22,8 +22,9 @@ from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import StepRecord
+from node.verdict import Verdict
 from support.coordinator import LEARNER, Desk, make_accounts
 from support.ledgers import as_released
 

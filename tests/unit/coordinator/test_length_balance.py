@@ -7,7 +7,7 @@ from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
 from node.coordinator.work import verdicts
 from node.coordinator.work.length_balance import LEAST_GROUPS, WINDOW_GROUPS, LengthBalance
-from node.rollout import GroupVerdict, Verdict
+from node.verdict import GroupVerdict, Verdict
 from support.coordinator import Desk
 
 

@@ -15,11 +15,11 @@ from node.coordinator.work.version_log import Announced
 from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, Verdict
 from node.run import PeerQuery, Role
 from node.serving.heartbeat_pause import JITTER
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
+from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")
@@ -176,6 +176,19 @@ def test_a_sampler_whose_grader_nobody_shares_blocks_others_only_while_it_is_hea
     peers.heartbeat(liar, heartbeat(), now=NOW_S + 12)
     peers.join(other, None, now=NOW_S + 12, grader_digest=b"h" * 16)
     assert "as 2 of 3 samplers said" in peers.objection_to_grader(liar)
+
+
+def test_a_verifier_says_which_grader_is_the_runs_while_it_is_here(peers: Peers) -> None:
+    verifier, liars = Peer("run", Role.VERIFIER, "v"), [SAMPLER, Peer("run", Role.SAMPLER, "v")]
+    for liar in liars:
+        peers.join(liar, None, now=NOW_S, grader_digest=b"x" * 16)
+    assert "as 2 of 2 samplers said" in peers.accounts.grader.objection(b"h" * 16)
+    peers.join(verifier, None, now=NOW_S, grader_digest=b"h" * 16)
+    assert peers.objection_to_grader(verifier) == ""
+    assert all("as 1 of 1 verifiers said" in peers.objection_to_grader(liar) for liar in liars)
+    peers.leave(verifier)
+    peers.expire(NOW_S + 1)
+    assert peers.objection_to_grader(SAMPLER) == ""
 
 
 def fleet_of(peers: Peers, *, samplers: int) -> None:

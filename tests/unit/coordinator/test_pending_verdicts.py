@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rollout import GroupVerdict, Verdict
 from node.serving.pending_verdicts import PendingVerdicts
+from node.verdict import GroupVerdict, Verdict
 
 
 def judgement(number: int) -> GroupVerdict:

@@ -1,5 +1,7 @@
 """Which groups are checked, how long they are held back, and what findings prove."""
 
+from dataclasses import replace
+
 import pytest
 
 from node.coordinator.work import trust
@@ -17,11 +19,13 @@ from node.coordinator.work.reward_checks import (
     is_proof,
     stake_after,
 )
+from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState, slot_and_attempt
 from node.coordinator.work.standing import Standing
 from node.coordinator.work.trust import Checked
 from node.errors import RefusedError
-from node.rollout import RewardCheck, RewardFinding, Verdict
+from node.rollout import RewardCheck, RewardFinding
+from node.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 WIDE = Bounds(
@@ -76,9 +80,29 @@ def state_of(desk: Desk, name: str) -> SlotState:
 
 
 def test_every_group_of_a_newcomer_is_drawn_and_never_none_of_a_proven_sampler() -> None:
-    assert checked_share(0) == checked_share(PROVEN_CHECKS) == 1.0
-    assert checked_share(2 * PROVEN_CHECKS) == 0.5
-    assert checked_share(1_000_000) == LEAST_SHARE
+    assert checked_share(0, 0) == checked_share(PROVEN_CHECKS, 0) == 1.0
+    assert checked_share(2 * PROVEN_CHECKS, 0) == 0.125
+    assert checked_share(1_000_000, 0) == LEAST_SHARE
+
+
+def test_a_difference_takes_back_the_record_of_a_newcomer() -> None:
+    assert checked_share(2 * PROVEN_CHECKS, 1) == 1.0
+    assert checked_share(3 * PROVEN_CHECKS, 1) == 0.125
+
+
+def test_an_honest_sampler_is_checked_in_15_of_its_first_hundred_groups() -> None:
+    checks = 0.0
+    for _ in range(100):
+        checks += checked_share(int(checks), 0)
+    assert checks == pytest.approx(15.0, abs=0.5)
+
+
+@pytest.mark.parametrize("honest_groups", [0, 500])
+def test_steady_lies_are_found_within_thirteen_groups_on_average(honest_groups: int) -> None:
+    checks = 0.0
+    for _ in range(honest_groups):
+        checks += checked_share(int(checks), 0)
+    assert 1.0 / checked_share(int(checks), 0) <= 13.0
 
 
 def test_as_many_groups_are_drawn_as_the_share_says_and_others_with_another_secret() -> None:
@@ -143,6 +167,126 @@ def test_a_group_that_is_late_is_delivered_and_may_be_found_out_for_as_long_agai
     checks.next()
     checks.late(NOW_S + 2 * HELD_S + 1)
     assert checks.answered("3.1") is None
+
+
+def required() -> RewardChecks:
+    return RewardChecks(b"secret", is_required=True)
+
+
+def test_where_a_verifier_is_required_every_group_waits_for_one_and_the_drawn_ones_for_a_finding() -> None:
+    checks = required()
+    assert checks.lacks_verifier
+    draw(checks, 1)
+    draw(checks, 2, share=0.0)
+    assert checks.is_held(1)
+    assert checks.is_held(2)
+    assert checks.late(NOW_S + 10 * HELD_S) == 0
+    checks.is_open = True
+    assert checks.is_held(1)
+    assert not checks.is_held(2)
+    sent = checks.next()
+    assert sent is not None
+    checks.answered(sent.group_id)
+    checks.let_go(sent)
+    assert not checks.is_held(1)
+
+
+def test_a_required_check_is_asked_for_again_when_it_is_late_and_when_the_last_verifier_goes() -> None:
+    checks = required()
+    checks.is_open = True
+    draw(checks, 1)
+    sent = checks.next()
+    assert sent is not None
+    assert checks.next() is None
+    assert checks.late(NOW_S + HELD_S + 1) == 0
+    again = checks.next()
+    assert again is not None
+    assert again.group_id == "1.1"
+    checks.close()
+    assert checks.lacks_verifier
+    assert checks.next() is not None
+
+
+def test_a_late_answer_to_a_required_check_is_taken_and_the_group_is_not_sent_again() -> None:
+    checks = required()
+    checks.is_open = True
+    draw(checks, 1)
+    checks.next()
+    checks.late(NOW_S + HELD_S + 1)
+    answered = checks.answered("1.1")
+    assert answered is not None
+    checks.let_go(answered)
+    assert not checks.is_held(1)
+    assert checks.next() is None
+
+
+def test_required_checks_are_never_passed_over_however_many_groups_are_held() -> None:
+    checks = required()
+    for slot in range(HELD_GROUPS + 3):
+        draw(checks, slot)
+    assert (len(checks), checks.passed_over) == (HELD_GROUPS + 3, 0)
+
+
+def test_a_group_that_waited_for_a_required_check_before_a_restart_is_drawn_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(make_accounts(prompts=1000, bounds=WIDE, require_verifier=True))
+    (name,) = spool(desk, "liar", 1, monkeypatch)
+    slot, _ = slot_and_attempt(name)
+    balance = Balance(slots=SlotBalance(tuple(desk.accounts.slots.open_slots.values()), next_slot=1))
+    again = make_accounts(balance, prompts=1000, bounds=WIDE, require_verifier=True)
+    again.reward_checks.is_open = True
+    assert again.reward_checks.is_held(slot)
+    held = again.reward_checks.next()
+    assert held is not None
+    assert (held.group_id, held.sampler_id) == (name, "liar")
+
+
+def sent(desk: Desk) -> list[str]:
+    """Send the learner all that it may be sent; return whose groups they are."""
+    names = []
+    while (slot := desk.accounts.next_undelivered()) is not None:
+        names.append(slot.winning_holder)
+    return names
+
+
+def test_newcomers_fill_their_part_of_a_batch_while_a_proven_sampler_is_at_work(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = desk.accounts
+    accounts.reward_checks.is_open = False
+    accounts.terms = replace(accounts.terms, newcomers_part=0.5)  # one group of a batch of two
+    accounts.standings.apply([Standing("honest", allowance=100, checks=PROVEN_CHECKS)])
+    (leased,) = desk.lease("honest", 1)
+    spool(desk, "liar", 3, monkeypatch)
+    assert sent(desk) == ["liar"]
+    assert accounts.waiting_newcomers() == 2
+    desk.submit(leased, "honest")
+    assert sent(desk)[0] == "honest"
+    # Nobody but newcomers is at work now.
+    assert accounts.waiting_newcomers() == 0
+    assert len(accounts.slots.open.delivered()) == 4
+
+
+def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = desk.accounts
+    accounts.terms = replace(accounts.terms, newcomers_part=0.5)
+    accounts.standings.apply([Standing("other", allowance=100, checks=PROVEN_CHECKS)])
+    desk.lease("other", 1)
+    spool(desk, "honest", PROVEN_CHECKS + 2, monkeypatch)
+    assert sent(desk) == []
+    for _ in range(PROVEN_CHECKS - 1):
+        find(desk, RewardCheck.AGREED, sampler_id="honest")
+    assert sent(desk) == ["honest"]
+    find(desk, RewardCheck.AGREED, sampler_id="honest")
+    assert sent(desk) == ["honest"] * (PROVEN_CHECKS - 1)
+
+
+def test_newcomers_alone_fill_whole_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.accounts.reward_checks.is_open = False
+    desk.accounts.terms = replace(desk.accounts.terms, newcomers_part=0.5)
+    spool(desk, "liar", 4, monkeypatch)
+    assert sent(desk) == ["liar"] * 4
 
 
 @pytest.mark.parametrize("noise_ratio", [0.005, 0.02, 0.1])

@@ -23,7 +23,7 @@ from node.coordinator.work.slots import (
     parse_group_id,
 )
 from node.failure import FAULTS, FailedLease, Failure
-from node.rollout import Verdict
+from node.verdict import Verdict
 from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer
 
 

@@ -19,8 +19,9 @@ from node.coordinator.work.history import Hello
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupVerdict, Verdict
+from node.rollout import EncodedGroup
 from node.run import StepRecord
+from node.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import LEARNER, TTL_S, make_accounts, make_answer
 

@@ -10,7 +10,7 @@ from node.coordinator.work.slots import SlotState
 from node.coordinator.work.standing import AGE_FACTOR, NEWCOMER_LEASES, STRIKES_OUT, Standing, Standings
 from node.failure import Failure
 from node.limits import PROBE_S
-from node.rollout import GroupVerdict, Verdict
+from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEASE_MAX_S, NOW_S, TTL_S, Desk, make_accounts
 
 WIDE = Bounds(

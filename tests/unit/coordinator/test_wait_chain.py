@@ -207,3 +207,9 @@ def test_people_read_the_chain_in_lines_and_peers_send_no_escapes() -> None:
     ]
     moving = told(replace(status, headline=explained(FACTS, ())[0]))
     assert moving[0].startswith("it moves: training after version 7")
+
+
+def test_a_run_that_requires_a_verifier_says_that_it_waits_for_one() -> None:
+    (wait,) = waits(lacks_verifier=True, learner_waits_for="rollout groups")
+    assert (wait.who, wait.waits_for) == ("the learner", "a verifier, without which nothing is trained on")
+    assert "require_verifier" in wait.remedy

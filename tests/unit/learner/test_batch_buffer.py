@@ -4,7 +4,8 @@ import pytest
 
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.trained_slots import TrainedSlots
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import RolloutGroup
+from node.verdict import Verdict
 from support.groups import make_group
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from learner.intake.group_verdict import GroupRules, judge, stale
-from node.rollout import GroupVerdict, RolloutGroup, Verdict
+from node.rollout import RolloutGroup
+from node.verdict import GroupVerdict, Verdict
 from support.groups import SAMPLING, make_completion, make_group
 
 RULES = GroupRules(

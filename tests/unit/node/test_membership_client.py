@@ -15,10 +15,10 @@ from node.clock import SystemClock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
-from node.rollout import GroupVerdict, Verdict
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import MetricFamily, MetricSample
+from node.verdict import GroupVerdict, Verdict
 
 HELD = PolicyVersion(3, b"r" * 16)
 FAMILY = MetricFamily(

@@ -1,8 +1,8 @@
 import pytest
 
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
-from node.rollout import GroupVerdict, Verdict
 from node.run import StepRecord
+from node.verdict import GroupVerdict, Verdict
 
 
 def make_outstanding(capacity: int = 3, *unacknowledged: StepRecord) -> OutstandingRollouts:

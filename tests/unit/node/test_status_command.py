@@ -305,6 +305,8 @@ def test_samplers_with_another_grader_are_named_with_what_to_do() -> None:
     assert f"the run's code is {'61' * 16}, as 2 of 3 samplers said" in text
     assert f"{peers[0].node_id} has {'62' * 16} and is leased nothing" in text
     assert "graders" not in rendered(replace(status, grader_digest=b"b" * 16))
+    verifier = replace(peers[0], role=Role.VERIFIER)
+    assert f"has {'62' * 16} and checks nothing" in rendered(replace(status, peers=(verifier,)))
 
 
 @pytest.mark.parametrize(

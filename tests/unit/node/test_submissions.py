@@ -13,11 +13,12 @@ from heterorl.v1 import common_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
 from node.identity.group_proof import GroupVerifier
 from node.identity.peer import Peer
-from node.rollout import EncodedGroup, Verdict
+from node.rollout import EncodedGroup
 from node.run import Role
 from node.serving import submissions
 from node.serving.submissions import SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.verdict import Verdict
 from node.wire.rollouts import submission_to_wire
 from support.clock import ManualClock
 from support.hub import signed

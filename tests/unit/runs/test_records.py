@@ -8,8 +8,8 @@ from learner.step_log import StepLine, StepLog, TrainedGroup
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.slots import Attempt, Slot, SlotState
-from node.rollout import Verdict
 from node.run import StepRecord, StepReport
+from node.verdict import Verdict
 
 
 def _line(version: int) -> StepLine:

@@ -222,7 +222,7 @@ async def test_an_engine_that_fails_is_loaded_again_and_serves_what_is_handed_ov
         failed = made.engine.current
         made.faults.write_text("out of memory")
         # Handed over while the engine is loading or after it.
-        await until(lambda: bool(made.lost), within_s=60)
+        await until(lambda: bool(made.lost))
         assert made.lost == ["words", "requests"]
         await made.serve(3)
         assert made.engine.current is not failed
@@ -244,7 +244,7 @@ async def test_an_engine_that_fails_again_and_again_ends_its_thread(model_dir: P
             for number in range(2 * RESTARTS):
                 await failing.hand_over(lambda: version)
                 faults = 2 * (number + 1)
-                await until(lambda n=faults: len(failing.lost) == n, within_s=60)  # type: ignore[misc]
+                await until(lambda n=faults: len(failing.lost) == n)  # type: ignore[misc]
 
     try:
         with pytest.raises(ExceptionGroup) as ended:
@@ -278,7 +278,7 @@ async def test_a_process_that_ends_while_its_engine_is_idle_is_noticed(
         version, killed = made.version(2), made.engine.current
         assert isinstance(killed, ProcessEngine)
         os.kill(killed.process_id, signal.SIGKILL)
-        await until(lambda: made.value("engine_restarts_total") == 1, within_s=60)
+        await until(lambda: made.value("engine_restarts_total") == 1)
         assert made.lost == ["words", "requests"]
         # Made once the engine is there again.
         await made.hand_over(lambda: version)
@@ -331,8 +331,8 @@ async def test_a_version_without_finite_logprobs_is_not_sampled_from(model_dir: 
         for faults in (1, 2):
             made.add(f"drawn from nothing {faults}", SHORT)
             await made.hand_over(change)
-            await until(lambda: made.value("probe_failures_total") == faults, within_s=60)  # noqa: B023
-            await until(lambda: made.policy.served is None, within_s=60)
+            await until(lambda: made.value("probe_failures_total") == faults)  # noqa: B023
+            await until(lambda: made.policy.served is None)
         assert made.value("engine_restarts_total") == 1
         assert made.lost == ["words", "requests", "requests"]
         copy_words(ArrayWords(base), made.engine.weights.live, layout=layout)

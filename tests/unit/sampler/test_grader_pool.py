@@ -1,8 +1,8 @@
 """Real processes: what hangs holds up nothing else, and what a process remembers stays with it."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -10,8 +10,10 @@ import pytest_asyncio
 from node.failure import Failure
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import TaskError, TaskUnusableError
-from sampler.tasks.task import CompletionText
+from sampler.tasks.task import CompletionText, TaskSetup
+from support.bad_prompts import GO, HELD, PLACE
 from support.graded_texts import grader_of, texts
+from support.waiting import until
 
 
 @pytest_asyncio.fixture
@@ -21,7 +23,10 @@ async def make() -> AsyncIterator[Callable[..., GraderPool]]:
     def make_pool(task: str, *, most: int = 3, wall_limit_s: float = 30, slow_s: float = 0.05) -> GraderPool:
         pool = GraderPool(
             lambda: grader_of(
-                f"support.bad_prompts:{task}" if ":" not in task else task, wall_limit_s=wall_limit_s
+                TaskSetup(
+                    f"support.bad_prompts:{task}" if ":" not in task else task, {}, environment=[PLACE]
+                ),
+                wall_limit_s=wall_limit_s,
             ),
             most=most,
             slow_s=slow_s,
@@ -32,6 +37,13 @@ async def make() -> AsyncIterator[Callable[..., GraderPool]]:
     yield make_pool
     for pool in made:
         await pool.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where held prompts say that they began, and are let go."""
+    monkeypatch.setenv(PLACE, str(tmp_path))
+    return tmp_path
 
 
 async def test_the_task_says_how_many_prompts_it_has_and_whether_it_remembers(
@@ -66,13 +78,13 @@ async def test_a_task_that_answers_at_once_is_served_by_one_process(make: Callab
     assert (pool.processes, pool.waiting) == (1, 0)
 
 
-async def test_slow_prompts_are_made_side_by_side(make: Callable[..., GraderPool]) -> None:
-    pool = make("SlowPrompts")
-    await pool.start()
-    began = time.monotonic()
-    await asyncio.gather(*(pool.prompt(index) for index in range(9)))
-    assert time.monotonic() - began < 4.0, "nine times half a second, one after the other"
-    assert pool.processes == 3
+async def test_slow_prompts_are_made_side_by_side(make: Callable[..., GraderPool], place: Path) -> None:
+    pool = make("HeldPrompts")
+    held = [asyncio.create_task(pool.prompt(index)) for index in HELD]
+    await until(lambda: len(list(place.iterdir())) == len(HELD))
+    assert pool.processes == len(HELD)
+    (place / GO).touch()
+    await asyncio.gather(*held)
 
 
 async def test_what_hangs_holds_up_no_other_request(make: Callable[..., GraderPool]) -> None:
@@ -89,21 +101,22 @@ async def test_what_hangs_holds_up_no_other_request(make: Callable[..., GraderPo
 
 
 async def test_there_are_never_more_processes_than_allowed_and_gradings_go_first(
-    make: Callable[..., GraderPool],
+    make: Callable[..., GraderPool], place: Path
 ) -> None:
-    pool = make("SlowPrompts", most=1)
+    pool = make("HeldPrompts", most=1)
     prompt = await pool.prompt(0)
     order: list[str] = []
 
-    async def ask(name: str, request: asyncio.Future[object]) -> None:
+    async def ask(name: str, request: Awaitable[object]) -> None:
         await request
         order.append(name)
 
-    await asyncio.gather(
-        ask("prompt 1", asyncio.ensure_future(pool.prompt(1))),
-        ask("prompt 2", asyncio.ensure_future(pool.prompt(2))),
-        ask("grading", asyncio.ensure_future(pool.grade(prompt, texts("x")))),
-    )
+    async with asyncio.TaskGroup() as asking:
+        asking.create_task(ask("prompt 1", pool.prompt(1)))
+        asking.create_task(ask("prompt 2", pool.prompt(2)))
+        asking.create_task(ask("grading", pool.grade(prompt, texts("x"))))
+        await until(lambda: pool.waiting == 2 and (place / "1").exists())
+        (place / GO).touch()
     assert order == ["prompt 1", "grading", "prompt 2"]
     assert pool.processes == 1
 
@@ -148,14 +161,16 @@ async def test_what_a_killed_process_remembered_is_nobodys_fault(make: Callable[
     assert error.value.fault is None
 
 
-async def test_requests_that_are_cancelled_leave_their_place(make: Callable[..., GraderPool]) -> None:
-    pool = make("SlowPrompts", most=1)
-    await pool.start()
-    first, second, third = (asyncio.create_task(pool.prompt(index)) for index in range(3))
-    await asyncio.wait({first}, timeout=0.1)
+async def test_requests_that_are_cancelled_leave_their_place(
+    make: Callable[..., GraderPool], place: Path
+) -> None:
+    pool = make("HeldPrompts", most=1)
+    first, second, third = (asyncio.create_task(pool.prompt(index)) for index in (1, 2, 3))
+    await until(lambda: pool.waiting == 2 and (place / "1").exists())
     second.cancel()
-    assert (await first).content == "0="
-    assert (await third).content == "2="
+    (place / GO).touch()
+    assert (await first).content == "1="
+    assert (await third).content == "3="
     assert second.cancelled()
     assert pool.waiting == 0
 

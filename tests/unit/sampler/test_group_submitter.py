@@ -5,8 +5,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import RolloutGroup
 from node.rpc.channel import ConnectionLost
+from node.verdict import Verdict
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT, GroupSubmitter
 from support.groups import make_group
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.rollout import RolloutGroup, Verdict
+from node.rollout import RolloutGroup
+from node.verdict import Verdict
 from sampler.rollouts.group_tally import LOG_EVERY_S, GroupTally
 from support.groups import make_group
 

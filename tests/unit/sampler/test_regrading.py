@@ -1,12 +1,15 @@
 """The texts that a verifier grades, and how it compares rewards."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
 
 from node.rollout import Finish, RewardCheck, RewardFinding, RolloutGroup
+from node.wire.rollouts import group_from_wire, group_to_wire
 from sampler.rollouts.regrading import TOLERANCE, compared, completion_texts, misstated_finish
+from sampler.tasks.ranking_task import METRICS
 from support.groups import make_group
 
 
@@ -51,6 +54,10 @@ def test_a_completion_can_have_ended_as_it_says(finish: Finish, last: int, text:
     assert misstated_finish(group, [text], frozenset({7})) == odd
 
 
+def test_a_ranking_ends_without_an_end_token() -> None:
+    assert misstated_finish(claiming(0.0), ["1 0"], None) == ""
+
+
 def test_equal_rewards_agree() -> None:
     assert compared(claiming(0.0, 1.0), [0.0, 1.0]) == RewardFinding("7.1", RewardCheck.AGREED)
 
@@ -61,6 +68,19 @@ def test_rounding_on_the_way_is_no_difference_and_ten_times_as_much_is(reward: f
     assert compared(claiming(rounded), [reward]).outcome is RewardCheck.AGREED
     other = reward + 10 * TOLERANCE * max(1.0, reward)
     assert compared(claiming(other), [reward]).outcome is RewardCheck.DISAGREED
+
+
+@pytest.mark.parametrize("metric", ["ndcg", "mrr", "recall"])
+def test_an_honest_grader_repeats_its_rewards_across_the_wire(metric: str) -> None:
+    """Rewards travel as float32; those of a ranking have no short binary fraction."""
+    relevance = [3, 0.1, 0, 7, 1 / 3, 2, 0]
+    rewards = [METRICS[metric](relevance, order, 3) for order in permutations(range(7), 3)]
+    assert len(set(rewards)) > 1
+    arrived = group_from_wire(group_to_wire(claiming(*rewards)))
+    assert compared(arrived, rewards).outcome is RewardCheck.AGREED
+    slanted = replace(arrived.completions[0], reward=arrived.completions[0].reward + 1e-5)
+    lying = replace(arrived, completions=(slanted, *arrived.completions[1:]))
+    assert compared(lying, rewards).outcome is RewardCheck.DISAGREED
 
 
 def test_a_finding_names_a_few_completions_with_the_values() -> None:

@@ -10,7 +10,7 @@ from node.errors import RefusedError
 from node.failure import FAULTS, BadPrompt, FailedLease, Failure
 from node.identity.revocation import Revocations
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.rollout import GroupVerdict, LeaseGrant, LeasePurpose, PromptLease, Verdict
+from node.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.run import (
     Evaluation,
     EvaluationStatus,
@@ -28,6 +28,7 @@ from node.run import (
     Unusual,
 )
 from node.telemetry.metrics import MetricFamily, MetricSample
+from node.verdict import GroupVerdict, Verdict
 from node.wire.mapping import from_wire, known, member_from_wire, role_to_wire, to_wire, verdict_to_wire
 from support.groups import SAMPLING
 

@@ -34,7 +34,7 @@ SAID: dict[str, object] = {
 @pytest.mark.parametrize(
     ("message_type", "field"), [(message, field) for message, fields in OWNERS.items() for field in fields]
 )
-@pytest.mark.parametrize("role", [Role.LEARNER, Role.SAMPLER, Role.RELAY])
+@pytest.mark.parametrize("role", [Role.LEARNER, Role.SAMPLER, Role.RELAY, Role.VERIFIER])
 def test_a_field_is_taken_from_its_owners_only(message_type: type[Message], field: str, role: Role) -> None:
     message = message_type(**{field: SAID[field]})
     if role in OWNERS[message_type][field]:
