@@ -1,27 +1,17 @@
-"""The page ``/samples`` of the learner's telemetry port: the newest completions, without a line of script.
-
-Completions come from strangers' machines. Every text is made visible and then escaped, and the page forbids
-the browser to load or run anything.
-"""
+"""The page ``/samples`` of the learner's telemetry port: the newest completions."""
 
 from collections.abc import Iterable
-from html import escape
 from time import gmtime, strftime
 from typing import Final
 
 from learner.records.samples_file import CompletionSample, GroupSample
 from node.visible_text import visible
+from node.web_page import text, web_page
 
 GROUPS: Final = 20
 """Shown, newest first."""
 
-_HEAD: Final = """\
-<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>samples</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }
+_STYLE: Final = """\
 h2 { font-size: 1em; border-top: 1px solid #8888; padding-top: 1em; margin: 2em 0 .5em; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: .5em; }
 pre { border-left: 3px solid #8888; }
@@ -29,15 +19,13 @@ pre.prompt { border: 0; background: #8882; }
 pre.above { border-color: #2a2; }
 pre.below { border-color: #c33; }
 p { margin: .8em 0 .2em; font-variant-numeric: tabular-nums; }
-:root { color-scheme: light dark; }
-</style></head><body>
 """
 
 
 def render_page(groups: Iterable[GroupSample]) -> bytes:
     """Return the page of some groups, in the order given."""
     body = "".join(map(_group, groups)) or "<p>No samples yet: see learner.samples_every_versions.</p>\n"
-    return f"{_HEAD}<h1>Samples</h1>\n{body}</body></html>\n".encode()
+    return web_page("samples", f"<h1>Samples</h1>\n{body}", style=_STYLE)
 
 
 def group_heading(group: GroupSample) -> str:
@@ -67,16 +55,16 @@ def completion_heading(completion: CompletionSample) -> str:
 
 def _group(group: GroupSample) -> str:
     return (
-        f'<h2>{escape(group_heading(group))}</h2>\n<pre class="prompt">{_text(group.prompt)}</pre>\n'
+        f'<h2>{text(group_heading(group))}</h2>\n<pre class="prompt">{_text(group.prompt)}</pre>\n'
         + "".join(map(_completion, group.completions))
     )
 
 
 def _completion(completion: CompletionSample) -> str:
     side = "above" if completion.advantage > 0 else "below" if completion.advantage < 0 else "level"
-    heading = escape(completion_heading(completion))
+    heading = text(completion_heading(completion))
     return f'<p>{heading}</p>\n<pre class="{side}">{_text(completion.text)}</pre>\n'
 
 
-def _text(text: str) -> str:
-    return "\n" + escape(visible(text))  # a browser drops the line feed after <pre>, and no other
+def _text(of: str) -> str:
+    return "\n" + text(of)  # a browser drops the line feed after <pre>, and no other

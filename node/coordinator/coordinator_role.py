@@ -26,6 +26,7 @@ from node.coordinator.held_back import HeldBack
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
+from node.coordinator.live_page import LivePage
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.peer_table import PeerTable
@@ -164,8 +165,11 @@ async def _coordinator(
     bucket = bucket_mirror(context, store, config.bucket)
     checking = RewardChecking(transactions, spool, rows=rows, notify=peers.notify, metrics=metrics)
     table = PeerTable(peers, revoked=lambda: revocations.current().node_ids)
+    report = RunReport(context.run.run_id, table, spool.held_back, context.clock)
+    live = LivePage(report, asyncio.get_running_loop(), other_pages=context.pages.keys())
+    context.pages["/"] = live.render
     servers = [
-        _members_server(context, config, store, spool, checking, table, revocations, bucket),
+        _members_server(context, config, store, spool, checking, report, revocations, bucket),
         *_enrolment_servers(context, config, revocations, records),
     ]
     trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
@@ -180,6 +184,7 @@ async def _coordinator(
         published=published,
         trust=trust,
         checking=checking,
+        live=live,
         servers=servers,
         metrics=metrics,
         clock=context.clock,
@@ -216,20 +221,20 @@ def _members_server(
     store: ArtifactStore,
     spool: Spool,
     checking: RewardChecking,
-    table: PeerTable,
+    report: RunReport,
     revocations: RevocationList,
     bucket: BucketMirror | None,
 ) -> RpcServer:
     group_bytes, clock = _group_bytes(config), context.clock
     policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
-    requests = PeerRequests(table.peers, spool, revocations, clock)
+    requests = PeerRequests(report.table.peers, spool, revocations, clock)
     rollouts = RunRollouts(
         requests, spool, checking, group_bytes=group_bytes, metrics=context.transfer_metrics
     )
     models = ModelServicer(config.model_dir, metrics=context.transfer_metrics)
     members = RunMembers(
         requests,
-        RunReport(context.run.run_id, table, spool.held_back, clock),
+        report,
         settings=to_wire(
             membership_pb2.JoinResponse,
             _settings(config, spool.rows, group_bytes=group_bytes),

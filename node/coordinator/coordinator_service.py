@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.clock import Clock
+from node.coordinator.live_page import LivePage
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
@@ -39,6 +40,7 @@ class CoordinatorService:
     published: Published
     trust: TrustUpkeep
     checking: RewardChecking
+    live: LivePage
     servers: Sequence[RpcServer]
     """The members' and, unless TLS is off, the enrolment's."""
     metrics: CoordinatorMetrics
@@ -113,6 +115,7 @@ class CoordinatorService:
         head = self.peers.head
         self.metrics.head.set(0 if head is None else head.number)
         self.metrics.show(self.spool.accounts)
+        self.live.note(self.peers.step)
         for _ in self.table.survey_parts(now):
             await asyncio.sleep(0)  # heartbeats are answered in between
         self.metrics.show_fleet(self.table.survey)

@@ -16,6 +16,7 @@ from heterorl.v1 import membership_pb2, relay_pb2
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.live_page import LivePage
 from node.coordinator.peer_requests import Joining, PeerRequests, SamplerModel
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
@@ -248,10 +249,11 @@ class Hub:
         checking = RewardChecking(
             self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
         )
+        report = RunReport(RUN_ID, table, self.spool.held_back, clock)
         self._relays = RelayServicer(
             RunMembers(
                 self.requests,
-                RunReport(RUN_ID, table, self.spool.held_back, clock),
+                report,
                 settings=membership_pb2.JoinResponse(
                     prompts=plan.prompts if plan.are_prompts_configured else 0
                 ),
@@ -271,6 +273,7 @@ class Hub:
             published=self.published,
             trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
             checking=checking,
+            live=LivePage(report, loop, other_pages=()),
             servers=(),
             metrics=instruments,
             clock=clock,
