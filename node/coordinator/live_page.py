@@ -22,7 +22,7 @@ PEERS_SHOWN: Final = 50
 STEPS_SHOWN: Final = 500
 
 LOOK_S: Final = 2.0
-"""Patience with an event loop that is busy; a scrape may wait behind it."""
+"""Patience with an event loop that is busy, by one thread; others show the page before meanwhile."""
 
 _CURVES: Final[tuple[tuple[str, Callable[[StepReport], float]], ...]] = (
     ("reward", lambda step: step.reward_mean),
@@ -63,21 +63,25 @@ class LivePage:
             self._steps.append(step)
 
     def render(self) -> bytes:
-        """Return the page, REFRESH_S old at most. Any thread but the loop's.
+        """Return the page, REFRESH_S old unless the event loop hangs. Any thread but the loop's.
 
-        Raises TimeoutError: the event loop did not answer in LOOK_S.
+        Raises TimeoutError: the event loop did not answer in LOOK_S, or never has.
         """
-        with self._lock:
-            now = self._report.clock.monotonic()
-            if now >= self._fresh_until_s:
+        now = self._report.clock.monotonic()
+        if now >= self._fresh_until_s and self._lock.acquire(blocking=False):
+            try:
+                self._fresh_until_s = now + REFRESH_S  # also where the loop does not answer
                 look = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
                 try:
                     status, steps = look.result(timeout=LOOK_S)
                 finally:
                     look.cancel()
                 self._shown = live_page(status, steps, has_samples="/samples" in self._other_pages)
-                self._fresh_until_s = now + REFRESH_S
-            return self._shown
+            finally:
+                self._lock.release()
+        if not self._shown:
+            raise TimeoutError("the coordinator has not answered yet")
+        return self._shown
 
     async def _look(self) -> tuple[RunStatus, tuple[StepReport, ...]]:
         self.note(self._report.table.peers.step)

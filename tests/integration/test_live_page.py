@@ -3,10 +3,13 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from heterorl.v1 import membership_pb2
+from node.coordinator import live_page as live_page_module
 from node.coordinator.live_page import REFRESH_S, live_page
 from node.run import RunStatus, StepReport, Wait
-from support.hub import joined
+from support.hub import joined, running_hub
 from support.identity import MadeRun
 
 STEP = StepReport(3, 0.5, 1.5, 4, 0.01, 0.8, 0.1, 1.0, 2.5, 0.9)
@@ -23,6 +26,25 @@ async def test_the_page_shows_the_run_and_is_worked_out_once_however_many_look(m
         assert await asyncio.to_thread(live.render) == first
         hub.clock.advance(REFRESH_S)
         assert "reward: <b>0.25</b> at version 9" in (await asyncio.to_thread(live.render)).decode()
+
+
+async def test_while_the_event_loop_hangs_one_look_waits_for_it_and_no_other(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_page_module, "LOOK_S", 0.01)
+    async with running_hub(made) as hub:
+        with pytest.raises(TimeoutError):
+            hub.hub.live.render()  # on the loop, which so cannot answer
+        monkeypatch.setattr(live_page_module, "LOOK_S", 100.0)
+        with pytest.raises(TimeoutError, match="has not answered yet"):
+            hub.hub.live.render()
+        hub.clock.advance(REFRESH_S)
+        shown = await asyncio.to_thread(hub.hub.live.render)
+        hub.clock.advance(REFRESH_S)
+        monkeypatch.setattr(live_page_module, "LOOK_S", 0.01)
+        with pytest.raises(TimeoutError):
+            hub.hub.live.render()
+        assert hub.hub.live.render() == shown
 
 
 def test_texts_of_strangers_are_shown_and_never_obeyed() -> None:
