@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -59,13 +60,14 @@ def call(*arguments: str) -> tuple[int, set[str], str, str]:
     return code, set(modules), done.stdout, "\n".join(error)
 
 
-def test_help_and_version_load_nothing_heavy_and_help_answers_in_half_a_second() -> None:
+def test_help_and_version_load_nothing_heavy_and_help_takes_half_a_second_of_a_core() -> None:
     def took_s(flag: str) -> float:
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         code, modules, output, _ = call(flag)
         assert (code, modules & set(HEAVY)) == (0, set())
         assert "heterorl-node " in output
-        return time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
     took_s("--version")
     assert min(took_s("--help") for _ in range(3)) < 0.5
