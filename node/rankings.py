@@ -8,7 +8,6 @@ there, and its probability the softmax of the scores over those not ranked befor
 a logprob as a token has. Neural PG-RANK, arXiv:2310.04407.
 """
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -137,12 +136,14 @@ def pairs_of(
         RefusedError: as ``pair_lengths``.
     """
     lengths = pair_lengths(prompt, separator=separator, pair_tokens=pair_tokens)
-    ends = np.flatnonzero(prompt == separator)
-    head = ends[0] + 1
+    head = int(np.argmax(prompt == separator)) + 1
     ids = np.full((len(lengths), int(lengths.max())), padding, np.int64)
     ids[:, :head] = prompt[:head]
-    for row, (start, end) in enumerate(itertools.pairwise(ends)):
-        ids[row, head : lengths[row]] = prompt[start + 1 : end]
+    start = head
+    for row, length in enumerate(lengths.tolist()):
+        end = start + length - head
+        ids[row, head:length] = prompt[start:end]
+        start = end + 1
     return Pairs(ids, lengths)
 
 

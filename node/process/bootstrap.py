@@ -45,10 +45,10 @@ def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
     logger.info(
         "configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}}
     )
-    # Where tensors are computed, threads would wait for each other's allocations.
-    is_hub_alone = not {Role.LEARNER, Role.SAMPLER} & set(roles)
-    keep_freed_memory(has_one_heap=is_hub_alone)
-    if is_hub_alone:
+    computes_tensors = not {Role.LEARNER, Role.SAMPLER}.isdisjoint(roles)
+    # Where it does, threads would wait for each other's allocations.
+    keep_freed_memory(has_one_heap=not computes_tensors)
+    if not computes_tensors:
         collect_seldom()
     logger.info("open files", extra={"limit": descriptors.raise_limit()})
     scarcity = too_few_descriptors(config, roles)

@@ -129,13 +129,14 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
     def recheck(self) -> None:
         """End the streams of callers whose certificate has expired or was revoked since they began."""
         revoked = self._admission.revocations.everyone()
-        self._end_each(
-            lambda rpc: (
-                None
-                if rpc.peer is None
-                else self._standing_refusal(rpc.peer, rpc.not_after_s, is_revoked=rpc.peer.node_id in revoked)
-            )
-        )
+
+        def refusal_of(rpc: LiveRpc) -> RefusedError | None:
+            if rpc.peer is None:
+                return None
+            is_revoked = rpc.peer.node_id in revoked
+            return self._standing_refusal(rpc.peer, rpc.not_after_s, is_revoked=is_revoked)
+
+        self._end_each(refusal_of)
 
     async def drain(self, grace_s: float) -> None:
         """Admit no more rpcs, end the endless ones, and end the others after ``grace_s``."""

@@ -12,7 +12,7 @@ HEARTBEATS_PER_S: Final = 1000.0
 """Limit for the whole fleet: three quarters of a core (``python -m bench.peers``)."""
 
 RELAYED_PART: Final = 0.2
-"""Cost of a heartbeat in a relay's summary: .03 to .06 ms, of .25 on a connection of its own."""
+"""Cost of a heartbeat in a relay's summary, generously: .03 to .06 ms, of .7 on a connection of its own."""
 
 JITTER: Final = 0.2
 """Each pause is up to so much of it shorter or longer."""

@@ -68,9 +68,9 @@ class Link(_Part):
 class Processor(_Part):
     """Seconds of one core that the coordinator takes for each heartbeat, request for leases, and group."""
 
-    heartbeat_s: Seconds = 0.25e-3
-    """See bench.peers, as for the next."""
-    lease_s: Seconds = 0.25e-3
+    heartbeat_s: Seconds = 0.7e-3
+    """All threads together: cpu_ms of bench.peers. A request for leases is taken to cost the same."""
+    lease_s: Seconds = 0.7e-3
     group_s: Seconds = 1e-3
     """See bench.ingest."""
 

@@ -1,4 +1,4 @@
-"""Memory that was freed is used again, also by other threads."""
+"""Memory that was freed is used again, also by other threads; cycles are looked for seldom."""
 
 import subprocess
 import sys
@@ -54,3 +54,24 @@ def test_threads_that_receive_in_turn_need_the_memory_of_one() -> None:
         for code in [_MEMORY_OF_THREADS.format(has_one_heap=has_one_heap)]
     ]
     assert resident_bytes[0] - resident_bytes[1] > 100 << 20
+
+
+_LOOKS_AT_ALL = """
+import gc
+from node.process.memory import collect_seldom
+if {seldom}:
+    collect_seldom()
+before = gc.get_stats()[2]["collections"]
+for _ in range(100):  # reports of 2000 peers, which replace those before
+    reports = {{peer: [[] for _ in range(5)] for peer in range(2000)}}
+print(gc.get_stats()[2]["collections"] - before)
+"""
+
+
+def test_reports_that_replace_others_start_no_look_at_all_objects() -> None:
+    looks = [
+        int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+        for seldom in (False, True)
+        for code in [_LOOKS_AT_ALL.format(seldom=seldom)]
+    ]
+    assert looks[0] > 0 == looks[1]
