@@ -11,6 +11,7 @@ from node.errors import ConfigError
 from node.limits import LEASED_ROWS_BYTES
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
+from support.waiting import eventually
 
 LONG = {"prompt": "x" * 200_000, "answer": "x"}
 
@@ -100,4 +101,8 @@ async def test_rows_overwritten_under_a_run_are_not_leased(made: MadeRun, data: 
         with pytest.raises(grpc.aio.AioRpcError, match=r"of sums\.jsonl cannot be read: it was changed"):
             await leased(hub, 2)
         async with hub.peer() as learner:
-            assert "leased" not in {state for state, n in (await learner.status()).slots.items() if n}
+
+            async def none_is_leased() -> bool:
+                return not (await learner.status()).slots.get("leased")
+
+            await eventually(none_is_leased)  # the refusal does not wait for the ledger

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from heterorl.v1 import common_pb2
+from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients.rollout_drain import RolloutDrain
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.run import StepRecord
@@ -18,7 +18,7 @@ from node.telemetry.metrics import NodeMetrics
 from support.clock import ManualClock
 from support.hub import HandDrain, HandPeer, running_hub, step_record
 from support.identity import MadeRun
-from support.waiting import until
+from support.waiting import eventually, until
 
 COPIED_AT, LAST = 3, 6
 
@@ -35,12 +35,24 @@ async def train(sampler: HandPeer, drain: HandDrain, *, first: int, last: int) -
     trained = {}
     for version in range(first, last + 1):
         sampler.held = common_pb2.PolicyVersion(number=version - 1)
-        (lease,) = (await sampler.lease()).leases
+        lease = await first_lease(sampler)
         await sampler.submit(lease)
         await drain.step(version, lease.lease_id)
         assert await drain.acknowledgement() == version
         trained[version] = lease.lease_id
     return trained
+
+
+async def first_lease(sampler: HandPeer) -> rollout_pb2.PromptLease:
+    """Ask until there is one: none is granted before the coordinator has read the learner's hello."""
+    leases: list[rollout_pb2.PromptLease] = []
+
+    async def is_granted() -> bool:
+        leases.extend((await sampler.lease()).leases)
+        return bool(leases)
+
+    await eventually(is_granted)
+    return leases[0]
 
 
 async def trained_run_with_a_copy(made: MadeRun) -> dict[int, str]:
