@@ -66,14 +66,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     lines = []
-    with ProcessPoolExecutor(arguments.processes, mp_context=forked_context(__name__)) as processes:
+    with (
+        arguments.out.open("w") as out,
+        ProcessPoolExecutor(arguments.processes, mp_context=forked_context(__name__)) as processes,
+    ):
         for line in processes.map(partial(errors_of, epochs=arguments.epochs), range(arguments.seeds)):
-            print(json.dumps(line), flush=True)
             lines.append(line)
-    found = [*lines, *differences(lines)]
-    for line in found[len(lines) :]:
-        print(json.dumps(line))
-    arguments.out.write_text("".join(json.dumps(line) + "\n" for line in found))
+            print(json.dumps(line), file=out, flush=True)
+        for found in differences(lines):
+            print(json.dumps(found), file=out)
+    print(arguments.out.read_text(), end="")
     return 0
 
 
@@ -105,7 +107,7 @@ def errors_of(seed: int, *, epochs: int) -> dict[str, float | int]:
             arms[arm] = NoiseMaskClassifier.from_pretrained(Path(directory) / objective, dtype=torch.float32)
     config = NoiseMaskConfig()
     images, labels = read_prompts(torch.from_numpy(prompts), config)
-    line: dict[str, float | int] = {"seed": seed}
+    line: dict[str, float | int] = {"seed": seed, "epochs": epochs}
     for arm, classifier in arms.items():
         clean = epochs if arm == CLEAN else epochs // 4
         fine_tune(classifier, images[:TRAINED], labels[:TRAINED], epochs=clean, rate=RATE, seed=seed)

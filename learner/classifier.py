@@ -28,7 +28,7 @@ def fine_tune(
     order = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=rate, weight_decay=0.0, fused=True)
     for _ in range(epochs):
-        for chosen in torch.randperm(len(images), generator=order).split(IMAGES_AT_ONCE):
+        for chosen in torch.split(torch.randperm(len(images), generator=order), IMAGES_AT_ONCE):
             loss = functional.cross_entropy(classifier(images[chosen]), labels[chosen])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ def fine_tune(
 @torch.no_grad()
 def error(classifier: NoiseMaskClassifier, images: Tensor, labels: Tensor) -> float:
     """Return the share of images that it names wrongly."""
-    found = [classifier(part).argmax(dim=1) for part in images.split(16 * IMAGES_AT_ONCE)]
+    found = [classifier(part).argmax(dim=1) for part in torch.split(images, 16 * IMAGES_AT_ONCE)]
     return float((torch.cat(found) != labels).double().mean())
 
 

@@ -31,7 +31,7 @@ LOG_PARAMETER: Final = 5.0
 """Largest magnitude of a and b: Beta(e^5, e^5) has a deviation of .03, and densities stay within float32."""
 
 
-class NoiseMaskConfig(PreTrainedConfig):
+class NoiseMaskConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     """Sizes of images, grid and networks."""
 
     model_type = "noise_mask"
@@ -114,7 +114,7 @@ class MaskPolicy(nn.Module):
     def own(self, images: Tensor) -> Tensor:
         """Return what the network says of each image alone: [rows, 2, cells]."""
         outputs: Tensor = self.network(images)
-        return outputs.unflatten(1, (2, -1))
+        return outputs.view(len(images), 2, -1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return a and b: [rows, 2, cells], within ``LOG_PARAMETER``."""
@@ -127,7 +127,7 @@ class MaskPolicy(nn.Module):
         self.base.lerp_(mean.to(self.base.dtype), BASE_SHARE)
 
 
-class NoiseMaskModel(PreTrainedModel):
+class NoiseMaskModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """A policy and a classifier, and how a mask comes between image and classifier."""
 
     config: NoiseMaskConfig
@@ -138,14 +138,14 @@ class NoiseMaskModel(PreTrainedModel):
         super().__init__(config)
         self.policy = MaskPolicy(config)
         self.classifier = _residual_network(config, outputs=config.classes)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave torch's own initial values."""
 
     def masked(self, images: Tensor, masks: Tensor) -> Tensor:
         """Multiply each image with its mask, [rows, cells], stretched over it and blurred."""
-        grid = masks.unflatten(1, (1, self.config.grid, self.config.grid))
+        grid = masks.reshape(-1, 1, self.config.grid, self.config.grid)
         return images * self._blurred(functional.interpolate(grid, size=images.shape[2:]))
 
     def forward(self, images: Tensor, masks: Tensor | None = None) -> Tensor:
@@ -164,18 +164,18 @@ class NoiseMaskModel(PreTrainedModel):
         return functional.conv2d(across, weights.view(1, 1, -1, 1))
 
 
-class NoiseMaskClassifier(PreTrainedModel):
+class NoiseMaskClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
     """The classifier alone: the policy in a directory of both is dropped."""
 
     config: NoiseMaskConfig
     config_class = NoiseMaskConfig
     main_input_name = "images"
-    _keys_to_ignore_on_load_unexpected = (r"^policy\.",)
+    _keys_to_ignore_on_load_unexpected = [r"^policy\."]  # noqa: RUF012
 
     def __init__(self, config: NoiseMaskConfig) -> None:
         super().__init__(config)
         self.classifier = _residual_network(config, outputs=config.classes)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave torch's own initial values."""
@@ -191,9 +191,9 @@ AutoConfig.register(NoiseMaskConfig.model_type, NoiseMaskConfig, exist_ok=True)
 
 def read_prompts(prompts: Tensor, config: NoiseMaskConfig) -> tuple[Tensor, Tensor]:
     """Return images, [rows, channels, height, width] in [0, 1], and labels of [rows, 1 + pixels]."""
-    images = prompts[:, 1:].unflatten(1, (config.height, config.width, config.channels))
-    # With channels last, a 1 x 1 convolution of stride 2 over few channels writes beyond its memory: torch 2.13
-    # on a CPU, backward.
+    images = prompts[:, 1:].reshape(-1, config.height, config.width, config.channels)
+    # With channels last, a 1 x 1 convolution of stride 2 over few channels writes beyond its memory on a CPU
+    # (torch 2.13, backward).
     return images.permute(0, 3, 1, 2).contiguous() / (LEVELS - 1), prompts[:, 0].long()
 
 
@@ -217,7 +217,7 @@ def make_directory(directory: Path, config: NoiseMaskConfig, *, seed: int) -> Pa
     tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(config.vocab_size)}, "0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)  # type: ignore[no-untyped-call]
-    GenerationConfig().save_pretrained(directory)
+    GenerationConfig().save_pretrained(directory)  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         NoiseMaskModel(config).save_pretrained(directory)

@@ -5,10 +5,10 @@ in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
-_CLASSES: Final = {
+_CLASSES: Final[Mapping[PolicyKind, Any]] = {
     PolicyKind.CAUSAL_LM: AutoModelForCausalLM,
     PolicyKind.RANKING: AutoModelForSequenceClassification,
     PolicyKind.NOISE_MASK: NoiseMaskModel,

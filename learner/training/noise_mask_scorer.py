@@ -52,6 +52,6 @@ class NoiseMaskScorer(Scorer):
 
     def _images(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the different images of rows, their labels, and which image each row has."""
-        prompts, image_of_row = inputs[:, : 1 + self._sizes.pixels].unique(dim=0, return_inverse=True)
+        prompts, image_of_row = torch.unique(inputs[:, : 1 + self._sizes.pixels], dim=0, return_inverse=True)
         images, labels = read_prompts(prompts, self.model.config)
         return images.to(self.master_dtype), labels, image_of_row

@@ -52,7 +52,7 @@ def test_masks_are_drawn_as_often_as_their_beta_says(model_dir: Path) -> None:
     policy.model.load_state_dict(spread, strict=False)
     prompt = torch.from_numpy(group.prompt_token_ids[None])
     with torch.no_grad():
-        [(a, b)] = policy.model.policy(read_prompts(prompt, policy.model.config)[0]).exp().double()  # type: ignore[operator, arg-type, union-attr]
+        [(a, b)] = policy.model.policy(read_prompts(prompt, policy.model.config)[0]).exp().double()  # type: ignore[operator, arg-type]
     for cell in range(GRID**2):
         share = beta.cdf(masks[:, cell], float(a[cell]), float(b[cell]))
         counted, _ = np.histogram(share, bins=20, range=(0, 1))
@@ -119,7 +119,7 @@ def test_an_engine_in_its_own_process_returns_real_actions_and_rewards(model_dir
         engine.close()
     here = masked_group(engine_of(model_dir), wanted=2)
     for one, other in zip(finished.completions, here.completions, strict=True):
-        np.testing.assert_array_equal(one.actions, other.actions)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(one.actions, other.actions)
         assert one.reward == other.reward
 
 

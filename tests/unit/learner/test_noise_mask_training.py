@@ -74,7 +74,7 @@ def model_terms(policy: Policy, groups: list[RolloutGroup]) -> tuple[Tensor, Ten
     """Return log-densities, [rows, cells], and the classifier's cost of each row, by the networks alone."""
     model = policy.model
     assert isinstance(model, NoiseMaskModel)
-    masks = torch.stack([torch.from_numpy(c.actions) for group in groups for c in group.completions])  # type: ignore[arg-type]
+    masks = torch.stack([torch.from_numpy(c.actions) for group in groups for c in group.completions])
     prompts = torch.stack(
         [torch.from_numpy(group.prompt_token_ids) for group in groups for _ in group.completions]
     )

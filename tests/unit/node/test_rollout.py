@@ -128,17 +128,13 @@ def test_real_actions_are_numbers_between_0_and_1_with_densities_that_can_be(
     changes: dict[str, list[float]], reason: Reason, said: str
 ) -> None:
     honest = {"actions": [0.0, 1.0], "behaviour_logprob": [2.5, -1.0]}
-    arrays = {name: np.array(values, np.float32) for name, values in (honest | changes).items()}
+    arrays: dict[str, Any] = {k: np.array(v, np.float32) for k, v in (honest | changes).items()}
     group = make_group(completions=(make_completion(2, **arrays),))
     with pytest.raises(RefusedError, match=said) as refused:
         check_group(group)
     assert refused.value.reason is reason
-    check_group(
-        replace(
-            group,
-            completions=(make_completion(2, **{k: np.array(v, np.float32) for k, v in honest.items()}),),
-        )
-    )
+    fine: dict[str, Any] = {k: np.array(v, np.float32) for k, v in honest.items()}
+    check_group(make_group(completions=(make_completion(2, **fine),)))
 
 
 def test_ids_go_from_zero_to_the_end_of_the_vocabulary_where_it_is_known() -> None:

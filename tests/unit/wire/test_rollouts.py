@@ -264,7 +264,7 @@ def test_real_actions_travel_in_place_of_tokens_and_cells_are_counted_again() ->
     check_group(found)
     assert_same_group(group, found)
     for one, other in zip(group.completions, found.completions, strict=True):
-        np.testing.assert_array_equal(one.actions, other.actions)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(one.actions, other.actions)
 
 
 @pytest.mark.parametrize(
