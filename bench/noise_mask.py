@@ -1,4 +1,4 @@
-"""What a noise mask does for a classifier of few images: errors on scikit-learn's digits, on paired seeds.
+"""The use of a noise mask to a classifier of few images: errors on scikit-learn's digits, on paired seeds.
 
     python -m bench.noise_mask [--seeds 20]          -> bench/results/noise_mask.jsonl
 

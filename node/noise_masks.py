@@ -28,10 +28,10 @@ EDGE: Final = 2.0**-20
 
 @dataclass(frozen=True, slots=True)
 class MaskSizes:
-    """What a policy of masks reads and draws."""
+    """Sizes of the images that a policy of masks reads, and of its masks."""
 
     pixels: int
-    """Of an image, all channels."""
+    """Pixels of an image, times its channels."""
     classes: int
     cells: int
 
