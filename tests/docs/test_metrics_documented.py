@@ -217,6 +217,17 @@ def test_every_alert_says_what_is_wrong_what_to_do_and_how_soon() -> None:
             assert all(texts), rule["alert"]
 
 
+def test_every_alert_leads_to_a_section_that_says_how_urgent_it_is() -> None:
+    page = (ROOT / "docs/alerts.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n\n\*(\w+)\.\* ", page, re.MULTILINE))
+    for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
+        assert f"\n## {group['name'].capitalize()}\n" in page
+        for rule in group["rules"]:
+            assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+            assert sections.pop(rule["alert"]).lower() == rule["labels"]["severity"], rule["alert"]
+    assert not sections, "sections of alerts that are no more"
+
+
 def test_every_alert_is_fired_by_a_unit_test_and_kept_silent_by_another() -> None:
     tests = yaml.safe_load((MONITORING / "rules_test.yml").read_text())["tests"]
     cases = [case for test in tests for case in test["alert_rule_test"]]
