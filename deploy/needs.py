@@ -128,6 +128,7 @@ NEEDS: Final = {
     "last release": Need(
         _release_is_here, "git", otherwise="git fetch --unshallow, in a clone of the repository"
     ),
+    "chromium": _program("chromium", "chromium"),
     "nginx": _program("nginx", "nginx-light"),
     "curl": _program("curl", "curl"),
     "wget": _program("wget", "wget"),
@@ -137,6 +138,7 @@ COMMANDS: Final = {
     "test": ("bwrap", "libseccomp", "postgresql", "prometheus", "systemd-analyze", "gcc", "Python.h"),
     "check": ("promtool", "systemd-analyze"),
     "tasks": ("gcc", "Python.h"),
+    "browser": ("chromium",),
     "neon": ("gcc", "aarch64-linux-gnu-gcc", "qemu"),
 }
 
