@@ -61,7 +61,7 @@ class SubmissionStream:
                 self._waiting.append(answer)
                 self._something_waits.set()
                 # What has ended the stream is for its reader to say.
-                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                with contextlib.suppress(ConnectionLost, RefusedError), classified():
                     await call.write(submission_to_wire(group))
                 if self._singly:
                     await asyncio.wait({answer})
@@ -94,9 +94,6 @@ class SubmissionStream:
             ended = error
         except TimeoutError:
             ended = ConnectionLost(f"no answer to a group for {ANSWER_TIMEOUT_S:g} s")
-        except asyncio.CancelledError:
-            if not call.cancelled():  # this task was, not the call
-                raise
         except IndexError:
             ended = ConnectionLost("the hub answered more groups than it was sent")
         finally:

@@ -16,6 +16,7 @@ from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup
 from node.rpc.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import ConnectionLost, Purpose, dial
+from node.rpc.hub import Hub as Hubs
 from node.verdict import Verdict
 from support.identity import MadeRun
 from support.rpc import rpcs, serving
@@ -227,3 +228,38 @@ async def test_more_answers_than_groups_end_the_stream(made: MadeRun) -> None:
         assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "")]
         await until(lambda: stream._call is None)
         assert isinstance(stream._reader, asyncio.Task)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(ConnectionLost("no heartbeat was answered"), True), (RefusedError(Reason.DRAINING, "it stops"), False)],
+)
+async def test_a_stream_to_a_hub_that_answers_no_heartbeats_ends_and_the_next_is_to_another(
+    made: MadeRun, error: ConnectionLost | RefusedError, ends: bool
+) -> None:
+    hung, other = Hub(), Hub()
+    told = asyncio.Event()
+
+    async def when_told(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        await told.wait()
+        return [spooled("late")]
+
+    hung.answer = when_told
+    async with (
+        serving(made, rpcs({SUBMIT_ROLLOUTS: hung.serve})) as first,
+        serving(made, rpcs({SUBMIT_ROLLOUTS: other.serve})) as second,
+    ):
+        hubs = Hubs(f"{first.address},{second.address}")
+        async with dial(hubs, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+            stream = SubmissionStream(channel)
+            waiting = submitted(stream, "a", "b")
+            await until(lambda: hung.streams == [["a"]])
+            hubs.move_on_after(error)
+            if not ends:
+                told.set()
+            found = await outcomes(waiting)
+            assert [isinstance(each, ConnectionLost) for each in found] == [ends] * 2
+            if ends:
+                assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "a")]
+            assert other.streams == ([["a"]] if ends else [])
+            await stream.close()
