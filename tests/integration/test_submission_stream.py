@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -263,3 +264,22 @@ async def test_a_stream_to_a_hub_that_answers_no_heartbeats_ends_and_the_next_is
                 assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "a")]
             assert other.streams == ([["a"]] if ends else [])
             await stream.close()
+
+
+async def test_a_group_for_a_hub_that_accepts_connections_and_says_nothing_goes_to_another(
+    made: MadeRun,
+) -> None:
+    other = Hub()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with serving(made, rpcs({SUBMIT_ROLLOUTS: other.serve})) as server:
+            hubs = Hubs(f"127.0.0.1:{mute.getsockname()[1]},{server.address}")
+            async with dial(hubs, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+                stream = SubmissionStream(channel)
+                waiting = submitted(stream, "a", "b")
+                connected = await asyncio.to_thread(mute.accept)
+                hubs.move_on_after(ConnectionLost("no heartbeat was answered"))
+                assert [type(each) for each in await outcomes(waiting)] == [ConnectionLost, tuple]
+                assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "a")]
+                assert other.streams == [["b", "a"]]
+                await stream.close()
+                connected[0].close()
