@@ -84,9 +84,10 @@ class SubmissionStream:
 
         To a call that is cancelled while it has no connection, gRPC would write for ever.
         """
-        writing = asyncio.ensure_future(call.write(submission_to_wire(group)))
+        writing: asyncio.Future[Any] = asyncio.ensure_future(call.write(submission_to_wire(group)))
+        either: tuple[asyncio.Future[Any], ...] = (writing, answer)
         try:
-            await asyncio.wait({writing, answer}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not writing.cancel() and not writing.cancelled():
                 writing.exception()  # looked at, or it would be logged as lost
