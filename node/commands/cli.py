@@ -35,6 +35,8 @@ COMMANDS: Final = {
     "resume": ("node.commands.resume_command", "end a pause"),
     "drain": ("node.commands.drain_command", "give a sampler no more leases, so that it can be stopped"),
     "pardon": ("node.commands.pardon_command", "ask again what a sampler failed, hold nothing against it"),
+    "rollback": ("learner.rollback_command", "go on from an earlier version, under a new number"),
+    "set": ("learner.set_command", "change the learning rate, a clip bound or the like of a running learner"),
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "doctor": (
         "node.commands.doctor_command",
