@@ -50,6 +50,7 @@ COMMANDS: Final = {
     ),
     "simulate": ("node.commands.simulate_command", "simulate a run of many samplers and relays"),
     "export": ("learner.export", "write a version as a model directory, named as the base model is"),
+    "report": ("node.commands.report_command", "write what a run was, with curves, as one HTML file"),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
