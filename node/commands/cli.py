@@ -56,6 +56,7 @@ COMMANDS: Final = {
         "node.commands.config_command",
         "show every configuration value and who set it; start nothing",
     ),
+    "completion": ("node.commands.completion_command", "print what bash, zsh or fish complete, as a script"),
 }
 """Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and its description."""
 
@@ -113,7 +114,7 @@ def _refuse_command(name: str) -> int:
 
 
 def _run_daemon(argv: Sequence[str]) -> int:
-    parser = _daemon_parser()
+    parser = daemon_parser()
     arguments = parser.parse_args(argv)
     if not arguments.roles:
         parser.error("choose what this process does with --role, or a command: " + ", ".join(COMMANDS))
@@ -140,7 +141,8 @@ def _run_daemon(argv: Sequence[str]) -> int:
     return exit_code
 
 
-def _daemon_parser() -> argparse.ArgumentParser:
+def daemon_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line without a command."""
     width = max(map(len, COMMANDS))
     commands = "".join(f"  {name:{width}}  {text}\n" for name, (_, text) in COMMANDS.items())
     parser = argparse.ArgumentParser(
