@@ -15,7 +15,7 @@ from typing import Final
 
 from node.coordinator.run_status import RunReport
 from node.run import Evaluation, EvaluationStatus, PeerQuery, PeerStatus, RunStatus, StepReport
-from node.web_page import text, web_page
+from node.web_page import table, text, web_page
 
 REFRESH_S: Final = 5
 PEERS_SHOWN: Final = 50
@@ -159,8 +159,4 @@ def _row(peer: PeerStatus) -> tuple[object, ...]:
 
 
 def _table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    def line(cells: Iterable[object], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{text(cell)}</{tag}>" for cell in cells) + "</tr>\n"
-
-    lines = "".join(line(row, "td") for row in rows)
-    return f"<table>\n{line(names, 'th')}{lines}</table>\n" if lines else "<p>None yet.</p>\n"
+    return table(names, rows) or "<p>None yet.</p>\n"
