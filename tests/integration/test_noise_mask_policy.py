@@ -148,17 +148,17 @@ async def test_a_real_learner_teaches_policy_and_classifier_of_a_real_sampler(
         "evaluation": {"every_versions": 8, "prompts": 8},
         "max_new_tokens": GRID**2,
         "group_size": 4,
-        "batch_groups": 16,
+        "batch_groups": 8,
     }
     async with (
         running_hub(made, **settings) as hub,
         sampling(made, hub.address, model_dir) as sampler,
     ):
         await until(lambda: sampler.registry.get_sample_value("heterorl_sampler_held_version") is not None)
-        assert await learn(made, hub.address, model_dir, versions=24, learning_rate=1e-2) is ExitCode.DRAINED
+        assert await learn(made, hub.address, model_dir, versions=20, learning_rate=1e-2) is ExitCode.DRAINED
     steps = [
         json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
     ]
     rewards = [step["reward_mean"] for step in steps]
-    assert len(rewards) == 24
-    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.3
+    assert len(rewards) == 20
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2

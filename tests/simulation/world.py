@@ -22,9 +22,9 @@ from typing import Any
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.trust_upkeep import EVERYBODY, ask_pardon
 from node.coordinator.work.slots import group_id
-from node.errors import StartupError
+from node.errors import RefusedError, StartupError
 from node.rollout import LeaseGrant, RolloutGroup
-from simulation.disks import SimulatedDisk
+from simulation.disks import DiedError, SimulatedDisk
 from simulation.faults import STRANGERS, Fault, K, Plan
 from simulation.hub import Hub, Revocations, Shelf, draw_for
 from simulation.learner import LearnerDisk, SimulatedLearner
@@ -45,6 +45,9 @@ GROWTH_S = 10.0
 """A run without faults is left alone for so long."""
 
 DISCONNECTED_S = 0.3
+
+RESTART_S = 1.0
+"""Until a coordinator is started again that ended before it served."""
 
 LARGEST_JUMP_S = 3600.0
 
@@ -264,6 +267,10 @@ class _World:
                 )
         except StartupError as error:
             self._witness.violated(f"the coordinator does not start again: {error}")
+            return
+        except (DiedError, RefusedError) as error:
+            self._tell("coordinator", f"ends as it starts: {error or 'it dies in its first commit'}")
+            self._loop.call_later(RESTART_S, self._start_hub)
             return
         if disk.before is not None and hub.balance_at_start not in (disk.before, disk.after):
             self._witness.violated("a commit that a death cut short is on disk in part")

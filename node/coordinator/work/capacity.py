@@ -27,8 +27,8 @@ class Load:
     trained_groups: int
     version: int
     untrained_bytes: int = 0
-    lost_steps: int = 0
-    """Steps whose records were lost; each trained on a batch that is not among ``trained_groups``."""
+    batchless_steps: int = 0
+    """Steps without a batch among ``trained_groups``: their records were lost, or a rollback made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[
     version; here version is what the sampler holds.
     """
     untrained, running = load.untrained_groups, load.running_groups
-    accepted = untrained + load.trained_groups + load.lost_steps * bounds.batch_groups
+    accepted = untrained + load.trained_groups + load.batchless_steps * bounds.batch_groups
     horizon = bounds.max_staleness_versions + load.version - behind_versions + 1
     return {
         "concurrency": bounds.concurrency_groups - running,
