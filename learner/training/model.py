@@ -336,7 +336,7 @@ def load_reference(
 def _empty_model(model_dir: Path) -> "EmptyModel | None":
     from learner.training.sliced_loading import EmptyModel  # and with it much of torch.distributed
 
-    return EmptyModel.of(model_dir) if kind_of(model_dir) is PolicyKind.CAUSAL_LM else None
+    return EmptyModel.of(model_dir)
 
 
 def _load(model_dir: Path) -> PreTrainedModel:

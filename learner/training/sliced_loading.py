@@ -19,6 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.initialization import no_init_weights
 
 from learner.training.tensor_files import load_tensors
+from node.policy_kind import PolicyKind, kind_of
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
@@ -42,11 +43,13 @@ class EmptyModel:
 
     @classmethod
     def of(cls, model_dir: Path) -> "EmptyModel | None":
-        """Return the model of a directory; None: its values cannot be read in parts.
+        """Return the model of a directory; None: it is not a language model, or cannot be read in parts.
 
         Raises:
-            OSError, ValueError: as transformers, where it is not a causal language model.
+            OSError, ValueError: as transformers, where it cannot make the model.
         """
+        if kind_of(model_dir) is not PolicyKind.CAUSAL_LM:
+            return None
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         small = small_model(config)
         with no_init_weights():

@@ -16,6 +16,7 @@ from learner.intake.group_verdict import GroupRules, judge
 from learner.objective.advantage import leave_one_out_advantage
 from learner.training.micro_batches import collate, objective_batch
 from learner.training.model import Policy, ScoringModel, load_policy
+from learner.training.sliced_loading import EmptyModel
 from learner.training.step_loss import add_gradient
 from learner.training.train_step import StepSettings, train_step
 from node.errors import StartupError
@@ -183,6 +184,10 @@ def test_masks_that_cannot_be_are_judged_malformed_by_name(
         )
         assert told.verdict is Verdict.MALFORMED
         assert said in told.detail
+
+
+def test_an_export_of_masks_is_not_made_as_a_language_model_is(model_dir: Path) -> None:
+    assert EmptyModel.of(model_dir) is None
 
 
 def test_several_ranks_are_refused_for_masks(model_dir: Path) -> None:
