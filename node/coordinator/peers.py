@@ -292,7 +292,7 @@ class Peers:
 
     @property
     def changes(self) -> tuple[Unusual, ...]:
-        """What operators have changed in the learner lately."""
+        """Changes that operators made in the learner lately."""
         learners = (peer for peer in self._few if peer.role is Role.LEARNER)
         return tuple(
             Unusual(f"learner with {what}", 1, (peer.node_id,))
