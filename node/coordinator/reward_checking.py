@@ -223,15 +223,14 @@ class RewardChecking:
         self._now_s = now
         for held in self._unsettled:
             self._checks.ask_again(held)
-        if self._unsettled:
-            self._unsettled.clear()
-            self._news.set()
+        self._unsettled.clear()
         if late := self._checks.late(now):
             self._metrics.reward_checks.labels("late").inc(late)
         for held in self._checks.hopeless():
             what = f"{MOST_TRIES} verifiers were sent it, and had gone or were silent before they answered"
             fault = Failure.GRADING_TIMED_OUT
             await self._settle(held, RewardFinding(held.group_id, RewardCheck.UNGRADABLE, what, fault))
+        self._news.set()  # a run that leases nothing meanwhile brings no other news of what is sent again
         if self._accounts.slots.open.undelivered:  # a lease's end, too, may let newcomers' groups go
             self._spool.wake_drain()
         if passed_over := self._checks.passed_over:

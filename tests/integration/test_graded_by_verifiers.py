@@ -155,6 +155,23 @@ async def test_what_a_verifier_that_dies_had_goes_to_the_next_at_once_and_is_gra
         assert await slots(learner) == {"trained": 1}
 
 
+async def test_a_group_whose_grader_was_away_comes_again_although_nothing_else_happens(
+    made: MadeRun,
+) -> None:
+    """Found by the simulator: where no more is leased, nothing woke the verifiers."""
+    async with running_hub(made, graded_by="verifier") as hub, members(hub) as (learner, sampler):
+        (lease,) = (await sampler.lease()).leases
+        await hand_in(sampler, lease)
+        async with hand_verifier(hub) as verifier:
+            await verifier.group()
+            await verifier.say(RewardFinding(lease.lease_id, RewardCheck.SKIPPED, "the judge is away"))
+            skipped = "heterorl_coordinator_reward_checks_total"
+            await until(lambda: hub.metric(skipped, outcome="skipped") == 1)
+            hub.clock.advance(PUT_OFF_S + 1)
+            assert (await verifier.group()).group_id == lease.lease_id
+            assert await slots(learner) == {"ungraded": 1}
+
+
 async def test_groups_wait_for_grades_through_a_restart_of_the_coordinator(made: MadeRun) -> None:
     async with running_hub(made, graded_by="verifier") as hub, members(hub) as (learner, sampler):
         (lease,) = (await sampler.lease()).leases
