@@ -99,6 +99,8 @@ class StepRecord:
     version: int
     group_ids: tuple[str, ...]
     staleness_versions: tuple[int, ...]
+    restored_version: int | None = None
+    """The version whose weights an operator's rollback restored; it consumed no group. None: a step."""
 
 
 REWARD: Final = "reward"

@@ -41,8 +41,9 @@ class RewardCheckClient:
 
         try:
             with classified():
-                await call.write(rollout_pb2.CheckRewardsRequest(hello=hello))
                 async with side_by_side() as tasks:
+                    # In a task: to a call that is cancelled without a connection it would never be written.
+                    tasks.create_task(call.write(rollout_pb2.CheckRewardsRequest(hello=hello)))
                     while isinstance(response := await call.read(), rollout_pb2.CheckRewardsResponse):
                         if under_way == groups:
                             raise ConnectionLost(f"the coordinator sent more than {groups} groups at once")

@@ -54,7 +54,7 @@ class RunReport:
             peer_counts=survey.peer_counts,
             headline=headline,
             waits=waits,
-            unusual=survey.unusual,
+            unusual=(*survey.unusual, *self.table.peers.changes),
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
             step=self.table.peers.step,

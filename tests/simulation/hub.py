@@ -52,7 +52,7 @@ from node.telemetry.fleet_collector import FleetCollector
 from node.verdict import GroupVerdict
 from node.waits import side_by_side
 from node.wire.rollouts import finding_from_wire
-from simulation.disks import SimulatedDisk, SimulatedLedger
+from simulation.disks import DiedError, SimulatedDisk, SimulatedLedger
 from simulation.faults import Plan
 from simulation.network import Stream
 from simulation.reached import Instruments
@@ -215,7 +215,11 @@ class Hub:
         self.accounts = Accounts(balance, terms_of(plan, task_digest), now=clock.now())
         decision = task_is(self.accounts, before=balance.task_digest)
         if decision.transaction != Transaction():
-            self.ledger.record(decision.transaction)
+            try:
+                self.ledger.record(decision.transaction)
+            except (DiedError, RefusedError):
+                self.ledger.close()
+                raise
             self.accounts.apply(decision.transaction, now=clock.now())
         store: Any = shelf
         lists: Any = revocations

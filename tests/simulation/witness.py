@@ -134,7 +134,7 @@ class Witness:
         if group is not None and not group.is_graded:
             self.violated(f"group {group.group_id} was delivered without rewards")
         self.reached[f"judged: {judged.verdict}"] += 1
-        if judged.verdict is Verdict.DUPLICATE:
+        if judged.verdict is Verdict.DUPLICATE and not self._is_needless(judged.group_id):
             self.violated(f"group {judged.group_id} was delivered after it was trained on")
         if judged.verdict is not Verdict.ACCEPTED:
             self._excused[judged.group_id] = f"judged {judged.verdict}"
@@ -227,7 +227,17 @@ class Witness:
             return None if self._trained.get(number) == name else "the learner has not trained on it"
         if winner == attempt and (state in UNTRAINED or state == SlotState.UNINFORMATIVE):
             return None
-        return None if name in self._excused else f"its slot is {state}, won by attempt {winner}"
+        if name in self._excused or self._is_needless(name):
+            return None
+        return f"its slot is {state}, won by attempt {winner}"
+
+    def _is_needless(self, name: str) -> bool:
+        """Say whether the learner has trained on what this group was to replace.
+
+        Its step was under way when the task's options changed, and the slot was leased again.
+        """
+        slot, _ = slot_and_attempt(name)
+        return self._trained.get(slot) in self._excused
 
     def _check_crowd(self, accounts: Accounts, sampler_id: str) -> None:
         """Check that samplers which never delivered leave the others their room."""

@@ -23,9 +23,9 @@ from heterorl.v1 import rollout_pb2
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.trust_upkeep import EVERYBODY, ask_pardon
 from node.coordinator.work.slots import group_id
-from node.errors import StartupError
+from node.errors import RefusedError, StartupError
 from node.rollout import LeaseGrant, RolloutGroup
-from simulation.disks import SimulatedDisk
+from simulation.disks import DiedError, SimulatedDisk
 from simulation.faults import STRANGERS, Fault, K, Plan
 from simulation.hub import Hub, Revocations, Shelf, draw_for
 from simulation.learner import LearnerDisk, SimulatedLearner
@@ -53,6 +53,9 @@ VERIFIERS = ("verifier-1", "verifier-2")
 
 _GRADED = rollout_pb2.GroupColumns(rewards=GRADES.rewards.tobytes()).SerializeToString()
 """The bytes that the coordinator appends to a group's columns."""
+
+RESTART_S = 1.0
+"""Until a coordinator is started again that ended before it served."""
 
 LARGEST_JUMP_S = 3600.0
 
@@ -275,6 +278,10 @@ class _World:
                 )
         except StartupError as error:
             self._witness.violated(f"the coordinator does not start again: {error}")
+            return
+        except (DiedError, RefusedError) as error:
+            self._tell("coordinator", f"ends as it starts: {error or 'it dies in its first commit'}")
+            self._loop.call_later(RESTART_S, self._start_hub)
             return
         if disk.before is not None and hub.balance_at_start not in (disk.before, disk.after):
             self._witness.violated("a commit that a death cut short is on disk in part")

@@ -71,6 +71,8 @@ class Balance:
     verdicts: Iterable[tuple[str, Verdict, int]] = ()
     staleness: Iterable[tuple[str, int]] = ()
     last_step: StepRecord | None = None
+    rollbacks: int = 0
+    """Versions that an operator's rollback made."""
     learner: Learner | None = None
     announced: tuple[Announced, ...] = ()
     accepts_loss: bool = False
@@ -158,6 +160,7 @@ class Accounts:
         self.versions = VersionLog(balance.announced)
         self.learner = balance.learner
         self.newest_record = balance.last_step
+        self._rollbacks = balance.rollbacks
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
@@ -255,6 +258,7 @@ class Accounts:
             self._staleness[sampler_id] += versions
         if transaction.steps:
             self.newest_record = transaction.steps[-1]
+            self._rollbacks += sum(step.restored_version is not None for step in transaction.steps)
         if transaction.learner is not None:
             self.learner = transaction.learner
         if transaction.generation is not None:
@@ -348,7 +352,7 @@ class Accounts:
             untrained_bytes=self._spooled_bytes_total,
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
-            lost_steps=self.lost_steps,
+            batchless_steps=self.lost_steps + self._rollbacks,
         )
 
     def verdicts(self) -> Counter[Verdict]:

@@ -34,8 +34,8 @@ class Load:
     version: int
     untrained_bytes: int = 0
     ungraded_groups: int = 0
-    lost_steps: int = 0
-    """Steps whose records were lost; each trained on a batch that is not among ``trained_groups``."""
+    batchless_steps: int = 0
+    """Steps without a batch among ``trained_groups``: their records were lost, or a rollback made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[
     version; here version is what the sampler holds.
     """
     untrained, running = load.untrained_groups, load.running_groups
-    accepted = untrained + load.trained_groups + load.lost_steps * bounds.batch_groups
+    accepted = untrained + load.trained_groups + load.batchless_steps * bounds.batch_groups
     horizon = bounds.max_staleness_versions + load.version - behind_versions + 1
     grading = {"grading": bounds.ungraded_groups - load.ungraded_groups} if bounds.verifiers_grade else {}
     return {

@@ -352,6 +352,7 @@ class HeartbeatRequest(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     TEACHING_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     METRIC_VALUES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts heartbeats of this stream from 1."""
@@ -391,6 +392,10 @@ class HeartbeatRequest(_message.Message):
         """Learners: what the newest batches taught. Unset: no batch yet, or not a learner."""
 
     @_builtins.property
+    def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Learners: what an operator has changed in the last day, newest first, a line each; at most 8. Others: empty."""
+
+    @_builtins.property
     def metric_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The peer's metrics where only their values differ from those last sent whole on this stream: the values of all
         samples, in that order. Empty: unchanged, or sent whole.
@@ -411,11 +416,12 @@ class HeartbeatRequest(_message.Message):
         instance: _builtins.str = ...,
         teaching: Global___Teaching | None = ...,
         best_version: _builtins.int | None = ...,
+        changes: _abc.Iterable[_builtins.str] | None = ...,
         metric_values: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "held", b"held", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metric_values", b"metric_values", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "changes", b"changes", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metric_values", b"metric_values", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015

@@ -895,8 +895,13 @@ class StepRecord(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     GROUP_IDS_FIELD_NUMBER: _builtins.int
     STALENESS_VERSIONS_FIELD_NUMBER: _builtins.int
+    RESTORED_VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version it made."""
+    restored_version: _builtins.int
+    """The version, older than `version`, whose weights an operator's rollback restored: no groups were consumed. Unset: a
+    step.
+    """
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The groups."""
@@ -911,12 +916,15 @@ class StepRecord(_message.Message):
         version: _builtins.int = ...,
         group_ids: _abc.Iterable[_builtins.str] | None = ...,
         staleness_versions: _abc.Iterable[_builtins.int] | None = ...,
+        restored_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_restored_version", b"_restored_version", "restored_version", b"restored_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids", "staleness_versions", b"staleness_versions", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restored_version", b"_restored_version", "group_ids", b"group_ids", "restored_version", b"restored_version", "staleness_versions", b"staleness_versions", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__restored_version: _TypeAlias = _typing.Literal["restored_version"]  # noqa: Y015
+    _WhichOneofArgType__restored_version: _TypeAlias = _typing.Literal["_restored_version", b"_restored_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restored_version) -> _WhichOneofReturnType__restored_version | None: ...
 
 Global___StepRecord: _TypeAlias = StepRecord  # noqa: Y015
 
