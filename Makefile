@@ -47,7 +47,7 @@ needs-%: # Debian packages that a command needs: installed where this user may, 
 demo: $(BIN)/.demo ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
 	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
 
-real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.compiled) $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour, or a small ranker for minutes (TASK=jsonl|reasoning_gym|ranking|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
+real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.compiled) $(if $(filter noise_mask,$(TASK)),$(BIN)/.test) $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour, or a small ranker or noise mask for minutes (TASK=jsonl|reasoning_gym|ranking|noise_mask|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
 	failed=0; for seed in $(or $(SEED),0); do \
 	  $(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $$seed \
 	    --minutes $(or $(MINUTES),30); \

@@ -56,6 +56,8 @@ PROMPT_TOKENS: Final = 1 << 20
 PAIRED_TOKENS: Final = 1 << 22
 """Most tokens of a ranking: its candidates times the longest, each with the query before it."""
 GROUP_TOKENS: Final = 4 << 20
+LOG_DENSITY: Final = 30.0
+"""Largest log-density of a real action, nats: a narrow one of ours stays below 15."""
 GROUP_METRICS: Final = 16
 REWARD: Final = 1e6
 """Largest magnitude of a reward: an advantage is a difference of rewards, and above this float32, as rewards

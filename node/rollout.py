@@ -138,7 +138,11 @@ class Completion:
     """[n], False for the tokens of replies, which the policy read and did not write: each has logprob 0, kept
     mass 1 and the version of the token before it. None: all were drawn."""
     reward: float = math.nan
-    """NaN until it is graded, by its sampler or, where the run says so, by a verifier."""
+    """NaN until it is graded: by its sampler, by an engine that computes it, or, where the run says so, by a
+    verifier."""
+    actions: NDArray[np.float32] | None = None
+    """[n], in [0, 1]: real actions, whose logprobs are log-densities; ``token_ids`` then count them from 0.
+    None: the tokens are the actions."""
 
     @property
     def drawn(self) -> NDArray[np.bool_]:
@@ -429,9 +433,12 @@ def _check_completion(completion: Completion, vocabulary_size: int | None, *, wh
     _check_ids(completion.token_ids, vocabulary_size, where=where)
     if not np.isfinite(completion.behaviour_logprob).all():
         raise RefusedError(Reason.NON_FINITE, f"{where} has a behaviour logprob that is not finite")
-    if (completion.behaviour_logprob > 0).any():
+    largest = 0.0 if completion.actions is None else limits.LOG_DENSITY
+    if (completion.behaviour_logprob > largest).any():
         worst = float(completion.behaviour_logprob.max())
-        raise RefusedError(Reason.MALFORMED, f"{where} has a behaviour logprob of {worst}, above 0")
+        raise RefusedError(Reason.MALFORMED, f"{where} has a behaviour logprob of {worst}, above {largest:g}")
+    if completion.actions is not None:
+        _check_actions(completion.actions, where=where)
     if completion.kept_mass is not None:
         _check_kept_mass(completion.kept_mass, where=where)
     if (completion.policy_version < 0).any():
@@ -456,6 +463,16 @@ def _check_replies(completion: Completion, is_drawn: NDArray[np.bool_], *, where
     ):
         raise RefusedError(
             Reason.MALFORMED, f"{where} has a logprob, version or kept mass for a token that was not drawn"
+        )
+
+
+def _check_actions(actions: NDArray[np.float32], *, where: str) -> None:
+    if not np.isfinite(actions).all():
+        raise RefusedError(Reason.NON_FINITE, f"{where} has an action that is not finite")
+    if ((actions < 0) | (actions > 1)).any():
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"{where} has actions of {float(actions.min())} to {float(actions.max())}, outside [0, 1]",
         )
 
 

@@ -29,7 +29,9 @@ class RankingScorer(Scorer):
         self._pair_tokens, self.context_tokens = self.context_tokens, UNBOUNDED
 
     def objection(self, group: RolloutGroup) -> str | None:
-        return objection(group, separator=self.separator, pair_tokens=self._pair_tokens)
+        return super().objection(group) or objection(
+            group, separator=self.separator, pair_tokens=self._pair_tokens
+        )
 
     def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
         """Return log p of the candidate at each position of the rankings; see ``Scorer.forward``."""

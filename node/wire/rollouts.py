@@ -46,8 +46,8 @@ _FINISHES: Final = (Finish.LENGTH, Finish.END, Finish.STOP)
 def largest_group_bytes(*, group_size: int, max_new_tokens: int, prompt_tokens: int) -> int:
     """Return the size of the largest encoded group with so many completions of so many tokens each.
 
-    A token takes 16 bytes (id, logprob, version, kept mass) and a bit (whether it was drawn), a completion 9
-    bytes (length, reward, finish) and 4 for each metric.
+    A token takes 16 bytes (id or real action, logprob, version, kept mass) and a bit (whether it was drawn),
+    a completion 9 bytes (length, reward, finish) and 4 for each metric.
     """
     tokens = min(group_size * max_new_tokens, limits.GROUP_TOKENS)
     columns = 4 * prompt_tokens + 16 * tokens + (tokens + 7) // 8
@@ -61,7 +61,7 @@ def group_to_wire(group: RolloutGroup) -> EncodedGroup:
     columns = rollout_pb2.GroupColumns(
         prompt_token_ids=group.prompt_token_ids.astype(_I32).tobytes(),
         completion_lengths=np.array([len(c.token_ids) for c in completions], _I32).tobytes(),
-        token_ids=_joined((c.token_ids for c in completions), _I32),
+        token_ids=_joined((c.token_ids for c in completions if c.actions is None), _I32),
         behaviour_logprobs=_joined((c.of_drawn(c.behaviour_logprob) for c in completions), _F32),
         policy_versions=_joined((c.of_drawn(c.policy_version) for c in completions), _I32),
         rewards=np.array([c.reward for c in completions], _F32).tobytes() if group.is_graded else b"",
@@ -69,6 +69,7 @@ def group_to_wire(group: RolloutGroup) -> EncodedGroup:
         kept_masses=_joined((c.of_drawn(c.kept_mass) for c in completions if c.kept_mass is not None), _F32),
         metrics=_metrics_to_wire(group.metrics),
         drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
+        actions=_joined((c.actions for c in completions if c.actions is not None), _F32),
     )
     return EncodedGroup(header.SerializeToString(), columns.SerializeToString(), group.group_id)
 
@@ -196,7 +197,11 @@ def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
             Reason.OVER_LIMIT, f"a group of {tokens} tokens, allowed are {limits.GROUP_TOKENS}"
         )
     n = len(lengths)
-    token_ids = _column(message.token_ids, _I32, "token_ids", tokens)
+    has_actions = bool(message.actions)
+    token_ids = _column(message.token_ids, _I32, "token_ids", 0 if has_actions else tokens)
+    actions = _column(message.actions, _F32, "actions", tokens if has_actions else 0)
+    if has_actions:
+        token_ids = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
     is_drawn = _is_drawn(message.drawn, tokens) if message.drawn else None
     drawn = tokens if is_drawn is None else int(is_drawn.sum())
     behaviour_logprobs = _column(message.behaviour_logprobs, _F32, "behaviour_logprobs", drawn)
@@ -227,6 +232,7 @@ def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
                 finish=_FINISHES[finish],
                 kept_mass=kept_masses[end - length : end] if has_kept_masses else None,
                 is_drawn=None if is_drawn is None else is_drawn[end - length : end],
+                actions=actions[end - length : end] if has_actions else None,
             )
             for length, end, reward, finish in zip(lengths, ends, rewards, finished, strict=True)
         ),

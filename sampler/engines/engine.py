@@ -7,7 +7,7 @@ and requests may be added or cancelled. Nothing changes within a step, so every 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from node.rollout import Completion
 from node.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
+
+PROBE_ID: Final = "probe"
+"""The request that tries a new version: a prompt of four tokens, whatever the kind of policy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,6 +32,8 @@ class CompletionText:
     """``end`` (the model's end token), ``stop`` (a stop string) or ``length`` (cut at the limit)."""
     conversation: Sequence[Message] = ()
     """All turns and the replies between them, as ``reply`` gets them; empty where the task has none."""
+    measured: float | None = None
+    """The reward, where the engine computes it from the model itself; None: it does not."""
 
 
 Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
@@ -133,6 +135,7 @@ class TaskSetup:
 BUILT_IN: Final[Mapping[str, str]] = {
     "addition": "sampler.tasks.addition:AdditionTask",
     "jsonl": "sampler.tasks.question_tasks:JsonlTask",
+    "noise_mask": "sampler.tasks.noise_mask_task:NoiseMaskTask",
     "ranking": "sampler.tasks.ranking_task:RankingTask",
     "reasoning_gym": "sampler.tasks.question_tasks:ReasoningGymTask",
     "verifiers": "sampler.tasks.environments.verifiers_task:VerifiersTask",

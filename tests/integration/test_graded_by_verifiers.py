@@ -207,6 +207,7 @@ async def test_a_sampler_that_sends_rewards_all_the_same_is_refused_whatever_its
             hello = rollout_pb2.VerifierHello(task_digest=joined.task_digest, groups=1)
             await stream.write(rollout_pb2.CheckRewardsRequest(hello=hello))
             response = await stream.read()
+            assert isinstance(response, rollout_pb2.CheckRewardsResponse)
             with pytest.raises(RefusedError, match="least_reward = nan, its columns 0"):
                 group_from_wire(encoded_from_wire(response.group))
             finding = RewardFinding(sly.lease_id, RewardCheck.UNGRADABLE, "its header says otherwise")

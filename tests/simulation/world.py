@@ -399,7 +399,12 @@ class _World:
         for name, one in killed:
             self._tell(name, "is killed")
             one.process.kill()
-        return lambda: [self._start_verifier(name) for name, _ in killed] and None
+
+        def undo() -> None:
+            for name, _ in killed:
+                self._start_verifier(name)
+
+        return undo
 
     def _start_sampler(self, name: str, *, is_twin: bool = False) -> SimulatedSampler | None:
         if name in self._gone or (name in self._samplers and not is_twin):

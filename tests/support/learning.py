@@ -16,9 +16,13 @@ from support.identity import MadeRun
 from support.roles import role_context
 
 
-async def learn(made: MadeRun, hub: str, model_dir: Path, *, versions: int) -> ExitCode:
+async def learn(
+    made: MadeRun, hub: str, model_dir: Path, *, versions: int, learning_rate: float = 1e-3
+) -> ExitCode:
     """Run the learner's daemon for so many versions, as somebody who knows the coordinator at ``hub``."""
-    section = LearnerConfig(model_dir=model_dir, learning_rate=1e-3, threads=1, max_versions=versions)
+    section = LearnerConfig(
+        model_dir=model_dir, learning_rate=learning_rate, threads=1, max_versions=versions
+    )
     context = role_context(made, Role.LEARNER, section, hub=hub)
 
     async def build() -> list[Service]:

@@ -605,15 +605,16 @@ class GroupColumns(_message.Message):
     KEPT_MASSES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     DRAWN_FIELD_NUMBER: _builtins.int
+    ACTIONS_FIELD_NUMBER: _builtins.int
     prompt_token_ids: _builtins.bytes
     """int32[prompt length]: token ids of the prompt."""
     completion_lengths: _builtins.bytes
     """int32[n]: tokens of each completion, >= 1, including the end token or stop string that ended it."""
     token_ids: _builtins.bytes
-    """int32[t]: token ids, completion after completion."""
+    """int32[t]: token ids, completion after completion. Empty where there are `actions`."""
     behaviour_logprobs: _builtins.bytes
     """float32[t]: log-probability of each token, nats, finite, <= 0, of what it was drawn from: the softmax after
-    temperature, min-p, top-k and top-p, renormalised over the tokens kept.
+    temperature, min-p, top-k and top-p, renormalised over the tokens kept. Of `actions`, log-densities, <= 30.
     """
     policy_versions: _builtins.bytes
     """int32[t]: policy version each token was sampled with."""
@@ -634,6 +635,8 @@ class GroupColumns(_message.Message):
     were drawn. Otherwise `behaviour_logprobs`, `policy_versions` and `kept_masses` have no entries for the
     others, so that a reader that does not know this field finds these columns too short and refuses the group.
     """
+    actions: _builtins.bytes
+    """float32[t]: real actions in [0, 1], in place of `token_ids`, where the policy draws such. Empty: it draws tokens."""
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionMetric]:
         """What the grader measured besides the reward, for people: at most 16, each name once."""
@@ -651,10 +654,11 @@ class GroupColumns(_message.Message):
         kept_masses: _builtins.bytes = ...,
         metrics: _abc.Iterable[Global___CompletionMetric] | None = ...,
         drawn: _builtins.bytes = ...,
+        actions: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "kept_masses", b"kept_masses", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "kept_masses", b"kept_masses", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

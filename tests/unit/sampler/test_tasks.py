@@ -33,6 +33,8 @@ ROW = {
     "query": "3+4",
     "candidates": ["6", "7"],
     "relevance": [0, 1],
+    "image": [[0, 255]],
+    "label": 1,
 }
 
 
@@ -86,7 +88,9 @@ def test_a_custom_task_is_found_by_its_configured_path() -> None:
 
 
 def test_a_name_off_the_wire_is_never_an_import_path() -> None:
-    with pytest.raises(ConfigError, match="this sampler knows the tasks addition, jsonl, ranking"):
+    with pytest.raises(
+        ConfigError, match="this sampler knows the tasks addition, jsonl, noise_mask, ranking"
+    ):
         import_path("support.unruly_tasks:Printing", {})
 
 
