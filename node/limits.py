@@ -89,6 +89,8 @@ TASK_OPTIONS_BYTES: Final = 64 << 10
 
 LEASES_PER_REQUEST: Final = 256
 LEASES_PER_PEER: Final = 4096
+CHANGES_PER_HEARTBEAT: Final = 8
+"""Lines on what an operator has changed in a learner."""
 PROBE_S: Final = 300.0
 """Least time between two groups of a sampler that is quarantined: so few that what they train is nothing."""
 VERDICTS_PER_HEARTBEAT: Final = 4096

@@ -224,6 +224,10 @@ class SamplerConfig(GradingConfig):
     """Shortest time between two copies of the held policy on disk. In between, fetched deltas are logged, and
     a restarted sampler applies the log to the copy. Longer spares the disk and makes starts slower."""
 
+    price_per_hour: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
+    """Price of this sampler's machine, in a currency that all samplers of the run use. It is shown in metrics
+    and dashboards, and changes nothing else; 0: unknown."""
+
     @property
     def hub_relays(self) -> tuple[str, ...]:
         """Relays to speak through, in the order in which they are tried."""
