@@ -130,12 +130,17 @@ NEEDS: Final = {
     ),
     "chromium": _program("chromium", "chromium"),
     "nginx": _program("nginx", "nginx-light"),
+    "zsh": _program("zsh", "zsh"),
+    "fish": _program("fish", "fish"),
     "curl": _program("curl", "curl"),
     "wget": _program("wget", "wget"),
 }
 
 COMMANDS: Final = {
-    "test": ("bwrap", "libseccomp", "postgresql", "prometheus", "systemd-analyze", "gcc", "Python.h"),
+    "test": (
+        *("bwrap", "libseccomp", "postgresql", "prometheus", "systemd-analyze", "gcc", "Python.h"),
+        *("zsh", "fish"),
+    ),
     "check": ("promtool", "systemd-analyze"),
     "tasks": ("gcc", "Python.h"),
     "browser": ("chromium",),

@@ -88,7 +88,6 @@ async def build(context: RoleContext) -> list[Service]:
         StartupError: key, model, checkpoint, journal or store cannot be used.
     """
     config = context.config.section(LearnerConfig)
-    orders = OperatorOrders(context.state_dir)
     target = context.config.node.coordinator
     if target is None:
         raise StartupError(
@@ -122,7 +121,7 @@ async def build(context: RoleContext) -> list[Service]:
         step_log=restored.step_log,
         on_step=on_step,
         operator=OrderTaker(
-            orders,
+            OperatorOrders(context.state_dir),
             EarlierVersions(context.state_dir, restored.base, restored.policy.layout),
             config=config,
             state=restored.state,

@@ -1,4 +1,4 @@
-"""What operators ask of a learner, in files of its state directory.
+"""Orders of operators to a learner, in files of its state directory.
 
     rollback.json    go on with the weights of an earlier version; carried out once, by its name
     settings.json    settings that hold in place of the configuration's, until they are undone

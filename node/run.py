@@ -48,6 +48,8 @@ class RunSettings:
     """Digest of the code that grades; empty: nobody has said yet."""
     grader_said_by: str = ""
     """Who says so, for people."""
+    verifiers_grade: bool = False
+    """Whether verifiers grade the run's groups; otherwise samplers do."""
 
 
 @dataclass(frozen=True, slots=True)

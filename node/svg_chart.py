@@ -27,7 +27,7 @@ svg.chart polyline { fill: none; stroke-width: 1.5; }
 svg.chart .axis { stroke: #8886; }
 svg.chart .mark { stroke: #cc3333; stroke-dasharray: 3 3; }
 """
-"""Of a page that has charts."""
+"""Style sheet that charts need in their page."""
 
 
 @dataclass(frozen=True, slots=True)

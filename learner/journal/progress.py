@@ -125,7 +125,7 @@ class Progress:
     settings: dict[str, object] = field(default_factory=dict)
     """That the newest step was computed with, as ``StepEntry`` has them; empty: not known."""
     changes: tuple[SettingChange, ...] = ()
-    """Of settings, the newest last; at most ``CHANGES_KEPT``."""
+    """Changes of settings, the newest last; at most ``CHANGES_KEPT``."""
 
     @property
     def oldest_usable_version(self) -> int:

@@ -55,7 +55,7 @@ class Records:
     slots: dict[str, int] = field(default_factory=dict)
     evaluations: tuple[Evaluation, ...] = ()
     settings: dict[str, object] = field(default_factory=dict)
-    """Of both, at their last starts, but for secrets."""
+    """Settings of both roles at their last starts, but for secrets."""
 
 
 def read_records(learner: Path | None, ledger: Path | None) -> Records:

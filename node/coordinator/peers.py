@@ -169,7 +169,10 @@ class Peers:
 
     def objection_to_grader(self, peer: Peer) -> str:
         """Return how a peer's grader code differs from the run's; empty where it does not."""
-        return self.accounts.grader.objection(self.grader_of(peer))
+        work, digest = self.accounts.work, self.grader_of(peer)
+        return (
+            work.objection_to_grader(digest) if peer.role is Role.SAMPLER else work.grader.objection(digest)
+        )
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined. Raises RefusedError: NOT_JOINED."""
@@ -292,7 +295,7 @@ class Peers:
 
     @property
     def changes(self) -> tuple[Unusual, ...]:
-        """What operators have changed in the learner lately."""
+        """Changes that operators made in the learner lately."""
         learners = (peer for peer in self._few if peer.role is Role.LEARNER)
         return tuple(
             Unusual(f"learner with {what}", 1, (peer.node_id,))

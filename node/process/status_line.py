@@ -1,4 +1,4 @@
-"""What a process does, in a line for `systemctl status`."""
+"""The line of `systemctl status`: the versions that a process has, and what it waits for."""
 
 import math
 from collections.abc import Sequence

@@ -85,7 +85,8 @@ class Task(Protocol):
 
     A task whose grader gives the same rewards again says so: ``noise_ratio = 0.0`` on the class, or the share
     of groups, below 0.1, in which an honest second grading may differ, where it depends on time or machine.
-    Then verifiers work out the rewards of some groups again. Without it, None, rewards are believed.
+    Then verifiers work out the rewards of some groups again. Without it, None, rewards are believed, unless
+    the run leaves grading to verifiers.
 
     A task that answers what the model writes has ``reply(index, row, conversation)`` as well. It is called
     after each turn with what was said since the prompt, as messages of which the model's have the role

@@ -14,6 +14,7 @@ from node.wire.rollouts import encoded_from_wire, group_from_wire
 from support.hub import HandDrain
 from support.identity import MadeRun
 from support.roles import role_context
+from support.waiting import WITHIN_S
 
 
 async def learn(
@@ -35,7 +36,7 @@ async def learn(
 async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
     """Train on each group by itself until there are so many; return them."""
     received: list[RolloutGroup] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         while len(received) < groups:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":

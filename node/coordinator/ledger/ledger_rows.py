@@ -184,9 +184,10 @@ class LedgerRows(ABC):
         put("slots", *map(_row, transaction.slots))
         out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
         write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
-        if (stored := transaction.stored) is not None:
-            whose = (*slot_and_attempt(stored.group_id), stored.sampler_id, stored.spooled_at_s)
-            put("groups", (*whose, digest_of(stored.parts), *stored.parts), how=Put.REFUSE)
+        for group, how in ((transaction.stored, Put.REFUSE), (transaction.graded, Put.REPLACE)):
+            if group is not None:
+                whose = (*slot_and_attempt(group.group_id), group.sampler_id, group.spooled_at_s)
+                put("groups", (*whose, digest_of(group.parts), *group.parts), how=how)
         write_each(
             "INSERT INTO verdicts VALUES (?, ?, 1) "
             "ON CONFLICT (sampler_id, verdict) DO UPDATE SET n = verdicts.n + 1",

@@ -255,6 +255,7 @@ class JoinResponse(_message.Message):
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
+    VERIFIERS_GRADE_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     OLDEST_PROTOCOL_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
@@ -283,6 +284,8 @@ class JoinResponse(_message.Message):
     """16 bytes: digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
     grader_said_by: _builtins.str
     """Who says so, one line for people: the configuration, or how many verifiers or samplers."""
+    verifiers_grade: _builtins.bool
+    """Whether verifiers grade the groups of this run: samplers then send none of a grader's numbers."""
     protocol: _builtins.int
     """The newest protocol that the coordinator speaks. Unset: 1, release 0.2.0."""
     oldest_protocol: _builtins.int
@@ -317,6 +320,7 @@ class JoinResponse(_message.Message):
         task_digest: _builtins.bytes = ...,
         grader_digest: _builtins.bytes = ...,
         grader_said_by: _builtins.str = ...,
+        verifiers_grade: _builtins.bool = ...,
         protocol: _builtins.int = ...,
         oldest_protocol: _builtins.int = ...,
         software_version: _builtins.str = ...,
@@ -324,7 +328,7 @@ class JoinResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "relay_id", b"relay_id", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "relay_id", b"relay_id", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json", "verifiers_grade", b"verifiers_grade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -209,7 +209,7 @@ def names(peers: Peers, **query: Any) -> list[str]:
 def test_what_an_operator_changed_in_the_learner_is_unusual(peers: Peers) -> None:
     learner = Peer("run", Role.LEARNER, "learner")
     peers.join(learner, None, now=NOW_S)
-    assert peers.changes == ()
+    assert not peers.changes
     changes = ("learning_rate 0.001 -> 0.0005 since step 41",)
     peers.heartbeat(learner, HeartbeatReport(held=None, changes=changes), now=NOW_S)
     [unusual] = peers.changes

@@ -1,6 +1,5 @@
 """Completion scripts: each shell's own completion finds commands, options and choices."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -55,10 +54,15 @@ def test_bash_completes_files_where_an_option_takes_one(scripts: dict[str, Path]
     assert completed(scripts["bash"], "--config", f"{tmp_path}/ru") == {f"{tmp_path}/run.toml"}
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "bash",
+        pytest.param("zsh", marks=pytest.mark.needs("zsh")),
+        pytest.param("fish", marks=pytest.mark.needs("fish")),
+    ],
+)
 def test_each_script_names_every_command_and_its_shell_reads_it(shell: str, scripts: dict[str, Path]) -> None:
     script = scripts[shell].read_text()
     assert [name for name in COMMANDS if name not in script] == []
-    if (program := shutil.which(shell)) is None:
-        pytest.skip(f"{shell} is not installed")
-    subprocess.run([program, "-n", str(scripts[shell])], check=True, timeout=30)
+    subprocess.run([shell, "-n", str(scripts[shell])], check=True, timeout=30)

@@ -297,6 +297,27 @@ def test_a_grader_of_ones_own_is_called_only_where_the_sampler_allows_it(tmp_pat
     assert error.value.key == "coordinator.task_options.grader"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grader": "judge", "judge": {"model": "wise", "score_key": "score"}},
+        {"grader": "code", "answer": "tests"},
+        {"grader": "mine:grade"},
+        {"grader": "math_verify"},
+    ],
+)
+def test_a_sampler_that_does_not_grade_makes_prompts_without_anything_that_only_graders_need(
+    options: dict[str, Any],
+) -> None:
+    setup = setup_of("jsonl", {"prompt": "question", **options}, grades=False)
+    assert (setup.local, setup.served_at) == ({"grades": False}, "")
+    task = load_task(setup)
+    row = {"question": "2+2=", "answer": "4", "tests": ["assert True"]}
+    assert task.prompt(0, row) == "2+2="
+    with pytest.raises(RuntimeError, match="verifiers grade this run"):
+        task.grade(0, row, CompletionText("4", 1, "end"))
+
+
 def test_chat_without_a_template_is_refused_and_auto_does_without() -> None:
     assert made("jsonl", chat="auto").prompt(0, ROW) == "3+4="
     with pytest.raises(ConfigError, match="chat = true, and this sampler's model has no chat template"):
