@@ -7,7 +7,7 @@ and requests may be added or cancelled. Nothing changes within a step, so every 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from node.rollout import Completion
 from node.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
+
+TEXT_PROBE: Final = np.arange(4, dtype=np.int32)
+"""The ``probe`` of engines that write text: tokens that any vocabulary has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +121,11 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's."""
+
+    @property
+    def probe(self) -> NDArray[np.int32]:
+        """A prompt that the engine accepts: each new version is asked for one action of it, whose logprob
+        must be finite."""
 
     @property
     def running(self) -> int:
