@@ -1,12 +1,14 @@
 """A model whose one forward pass goes from rows to logprobs of actions."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from learner.training.micro_batches import row_lengths
 from learner.training.token_logprob import VocabularySlice
 from node.rollout import RolloutGroup
 
@@ -37,6 +39,10 @@ class Scorer(torch.nn.Module, ABC):
     def objection(self, group: RolloutGroup) -> str | None:
         """Return why no policy of this kind can have made a group, which is well-formed; None: one can."""
         return None
+
+    def row_tokens(self, groups: Sequence[RolloutGroup]) -> list[int]:
+        """Return how many tokens the model reads for each row: what ``micro_batch_tokens`` is a bound of."""
+        return row_lengths(groups)
 
     @abstractmethod
     def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
