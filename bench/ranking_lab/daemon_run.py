@@ -65,14 +65,14 @@ class Outcome:
     seed: int
     elapsed_s: float
     first: float
-    """Of the first batches, as drawn."""
+    """The first batches, as drawn."""
     last: float
     held_out_base: float
-    """Of the likeliest rankings of held-out rows, by the base model."""
+    """Likeliest rankings of held-out rows, by the base model."""
     held_out: float
     """The same by the last version, as exported."""
     tenths: tuple[float, ...]
-    """Of all batches, by tenth of the run."""
+    """All batches, by tenth of the run."""
     staleness_versions: dict[str, tuple[int, float]]
     """Sampler -> groups trained on, and their mean staleness."""
     broken: tuple[str, ...]

@@ -19,7 +19,7 @@ ADVANTAGES = {
     "batch mean": [0.5625, 0.0625, -0.4375, -0.1875],
     LEAVE_ONE_OUT: [0.5, -0.5, -0.25, 0.25],
 }
-"""Of two groups of two, with rewards 1, 1/2 and 0, 1/4."""
+"""For two groups of two, with rewards 1, 1/2 and 0, 1/4."""
 
 GOOD = Outcome(
     baseline=LEAVE_ONE_OUT,

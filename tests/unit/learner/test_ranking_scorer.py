@@ -24,7 +24,7 @@ ABSENT = torch.tensor([-1e20], dtype=torch.float64)
 """Comes after the scores: what is not a candidate."""
 
 GRADIENT = [-0.064512, 0.095502, -0.030989]
-"""Of the expected gain of ``gains_of``, at these scores; 2310.04407's policy."""
+"""The gradient of the expected gain of ``gains_of``, at these scores; 2310.04407's policy."""
 
 
 def gains_of(orders: torch.Tensor) -> torch.Tensor:
