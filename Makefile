@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: fuzz help install demo real test deep test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
+.PHONY: browser fuzz help install demo real test deep test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
 
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
@@ -47,7 +47,7 @@ needs-%: # Debian packages that a command needs: installed where this user may, 
 demo: $(BIN)/.demo ## Train a tiny model across real peers on this machine (CHAOS=1 breaks things meanwhile, SEED=n)
 	$(BIN)/python -m deploy.demo --seed $(or $(SEED),0) $(if $(filter 1,$(CHAOS)),--chaos)
 
-real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.compiled) $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour, or a small ranker for minutes (TASK=jsonl|reasoning_gym|ranking|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
+real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.compiled) $(if $(filter noise_mask,$(TASK)),$(BIN)/.test) $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour, or a small ranker or noise mask for minutes (TASK=jsonl|reasoning_gym|ranking|noise_mask|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
 	failed=0; for seed in $(or $(SEED),0); do \
 	  $(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $$seed \
 	    --minutes $(or $(MINUTES),30); \
@@ -92,6 +92,9 @@ simulate: $(BIN)/.test ## Simulate runs from seeds, with everything failing (SEE
 
 fuzz: $(BIN)/.test ## Bring N damaged frames, payloads, manifests, groups and messages to what reads them (N=n, SEED=n)
 	PYTHONPATH=tests $(BIN)/python -m support.hostile_input --inputs $(or $(N),1000000) --seed $(or $(SEED),0)
+
+browser: needs-browser $(BIN)/.test ## Look at a run's page in a headless browser (takes Debian's chromium, 300 MB)
+	$(BIN)/pytest -q tests/integration/live_page_in_browser.py
 
 neon: needs-neon $(BIN)/.demo ## Run the C kernel on emulated processors: 64-bit ARM, old x86-64 (takes qemu-user and cross compilers)
 	$(BIN)/python tests/fuzz/emulated_kernel.py

@@ -3,6 +3,7 @@
     python -m bench.peers                           100, 1000, 3000 and 10 000 peers, a fresh coordinator each
     python -m bench.peers --peers 300 --seconds 20  a quick look
     python -m bench.peers --relays 10 --peers 2000  samplers behind relays, each in a process of its own
+    python -m bench.peers --peers 10000 --bare      and what gRPC alone takes for these heartbeats
 
 The coordinator is ``heterorl-node --role coordinator`` in a process of its own, with TLS and its defaults,
 but for what --set changes. Peers are a learner and samplers, each with a connection, a certificate and a
@@ -13,6 +14,7 @@ has four.
 peers, pause_s   connected; seconds between two heartbeats of one, as the coordinator asks or else --every
 rate_s           heartbeats a second, all together
 cpu_ms           CPU of the coordinator a heartbeat, with scrapes, upkeep and status; cores: the same a second
+bare_ms          the same of a grpc.aio server that does nothing (bench/peer_lab/bare_server.py); with --bare
 p50, p99_ms      from a heartbeat's first byte to its answer, at the generator
 rss_mb, peer_kb  resident memory of the coordinator; a peer's part of it, above that before the first
 join_ms          CPU of the coordinator for a handshake, a join and the first heartbeat
@@ -81,6 +83,7 @@ class Row:
     pause_s: float
     rate_s: float
     cpu_ms: float
+    bare_ms: float
     cores: float
     p50_ms: float
     p99_ms: float
@@ -107,6 +110,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=10.0, help="s between heartbeats, unless told")
     parser.add_argument("--processes", type=int, default=1, help="that hold the peers")
     parser.add_argument("--relays", type=int, default=0, help="between the samplers and the coordinator")
+    parser.add_argument("--bare", action="store_true", help="measure a server that does nothing as well")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     parser.add_argument("--profile", type=Path, help="write a profile of the coordinator's Python here")
     arguments = parser.parse_args()
@@ -171,6 +175,7 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
             seen = await asyncio.gather(*(one.ask() for one in generators))
             resident = hub.resident_bytes()
             relay_bytes = sum(one.resident_bytes() for one in relays) / max(1, len(relays))
+        bare_s = await _bare_cpu_s(run, peers, arguments) if arguments.bare else 0.0
     latencies = sorted(one for report in seen for one in report["latencies_s"])
     heartbeats = len(latencies)
     slowest = max(scrapes)
@@ -183,6 +188,7 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         pause_s=round(sum(report["pause_s"] for report in seen) / len(seen), 2),
         rate_s=round(heartbeats / took_s, 1),
         cpu_ms=round(1000 * cpu_s / max(1, heartbeats), 3),
+        bare_ms=round(1000 * bare_s, 3),
         cores=round(cpu_s / took_s, 3),
         p50_ms=round(1000 * _part(latencies, 0.5), 1),
         p99_ms=round(1000 * _part(latencies, 0.99), 1),
@@ -200,6 +206,29 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         relay_mb=round(relay_bytes / 1e6, 1),
         relay_cores=round(relays_cpu_s / took_s, 3),
     )
+
+
+async def _bare_cpu_s(run: Path, peers: int, arguments: argparse.Namespace) -> float:
+    """Return CPU seconds a heartbeat of a server that does nothing, with the same peers."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.peer_lab.bare_server", str(run)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        address = (await process.stdout.readline()).decode().strip()
+        hub = _Hub(process.pid, int(address.rpartition(":")[2]), telemetry=0)
+        async with _generator(run, address, 0, peers, arguments.every) as generator:
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
+                await generator.hear()
+            await asyncio.sleep(min(arguments.every, arguments.seconds / 4))
+            await generator.ask()
+            began_cpu_s = hub.cpu_s()
+            await asyncio.sleep(arguments.seconds)
+            cpu_s, seen = hub.cpu_s() - began_cpu_s, await generator.ask()
+    finally:
+        await _end(process, grace_s=10.0)
+    heartbeats: int = seen["heartbeats"]
+    return cpu_s / max(1, heartbeats)
 
 
 async def _watched(

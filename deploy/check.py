@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import yaml
 
+from deploy.monitoring.grafana import plain_query
 from deploy.needs import sentence, tool_path
 
 DEPLOY: Final = Path(__file__).resolve().parent
@@ -235,11 +236,6 @@ def dashboard_complaints(file: Path) -> list[str]:
         queries.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
         complaints += run_tool("promtool", "check", "rules", queries).complaints
     return complaints
-
-
-def plain_query(expression: str) -> str:
-    """Return a panel's PromQL as Grafana sends it, its variables replaced by values."""
-    return expression.replace("$__rate_interval", "1m").replace("$node", ".*")
 
 
 def _keys_grafana_drops(dashboard: dict[str, Any]) -> Iterator[str]:

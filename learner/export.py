@@ -213,15 +213,19 @@ def _list(versions: list[int]) -> str:
 
 
 def _chosen(state: Path, version: int | None) -> int:
-    there = _there(state)
     if version is None:
-        return there[-1]
-    if version not in there:
+        return _there(state)[-1]
+    check_there(state, version)
+    return version
+
+
+def check_there(state: Path, version: int) -> None:
+    """Check that a learner's state directory has a version's words or masters. Raises StartupError."""
+    if version not in (there := _there(state)):
         raise StartupError(
             f"version {version} is not there; there are {_list(there)}",
             fix="Set learner.keep_every_versions to keep more of them.",
         )
-    return version
 
 
 @contextmanager

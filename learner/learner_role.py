@@ -26,6 +26,8 @@ from grpc.aio import Channel
 from learner.config import LearnerConfig
 from learner.journal.records import Origin
 from learner.metrics import Instruments, LearnerMetrics
+from learner.operator_orders import OperatorOrders, recent_changes
+from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.kept_versions import KEPT, PUBLISHED, KeptVersions
 from learner.publishing.publisher import Publisher
@@ -39,6 +41,7 @@ from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
 from learner.training.master_words import PolicyWords
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
+from learner.training.order_taker import OrderTaker
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from learner.training.work_shares import ONE_RANK, Ranks
@@ -117,6 +120,15 @@ async def build(context: RoleContext) -> list[Service]:
         evidence=evidence,
         step_log=restored.step_log,
         on_step=on_step,
+        operator=OrderTaker(
+            OperatorOrders(context.state_dir),
+            EarlierVersions(context.state_dir, restored.base, restored.policy.layout),
+            config=config,
+            state=restored.state,
+            drain=drain,
+            step_log=restored.step_log,
+            instruments=instruments,
+        ),
         instruments=instruments,
     )
     publisher = _publisher(context, config, restored, coordinator.membership, instruments)
@@ -266,10 +278,11 @@ def _join(
         held=lambda: PolicyVersion(state.version),
         waits_for=lambda: context.node_metrics.waits_for or state.completion,
         metrics=lambda: snapshot(context.registry, Role.LEARNER),
-        step_report=lambda: None if state.progress.step is None else evidence.report(state.progress.step),
+        step_report=lambda: evidence.report_of(state.progress.step),
         teaching=lambda: evidence.teaching,
         base=lambda: restored.base.model,
         best_version=lambda: state.best_version,
+        changes=lambda: recent_changes(state.progress, now=clock.now()),
     )
     membership = MembershipClient(
         control,
@@ -330,6 +343,7 @@ def _publisher(
         further=further,
         before_keyframe=kept.secure,
         run_settings=membership.settings,
+        oldest_usable_version=lambda: state.progress.oldest_usable_version,
         instruments=instruments,
     )
 

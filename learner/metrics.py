@@ -139,6 +139,7 @@ class LearnerMetrics:
         self.checkpoint_written_bytes = new.counter(
             "checkpoint_written_bytes", "Bytes of checkpoints written."
         )
+        self.rollbacks = new.counter("rollbacks", "Versions made by `heterorl-node rollback`.")
         self.skipped_steps = new.counter("skipped_steps", "Steps not taken: the gradient was not finite.")
         self.uninformative_batches = new.counter("uninformative_batches", "Batches consumed without a step.")
         self.unchanged_versions = new.counter(

@@ -6,9 +6,10 @@ next start, so that every version has exactly one line.
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -21,6 +22,8 @@ from node.run import StepReport
 
 _TAIL_BYTES: Final = 4 << 20
 """More than the longest line: 65 536 groups of 40 bytes."""
+
+_OF_A_ROLLBACK: Final = ("at_s", "restored_version", "groups", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,18 @@ class StepLine:
     """Newest version published by then. None: this process has published none."""
     publish_s: float | None = None
     """Time that took, from masters to stored for upload."""
+    changed_settings: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Settings that differ from those of the step before: what each was and is, as JSON has it."""
+    restored_version: int | None = None
+    """The version whose weights an operator's rollback restored. It consumed no group, and the report has
+    nothing but its number. None: a step made this version."""
+
+    @classmethod
+    def of_rollback(cls, version: int, *, restored_version: int, at_s: float, took_s: float) -> Self:
+        """Return the line of a rollback that made ``version``."""
+        nan = math.nan
+        report = StepReport(version, nan, nan, 0, nan, nan, nan, nan, took_s, nan)
+        return cls(at_s, report, tokens=0, groups=(), restored_version=restored_version)
 
     @property
     def is_step(self) -> bool:
@@ -113,6 +128,9 @@ class StepLine:
     def to_json(self) -> str:
         """Return one flat object: the fields of report and figures beside the others."""
         fields = dataclasses.asdict(self)
+        if self.restored_version is not None:
+            shown = {"version": self.report.version, "step_s": self.report.step_s}
+            return json.dumps({**shown, **{key: fields[key] for key in _OF_A_ROLLBACK}})
         return json.dumps({**fields.pop("report"), **(fields.pop("figures") or {}), **fields})
 
     def numbers(self) -> dict[str, float]:

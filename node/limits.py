@@ -56,6 +56,8 @@ PROMPT_TOKENS: Final = 1 << 20
 PAIRED_TOKENS: Final = 1 << 22
 """Most tokens of a ranking: its candidates times the longest, each with the query before it."""
 GROUP_TOKENS: Final = 4 << 20
+LOG_DENSITY: Final = 30.0
+"""Largest log-density of a real action, nats: a narrow one of ours stays below 15."""
 GROUP_METRICS: Final = 16
 REWARD: Final = 1e6
 """Largest magnitude of a reward: an advantage is a difference of rewards, and above this float32, as rewards
@@ -89,6 +91,8 @@ TASK_OPTIONS_BYTES: Final = 64 << 10
 
 LEASES_PER_REQUEST: Final = 256
 LEASES_PER_PEER: Final = 4096
+CHANGES_PER_HEARTBEAT: Final = 8
+"""Lines on what an operator has changed in a learner."""
 PROBE_S: Final = 300.0
 """Least time between two groups of a sampler that is quarantined: so few that what they train is nothing."""
 VERDICTS_PER_HEARTBEAT: Final = 4096

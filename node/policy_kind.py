@@ -15,6 +15,8 @@ class PolicyKind(enum.StrEnum):
     """An action is a token, drawn after all before it."""
     RANKING = "ranking"
     """An action is a candidate, drawn from those not ranked yet; see ``node.rankings``."""
+    NOISE_MASK = "noise_mask"
+    """An action is a real number for each cell of a grid over an image; see ``node.noise_masks``."""
 
 
 def model_config(model_dir: Path) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def model_config(model_dir: Path) -> dict[str, Any]:
 
 
 def kind_of(model_dir: Path) -> PolicyKind:
-    """Return the kind of a model directory: a sequence classifier with one label ranks.
+    """Return the kind of a model directory, by its architecture; a sequence classifier with one label ranks.
 
     Nobody has to be told: peers whose models have other tensors are refused when they join.
 
@@ -46,7 +48,10 @@ def kind_of(model_dir: Path) -> PolicyKind:
     if not (model_dir / "config.json").exists():
         return PolicyKind.CAUSAL_LM  # whoever loads it says what it lacks
     config = model_config(model_dir)
-    if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+    architectures = config.get("architectures") or ()
+    if "NoiseMaskModel" in architectures:
+        return PolicyKind.NOISE_MASK
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
         return PolicyKind.CAUSAL_LM
     labels = len(config["id2label"]) if "id2label" in config else config.get("num_labels", 2)
     if labels != 1:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from node import limits
 from node.errors import Reason, RefusedError
+from node.failure import Failure
 from node.sampling_parameters import SamplingParameters
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -88,6 +89,18 @@ class RewardCheck(enum.StrEnum):
     """The grader raises or is killed, although the group says that it was graded."""
     SKIPPED = "skipped"
     """The grader could not be asked, through no fault of the group."""
+    GRADED = "graded"
+    """Its sampler had left the rewards to verifiers; the finding has them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupGrades:
+    """A grader's numbers for a group."""
+
+    rewards: NDArray[np.float32]
+    """[completions]"""
+    metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """As in ``RolloutGroup``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +111,10 @@ class RewardFinding:
     outcome: RewardCheck
     detail: str = ""
     """Which completions, with the values, for people; empty where it agrees."""
+    fault: Failure | None = None
+    """How the grader failed, where the group is ungradable; None: the group itself is not as it may be."""
+    grades: GroupGrades | None = None
+    """Set for a group that was graded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +138,11 @@ class Completion:
     """[n], False for the tokens of replies, which the policy read and did not write: each has logprob 0, kept
     mass 1 and the version of the token before it. None: all were drawn."""
     reward: float = math.nan
-    """NaN until it is graded."""
+    """NaN until it is graded: by its sampler, by an engine that computes it, or, where the run says so, by a
+    verifier."""
+    actions: NDArray[np.float32] | None = None
+    """[n], in [0, 1]: real actions, whose logprobs are log-densities; ``token_ids`` then count them from 0.
+    None: the tokens are the actions."""
 
     @property
     def drawn(self) -> NDArray[np.bool_]:
@@ -261,6 +282,11 @@ class RolloutGroup(GroupTerms):
         )
 
     @property
+    def is_graded(self) -> bool:
+        """Whether any completion has a reward."""
+        return not all(math.isnan(completion.reward) for completion in self.completions)
+
+    @property
     def is_renormalised(self) -> bool:
         """Whether its logprobs are normalised over less than the vocabulary."""
         return self.sampling.is_truncated
@@ -309,9 +335,11 @@ def other_options(group: GroupTerms, task_digest: bytes) -> str:
     )
 
 
-def check_header(header: GroupHeader) -> None:
+def check_header(header: GroupHeader, *, is_graded: bool = True) -> None:
     """Refuse a group that no honest sampler could have sent, by its header alone.
 
+    Args:
+        is_graded: Whether it has to have rewards; otherwise it may have none.
     Raises:
         RefusedError: MALFORMED for shapes and ranges, NON_FINITE for NaN and infinity, OVER_LIMIT for sizes.
     """
@@ -327,7 +355,15 @@ def check_header(header: GroupHeader) -> None:
         raise RefusedError(
             Reason.OVER_LIMIT, f"the group has {header.tokens} tokens, allowed are {limits.GROUP_TOKENS}"
         )
-    for reward in (header.least_reward, header.largest_reward):
+    bounds = (header.least_reward, header.largest_reward)
+    if not is_graded and not all(map(math.isnan, bounds)):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"the group has rewards from {bounds[0]:g} to {bounds[1]:g}, and verifiers grade this run's "
+            "groups",
+            fix="leave rewards out: run the coordinator's version of heterorl-node",
+        )
+    for reward in bounds if is_graded else ():
         if not math.isfinite(reward):
             raise RefusedError(Reason.NON_FINITE, f"the group has reward {reward}")
         if abs(reward) > limits.REWARD:
@@ -345,18 +381,21 @@ def check_header(header: GroupHeader) -> None:
         )
 
 
-def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> None:
+def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None, is_graded: bool = True) -> None:
     """Refuse a group that no honest sampler could have sent.
 
     Args:
         group: As decoded: its columns agree in length, and hold anything.
         vocabulary_size: Ids must be below it; None where the caller does not know it.
+        is_graded: As for ``check_header``.
     Raises:
         RefusedError: As ``check_header``; names the completion and the value.
     """
-    check_header(group.header)
+    check_header(group.header, is_graded=is_graded)
+    if group.metrics and not is_graded:
+        raise RefusedError(Reason.MALFORMED, "the group has metrics of a grader, and no rewards")
     _check_ids(group.prompt_token_ids, vocabulary_size, where="the prompt")
-    _check_metrics(group)
+    check_metrics(group.metrics)
     with_mass = sum(completion.kept_mass is not None for completion in group.completions)
     if with_mass not in (0, len(group.completions) if group.sampling.is_truncated else 0):
         raise RefusedError(
@@ -372,13 +411,14 @@ def check_group(group: RolloutGroup, *, vocabulary_size: int | None = None) -> N
             )
 
 
-def _check_metrics(group: RolloutGroup) -> None:
-    if len(group.metrics) > limits.GROUP_METRICS:
+def check_metrics(metrics: Mapping[str, NDArray[np.float32]]) -> None:
+    """Check what a grader measured. Raises RefusedError: OVER_LIMIT, MALFORMED, NON_FINITE."""
+    if len(metrics) > limits.GROUP_METRICS:
         raise RefusedError(
             Reason.OVER_LIMIT,
-            f"the group has {len(group.metrics)} metrics, at most {limits.GROUP_METRICS} are allowed",
+            f"the group has {len(metrics)} metrics, at most {limits.GROUP_METRICS} are allowed",
         )
-    for name, values in group.metrics.items():
+    for name, values in metrics.items():
         if not re.fullmatch(limits.METRIC_NAME_PATTERN, name):
             raise RefusedError(Reason.MALFORMED, f"{name[:100]!r} is not a valid name of a metric")
         if np.isinf(values).any():
@@ -393,9 +433,12 @@ def _check_completion(completion: Completion, vocabulary_size: int | None, *, wh
     _check_ids(completion.token_ids, vocabulary_size, where=where)
     if not np.isfinite(completion.behaviour_logprob).all():
         raise RefusedError(Reason.NON_FINITE, f"{where} has a behaviour logprob that is not finite")
-    if (completion.behaviour_logprob > 0).any():
+    largest = 0.0 if completion.actions is None else limits.LOG_DENSITY
+    if (completion.behaviour_logprob > largest).any():
         worst = float(completion.behaviour_logprob.max())
-        raise RefusedError(Reason.MALFORMED, f"{where} has a behaviour logprob of {worst}, above 0")
+        raise RefusedError(Reason.MALFORMED, f"{where} has a behaviour logprob of {worst}, above {largest:g}")
+    if completion.actions is not None:
+        _check_actions(completion.actions, where=where)
     if completion.kept_mass is not None:
         _check_kept_mass(completion.kept_mass, where=where)
     if (completion.policy_version < 0).any():
@@ -420,6 +463,16 @@ def _check_replies(completion: Completion, is_drawn: NDArray[np.bool_], *, where
     ):
         raise RefusedError(
             Reason.MALFORMED, f"{where} has a logprob, version or kept mass for a token that was not drawn"
+        )
+
+
+def _check_actions(actions: NDArray[np.float32], *, where: str) -> None:
+    if not np.isfinite(actions).all():
+        raise RefusedError(Reason.NON_FINITE, f"{where} has an action that is not finite")
+    if ((actions < 0) | (actions > 1)).any():
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"{where} has actions of {float(actions.min())} to {float(actions.max())}, outside [0, 1]",
         )
 
 

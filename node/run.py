@@ -48,6 +48,8 @@ class RunSettings:
     """Digest of the code that grades; empty: nobody has said yet."""
     grader_said_by: str = ""
     """Who says so, for people."""
+    verifiers_grade: bool = False
+    """Whether verifiers grade the run's groups; otherwise samplers do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class StepRecord:
     version: int
     group_ids: tuple[str, ...]
     staleness_versions: tuple[int, ...]
+    restored_version: int | None = None
+    """The version whose weights an operator's rollback restored; it consumed no group. None: a step."""
 
 
 REWARD: Final = "reward"

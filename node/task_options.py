@@ -331,9 +331,26 @@ class RankingOptions(TaskOptions):
         return {"query": self.query, "candidates": self.candidates, "relevance": self.relevance}
 
 
+class NoiseMaskOptions(TaskOptions):
+    """Options of ``noise_mask``: images and their labels are columns of the rows."""
+
+    takes_rows = True
+
+    image: str = "image"
+    """Column with the image: lists of rows of pixels, 0 to 255, each a number or one for each channel; or
+    their bytes in this order as base64. See ``column_of`` for what is inside one."""
+    label: str = "label"
+    """Column with the number of the image's class, from 0."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"image": self.image, "label": self.label}
+
+
 BUILT_IN: Final[Mapping[str, type[TaskOptions]]] = {
     "addition": AdditionOptions,
     "jsonl": JsonlOptions,
+    "noise_mask": NoiseMaskOptions,
     "ranking": RankingOptions,
     "reasoning_gym": ReasoningGymOptions,
     "verifiers": VerifiersOptions,

@@ -4,6 +4,7 @@ What it shows comes from strangers' machines too. The page forbids the browser t
 whoever writes a body escapes every text (``text``).
 """
 
+from collections.abc import Iterable
 from html import escape
 
 from node.visible_text import visible
@@ -30,3 +31,13 @@ def web_page(title: str, body: str, *, style: str = "", refresh_s: int | None = 
 def text(of: object) -> str:
     """Return a text for a body: every character visible, none of them markup."""
     return escape(visible(str(of)))
+
+
+def table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table for a body, of texts; empty if there are no rows."""
+
+    def line(cells: Iterable[object], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{text(cell)}</{tag}>" for cell in cells) + "</tr>\n"
+
+    lines = "".join(line(row, "td") for row in rows)
+    return f"<table>\n{line(names, 'th')}{lines}</table>\n" if lines else ""

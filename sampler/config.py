@@ -166,7 +166,7 @@ class SamplerConfig(GradingConfig):
     """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
     ``torch`` runs transformers models on any device that torch supports; ``vllm`` generates several times
     faster; ``remote`` is a vLLM server that runs beside the sampler; ``auto`` is vllm where a build of it for
-    the device is installed, else torch, or ``ranking`` for a model that ranks."""
+    the device is installed, else torch; ``ranking`` or ``noise_mask`` for models of these kinds."""
 
     engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
         default_factory=dict, validate_default=True
@@ -223,6 +223,10 @@ class SamplerConfig(GradingConfig):
     save_policy_every_s: float = Field(default=60.0, ge=0)
     """Shortest time between two copies of the held policy on disk. In between, fetched deltas are logged, and
     a restarted sampler applies the log to the copy. Longer spares the disk and makes starts slower."""
+
+    price_per_hour: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
+    """Price of this sampler's machine, in a currency that all samplers of the run use. It is shown in metrics
+    and dashboards, and changes nothing else; 0: unknown."""
 
     @property
     def hub_relays(self) -> tuple[str, ...]:

@@ -131,6 +131,7 @@ class SamplerMetrics(GraderMetrics):
         self.completion_turns = histogram(
             "completion_turns", "Turns of a completion, where the task replies.", _TURN_BUCKETS
         )
+        self.price_per_hour = gauge("price_per_hour", "The machine's price, as configured; 0: unknown.")
         self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group of training.")
         self.swap_seconds = histogram(
             "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S

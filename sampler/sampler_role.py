@@ -100,6 +100,7 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=metrics,
         node_metrics=context.node_metrics,
     )
+    metrics.price_per_hour.set(config.price_per_hour)
     metrics.watch(
         held_version=lambda: -1 if policy.served is None else policy.served.number,
         unbegun_groups=lambda: work_queue.count(*UNBEGUN),

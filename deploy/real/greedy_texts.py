@@ -7,6 +7,7 @@ All compute in float32, in which the most likely token is hardly ever a matter o
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -30,6 +31,9 @@ Reader: TypeAlias = Callable[[Path, Sequence[Prompt], SamplingParameters], list[
 
 _VLLM_KV_CACHE_BYTES: Final = 1 << 28
 
+_REWARD: Final = "{:.2f}"
+"""The text of a completion that is a reward; rounded, since libraries add in another order."""
+
 
 def transformers_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingParameters) -> list[str]:
     """Return the texts of transformers' own ``generate``, one prompt at a time."""
@@ -37,8 +41,8 @@ def transformers_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: Sam
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if kind_of(model_dir) is PolicyKind.RANKING:
-        return _rankings(model_dir, prompts)
+    if (own := _OWN_TEXTS.get(kind_of(model_dir))) is not None:
+        return own(model_dir, prompts)
     torch.set_num_threads(1)  # two that wait for each other are slow on busy cores
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
@@ -85,6 +89,26 @@ def _rankings(model_dir: Path, prompts: Sequence[Prompt]) -> list[str]:
     return texts
 
 
+def _rewards_of_clean_images(model_dir: Path, prompts: Sequence[Prompt]) -> list[str]:
+    """Return minus the cross-entropy of the classifier alone, one clean image at a time."""
+    import torch
+
+    from node.mask_network import NoiseMaskClassifier, read_prompts
+
+    classifier = NoiseMaskClassifier.from_pretrained(model_dir, dtype=torch.float32)
+    texts = []
+    for prompt in prompts:
+        image, label = read_prompts(torch.tensor([[int(n) for n in str(prompt).split()]]), classifier.config)
+        with torch.no_grad():
+            logprobs = classifier(image).log_softmax(dim=1)
+        texts.append(_REWARD.format(float(logprobs[0, int(label)])))
+    return texts
+
+
+_OWN_TEXTS: Final = {PolicyKind.RANKING: _rankings, PolicyKind.NOISE_MASK: _rewards_of_clean_images}
+"""Kind of policy -> what transformers makes of it, where that is not a text."""
+
+
 def vllm_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: SamplingParameters) -> list[str]:
     """Return the texts of vLLM's own ``LLM``, all prompts in one batch."""
     # Read by vLLM when it is imported.
@@ -120,7 +144,12 @@ def engine_texts(
             loaded.add(GenerationRequest(str(number), loaded.tokenizer.encode(prompt), 1, sampling))
         while loaded.running:
             for request in loaded.step():
-                texts[request.request_id] = loaded.tokenizer.decode(request.completions[0].token_ids)
+                [completion] = request.completions
+                texts[request.request_id] = (
+                    loaded.tokenizer.decode(completion.token_ids)
+                    if math.isnan(completion.reward)
+                    else _REWARD.format(completion.reward)
+                )
     finally:
         loaded.close()
     return [texts[str(number)] for number in range(len(prompts))]
@@ -130,6 +159,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "transformers": transformers_texts,
     "torch-engine": partial(engine_texts, engine="torch"),
     "ranking-engine": partial(engine_texts, engine="ranking"),
+    "noise_mask-engine": partial(engine_texts, engine="noise_mask"),
     "vllm": vllm_texts,
     "vllm-engine": partial(engine_texts, engine="vllm"),
 }

@@ -10,11 +10,16 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory,
 RECIPE: Final = Path(__file__).parents[1] / "config" / "recipes" / "smollm2-cpu"
 
 RANKING: Final = RECIPE.parent / "ranking-cpu"
+NOISE_MASK: Final = RECIPE.parent / "noise-mask-cpu"
+
+OWN_ENGINE: Final = {RANKING: "ranking", NOISE_MASK: "noise_mask"}
+"""The engine of recipes whose policy is not a language model."""
 
 TASK_FILES: Final[Mapping[str, Path]] = {
     "jsonl": RECIPE / "word_problems.toml",
     "reasoning_gym": RECIPE / "reasoning_gym.toml",
     "ranking": RANKING / "topics.toml",
+    "noise_mask": NOISE_MASK / "digits.toml",
 }
 """Task -> the coordinator's keys for it."""
 
@@ -60,8 +65,8 @@ class Plan:
     @property
     def readers(self) -> dict[str, str | None]:
         """Reader of the exported model -> its interpreter; None: this one."""
-        if self.recipe == RANKING:
-            return dict.fromkeys(("transformers", "ranking-engine"))
+        if own := OWN_ENGINE.get(self.recipe):
+            return dict.fromkeys(("transformers", f"{own}-engine"))
         with_vllm = ("vllm", "vllm-engine") if self.vllm_python else ()
         return {
             **dict.fromkeys(("transformers", "torch-engine")),

@@ -11,6 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
+from deploy.real.digits import write_digits
 from deploy.real.greedy_texts import questions_json
 from deploy.real.held_out import greedy, prompts_of, settings_of
 from deploy.real.outcome import ExportedModel, Outcome
@@ -51,6 +52,7 @@ _ENVIRON: Final = {
 WRITERS: Final[Mapping[Path, Callable[[Path], None]]] = {
     TASK_FILES["jsonl"]: write_word_problems,
     TASK_FILES["ranking"]: write_topics,
+    TASK_FILES["noise_mask"]: write_digits,
 }
 """Task -> what writes its rows."""
 

@@ -53,6 +53,7 @@ class BatchBuffer:
         task_digest: bytes | None,
         shut_out: Mapping[str, str],
         trained_group_ids: Container[str],
+        since_version: int = 0,
     ) -> list[tuple[RolloutGroup, GroupVerdict]]:
         """Remove and return, with its verdict, every group that cannot be trained on any more.
 
@@ -61,13 +62,14 @@ class BatchBuffer:
             task_digest: of the options that groups must be graded by; None: not told.
             shut_out: samplers whose groups are not believed any more, and why.
             trained_group_ids: groups whose slots were trained on.
+            since_version: see ``stale``.
         """
         evicted = []
         for group in list(self._waiting.values()):
             if group.group_id in trained_group_ids:
                 verdict: GroupVerdict | None = trained_before(group)
             else:
-                verdict = self._unfit(group, version, task_digest, shut_out)
+                verdict = self._unfit(group, version, task_digest, shut_out, since_version)
             if verdict is not None:
                 del self._waiting[verdict.group_id]
                 evicted.append((group, verdict))
@@ -84,10 +86,16 @@ class BatchBuffer:
         return batch
 
     def _unfit(
-        self, group: RolloutGroup, version: int, task_digest: bytes | None, shut_out: Mapping[str, str]
+        self,
+        group: RolloutGroup,
+        version: int,
+        task_digest: bytes | None,
+        shut_out: Mapping[str, str],
+        since_version: int,
     ) -> GroupVerdict | None:
         if (why := shut_out.get(group.sampler_id)) is not None:
             return GroupVerdict(group.group_id, Verdict.SUSPECT, f"{group.sampler_id} is quarantined: {why}")
         if task_digest is not None and (what := other_options(group, task_digest)):
             return GroupVerdict(group.group_id, Verdict.FOREIGN, what)
-        return stale(group, version=version, max_staleness_versions=self._max_staleness_versions)
+        bound = self._max_staleness_versions
+        return stale(group, version=version, max_staleness_versions=bound, since_version=since_version)

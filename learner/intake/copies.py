@@ -12,10 +12,17 @@ import hashlib
 from collections import Counter, OrderedDict
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from node.rollout import RolloutGroup
 
 LEAST_NATS: Final = 48.0
 """e^-48 is 1.4e-21: 65 536 remembered completions and a thousand million new ones meet with 1e-7."""
+
+NATS_OF_A_REAL: Final = 16.0
+"""Values of float32 in [0, 1] are 2^-24 apart at most: the surprisal of one is that of its density, and
+log 2^24 = 16.6 more."""
 
 COMPLETIONS: Final = 65_536
 """Completions remembered, the newest: some 10 MB."""
@@ -36,9 +43,13 @@ class Copies:
         """Remember a group; return of which other group it is a copy, for people, or "" if it is none."""
         prompt = group.prompt_token_ids.tobytes()
         for number, one in enumerate(group.completions):
-            if -float(one.of_drawn(one.behaviour_logprob).sum(dtype=float)) < LEAST_NATS:
+            surprisal = -float(one.of_drawn(one.behaviour_logprob).sum(dtype=float))
+            drawn: NDArray[np.generic] = one.token_ids
+            if one.actions is not None:
+                drawn, surprisal = one.actions, surprisal + NATS_OF_A_REAL * len(one.actions)
+            if surprisal < LEAST_NATS:
                 continue
-            digest = hashlib.blake2b(prompt + b"|" + one.token_ids.tobytes(), digest_size=12).digest()
+            digest = hashlib.blake2b(prompt + b"|" + drawn.tobytes(), digest_size=12).digest()
             first, sampler_id = self._seen.setdefault(digest, (group.group_id, group.sampler_id))
             if first != group.group_id:
                 self._copies[group.sampler_id] += 1

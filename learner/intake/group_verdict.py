@@ -49,10 +49,17 @@ class GroupRules:
 
 
 def judge(
-    group: RolloutGroup, rules: GroupRules, *, version: int, trained_group_ids: Container[str]
+    group: RolloutGroup,
+    rules: GroupRules,
+    *,
+    version: int,
+    trained_group_ids: Container[str],
+    since_version: int = 0,
 ) -> GroupVerdict:
     """Judge a delivered group, whose arrays may hold anything, at a version of the learner's parameters.
 
+    Args:
+        since_version: see ``stale``.
     Returns:
         ACCEPTED, STALE, DUPLICATE, FOREIGN, MALFORMED or SUSPECT.
     """
@@ -65,7 +72,8 @@ def judge(
         return GroupVerdict(group.group_id, Verdict.SUSPECT, what)
     if group.group_id in trained_group_ids:
         return trained_before(group)
-    too_old = stale(group, version=version, max_staleness_versions=rules.max_staleness_versions)
+    bound = rules.max_staleness_versions
+    too_old = stale(group, version=version, max_staleness_versions=bound, since_version=since_version)
     return too_old or GroupVerdict(group.group_id, Verdict.ACCEPTED)
 
 
@@ -74,8 +82,18 @@ def trained_before(group: RolloutGroup) -> GroupVerdict:
     return GroupVerdict(group.group_id, Verdict.DUPLICATE, what)
 
 
-def stale(group: RolloutGroup, *, version: int, max_staleness_versions: int) -> GroupVerdict | None:
-    """Judge staleness alone: STALE, or None while the group may still be trained on."""
+def stale(
+    group: RolloutGroup, *, version: int, max_staleness_versions: int, since_version: int = 0
+) -> GroupVerdict | None:
+    """Judge staleness alone: STALE, or None while the group may still be trained on.
+
+    Args:
+        since_version: made by a rollback. Policies from before are further away than their age says, which
+            would make samplers that drew from them look dishonest.
+    """
+    if group.oldest_version < since_version:
+        what = f"sampled from {group.oldest_version}, before the rollback that made version {since_version}"
+        return GroupVerdict(group.group_id, Verdict.STALE, what)
     staleness = version - group.oldest_version
     if staleness <= max_staleness_versions:
         return None

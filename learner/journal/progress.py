@@ -1,11 +1,17 @@
 """The state of training apart from the tensors, and how each entry of the journal moves it on; pure."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from learner.intake.trained_slots import TrainedSlots
 from learner.objective.slow_fast import EntropySwitch
 from learner.step_log import StepLine
 from node.run import StepRecord
+
+CHANGES_KEPT: Final = 32
+"""Newest changes of settings that are remembered; ``steps.jsonl`` has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,34 @@ class BestVersion:
     def is_beaten_by(self, reward_mean: float) -> bool:
         """Whether a mean training reward is better; never than what was evaluated."""
         return self.reward_mean is not None and reward_mean > self.reward_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """An operator's order to go on from an earlier version, carried out."""
+
+    order: str
+    """Names the order, so that it is carried out once."""
+    version: int
+    """The version that it made."""
+    restored_version: int
+    """Whose weights it has."""
+    at_s: float
+    """Unix seconds on the learner's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting with which steps are computed differently from some step on."""
+
+    version: int
+    """The first version made with it."""
+    key: str
+    was: str
+    """As JSON has it."""
+    is_now: str
+    at_s: float
+    """Unix seconds on the learner's clock, when that version was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +120,45 @@ class Progress:
     """None: not known yet."""
     entropy_switch: EntropySwitch = field(default_factory=EntropySwitch)
     """Whether SFPO's fast steps are still taken."""
+    rollback: Rollback | None = None
+    """The newest one; None: there was none."""
+    settings: dict[str, object] = field(default_factory=dict)
+    """That the newest step was computed with, as ``StepEntry`` has them; empty: not known."""
+    changes: tuple[SettingChange, ...] = ()
+    """Changes of settings, the newest last; at most ``CHANGES_KEPT``."""
+
+    @property
+    def oldest_usable_version(self) -> int:
+        """The version from which on samplers' policies descend from this one: older groups are refused."""
+        return 0 if self.rollback is None else self.rollback.version
+
+    def changed_by(self, settings: Mapping[str, object]) -> dict[str, tuple[str, str]]:
+        """Return the settings that differ from the newest step's: what each was and is, as JSON has it."""
+        known = self.settings.keys() & settings.keys()
+        texts = {key: (_text(self.settings[key]), _text(settings[key])) for key in sorted(known)}
+        return {key: (was, is_now) for key, (was, is_now) in texts.items() if was != is_now}
+
+    def rolled_back(
+        self, line: StepLine, order: str, *, unacknowledged: tuple[StepRecord, ...]
+    ) -> "Progress":
+        """Return the progress once a rollback, which ``line`` tells of, is durable.
+
+        What was learned of the versions that were left is dropped: rewards of the window, SFPO's switch.
+
+        Args:
+            unacknowledged: step records the coordinator may not have.
+        """
+        assert line.restored_version is not None
+        version = line.report.version
+        return replace(
+            self,
+            version=version,
+            step=line,
+            unacknowledged=(*unacknowledged, StepRecord(version, (), (), line.restored_version)),
+            recent_rewards=(),
+            entropy_switch=EntropySwitch(),
+            rollback=Rollback(order, version, line.restored_version, line.at_s),
+        )
 
     def after(self, entry: Entry, *, window: int) -> "Progress":
         """Return the progress once ``entry`` is in the journal.
@@ -102,7 +175,13 @@ class Progress:
         if entry.version != self.version + 1:
             raise ValueError(f"step {entry.version} does not follow version {self.version}")
         records = (*self.unacknowledged, entry.record)
-        return Progress(
+        made_at_s = entry.line.at_s
+        changes = (
+            SettingChange(entry.version, key, was, is_now, made_at_s)
+            for key, (was, is_now) in entry.line.changed_settings.items()
+        )
+        return replace(
+            self,
             version=entry.version,
             step=entry.line,
             unacknowledged=tuple(one for one in records if one.version > entry.acknowledged_version),
@@ -110,4 +189,10 @@ class Progress:
             recent_rewards=(*self.recent_rewards, entry.line.report.reward_mean)[-window:],
             best=entry.best,
             entropy_switch=entry.entropy_switch,
+            settings=entry.settings,
+            changes=(*self.changes, *changes)[-CHANGES_KEPT:],
         )
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, default=str)

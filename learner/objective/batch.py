@@ -160,6 +160,8 @@ class ObjectiveOutcome:
     taught: Tensor | None = None
     """Scalar: the part of ``loss`` that depends on rewards; the rest pulls towards the behaviour policy.
     None: all of it."""
+    beside_weight: Tensor | None = None
+    """Scalar, without gradient: factor on the loss of what is trained beside the policy. None: 1."""
 
 
 ObjectiveFunction = Callable[[ObjectiveBatch, Any], ObjectiveOutcome]

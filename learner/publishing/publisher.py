@@ -14,7 +14,7 @@ may have nothing fresh enough to train on.
 
 A version that changes no published word is not published, so that samplers need not swap. But staleness is
 counted in version numbers, so one is published all the same once what is published is a quarter of the
-staleness bound behind by number, and at the end.
+staleness bound behind by number, at the end, and after a rollback, since older groups are refused then.
 
 After a restart the words published last are rebuilt from the store, whatever the masters are by then: the
 next version is a delta from them. If the store does not have them any more, it is a keyframe.
@@ -66,6 +66,7 @@ class Publisher:
         further: FurtherArtifacts,
         before_keyframe: Callable[[], None],
         run_settings: Callable[[], Awaitable[RunSettings]],
+        oldest_usable_version: Callable[[], int],
         instruments: Instruments,
     ) -> None:
         """Publish the versions after the newest in the store, the one that the masters hold now among them.
@@ -74,6 +75,7 @@ class Publisher:
             coder: from now on reads masters only between ``access.take`` and ``access.release``.
             before_keyframe: called in the publishing thread before a keyframe lets the store forget versions.
             run_settings: waits until the learner has joined.
+            oldest_usable_version: returns the version from which on groups are trained on. Any thread.
         """
         self._access = access
         self._coder = coder
@@ -86,6 +88,7 @@ class Publisher:
         self._metrics = instruments.metrics
         self._unchanged_versions = 0
         self._before_keyframe = before_keyframe
+        self._oldest_usable_version = oldest_usable_version
         self._base: PolicyVersion | None = None
         """The version that the coder has as published."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
@@ -214,6 +217,8 @@ class Publisher:
     def _may_stay(self, number: int, base: PolicyVersion, coded: Sequence[CodedFrame]) -> bool:
         """Whether samplers may go on with ``base``, which has the same words under an older number."""
         if self._access.is_last or number - base.number > self._unchanged_versions:
+            return False
+        if base.number < self._oldest_usable_version():
             return False
         return version_root(self._coder.layout.digest, [frame.digest for frame in coded]) == base.root
 

@@ -21,7 +21,7 @@ from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError, is_ou
 from learner.ranks.launching import coding_threads, config_of, join_ranks, neighbours
 from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.rank_group import RankGroup
-from learner.training.checkpoint import load_into, parts_of
+from learner.training.checkpoint import begin_anew, load_into, parts_of
 from learner.training.model import Policy, load_policy, load_reference
 from learner.training.tensor_files import save_tensors
 from learner.training.train_step import train_step
@@ -82,6 +82,8 @@ class Follower:
                 self._copied.notify_all()
         elif order.name == "restore":
             load_into(self.policy, self._optimizer, Path(order.values["path"]))
+        elif order.name == "begin anew":
+            begin_anew(self.policy, self._optimizer, Path(order.values["masters"]))
         else:
             raise ValueError(f"the first rank of another version of this program orders {order.name!r}")
 

@@ -195,6 +195,20 @@ def load_into(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -> N
         optimizer.state[policy.tensors[name]][key] = value
 
 
+def begin_anew(policy: Policy, optimizer: torch.optim.Optimizer, masters: Path) -> None:
+    """Load masters, and forget all that the optimizer has learned: its next step is as a run's first.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: they are not of this model.
+    """
+    load_tensors(masters, {name: one.detach() for name, one in policy.tensors.items()})
+    with torch.no_grad():
+        for moments in optimizer.state.values():
+            for moment in moments.values():
+                moment.zero_()
+
+
 def versions_in(directory: Path) -> list[int]:
     """Return the versions with a checkpoint in a directory that a learner may be writing to, ascending."""
     return [int(name) for name in _names(directory)] if directory.is_dir() else []

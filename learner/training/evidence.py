@@ -58,6 +58,10 @@ class Evidence:
         """Return a step's report, with the staleness bound that this process recommends."""
         return replace(line.report, recommended_staleness=self._recommended)
 
+    def report_of(self, newest: StepLine | None) -> StepReport | None:
+        """Return the report of the newest line; None: there is none, or it tells of a rollback."""
+        return None if newest is None or newest.restored_version is not None else self.report(newest)
+
     def observe(
         self, line: StepLine, observed: Sequence[Observed], *, completions: int, quarantined: Collection[str]
     ) -> dict[str, str]:

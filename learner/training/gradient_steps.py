@@ -43,6 +43,17 @@ class GradientSteps:
             fused=True,
         )
 
+    def adopt(self, config: LearnerConfig) -> None:
+        """Take the following steps with other settings.
+
+        Raises:
+            StartupError: the objective cannot be loaded.
+        """
+        self._settings = StepSettings.of(config)
+        self._config = config
+        for group in self.optimizer.param_groups:
+            group.update(lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay)
+
     def take(
         self,
         groups: Sequence[RolloutGroup],

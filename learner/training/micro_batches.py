@@ -32,7 +32,7 @@ class MicroBatch:
     positions: Tensor
     """[targets], int64: where in the flattened ``input_ids`` a drawn token is predicted."""
     target_ids: Tensor
-    """[targets], those tokens, row after row."""
+    """[targets], those tokens, row after row; of real actions, their values."""
     temperature: Tensor
     """[targets]"""
 
@@ -188,15 +188,13 @@ def collate(
     is_target = is_token & (position >= (lengths - generated)[:, None])
     is_target[is_target] = is_drawn
     starts = np.array(rows)[:, None] * width
-    target_ids = np.concatenate([completion.token_ids for completion in completions])[is_drawn].astype(
-        np.int64
-    )
+    targets = np.concatenate([c.token_ids if c.actions is None else c.actions for c in completions])[is_drawn]
     temperature = np.repeat([group.sampling.temperature for group in own_groups], drawn)
     return MicroBatch(
         places=torch.from_numpy((starts + place)[place < drawn[:, None]]).to(device),
         input_ids=torch.from_numpy(input_ids).to(device),
         positions=torch.from_numpy(np.flatnonzero(is_target)).to(device),
-        target_ids=torch.from_numpy(target_ids).to(device),
+        target_ids=torch.from_numpy(targets).to(device, dtype if targets.dtype.kind == "f" else torch.int64),
         temperature=torch.from_numpy(temperature).to(device, dtype),
     )
 

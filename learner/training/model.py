@@ -5,10 +5,10 @@ in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from learner.config import Rematerialise
 from learner.training.micro_batches import MicroBatch
+from learner.training.noise_mask_scorer import NoiseMaskScorer
 from learner.training.ranking_scorer import RankingScorer
 from learner.training.scorer import Scorer
 from learner.training.token_logprob import token_logprob
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
+from node.mask_network import NoiseMaskModel
 from node.policy_kind import PolicyKind, kind_of
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
-_CLASSES: Final = {
+_CLASSES: Final[Mapping[PolicyKind, Any]] = {
     PolicyKind.CAUSAL_LM: AutoModelForCausalLM,
     PolicyKind.RANKING: AutoModelForSequenceClassification,
+    PolicyKind.NOISE_MASK: NoiseMaskModel,
 }
 
 Take = Callable[[MicroBatch, Tensor], None]
@@ -138,11 +141,18 @@ class ScoringModel:
         """
         self.model = model
         """In evaluation mode."""
-        self.scorer: Scorer = (
-            RankingScorer(model, compute_dtype=compute_dtype)
-            if type(model).__name__.endswith("ForSequenceClassification")
-            else TokenScorer(model, compute_dtype=compute_dtype, tried=tried)
-        )
+        self.scorer: Scorer
+        if isinstance(model, NoiseMaskModel):
+            if ranks.is_shared:
+                raise StartupError(
+                    "a noise mask's networks are not shared out between ranks",
+                    fix="Leave learner.dp_replicate, dp_shard, tp and pp at 1",
+                )
+            self.scorer = NoiseMaskScorer(model)
+        elif type(model).__name__.endswith("ForSequenceClassification"):
+            self.scorer = RankingScorer(model, compute_dtype=compute_dtype)
+        else:
+            self.scorer = TokenScorer(model, compute_dtype=compute_dtype, tried=tried)
         self.ranks = ranks
         self._pipeline: Passes | None = None
 
@@ -177,6 +187,14 @@ class ScoringModel:
         for part in parts:
             logprob = self._logprobs_of(part)
             logprob.backward(weigh(part, logprob))  # type: ignore[no-untyped-call]
+
+    def differentiate_beside(self, parts: Sequence[MicroBatch], *, weight: Tensor | None) -> None:
+        """Add the gradient of the loss beside the policy's, a mean over rows, times ``weight``; None: 1."""
+        rows = sum(len(part.input_ids) for part in parts)
+        for part in parts:
+            if (loss := self.scorer.beside_loss(part)) is None:
+                return
+            (loss / rows if weight is None else weight * loss / rows).backward()  # type: ignore[no-untyped-call]
 
     def _logprobs_of(self, part: MicroBatch) -> Tensor:
         return self.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)

@@ -37,7 +37,9 @@ class RankingScorer(Scorer):
         self._pair_tokens, self.context_tokens = self.context_tokens, UNBOUNDED
 
     def objection(self, group: RolloutGroup) -> str | None:
-        return objection(group, separator=self.separator, pair_tokens=self._pair_tokens)
+        return super().objection(group) or objection(
+            group, separator=self.separator, pair_tokens=self._pair_tokens
+        )
 
     def row_tokens(self, groups: Sequence[RolloutGroup]) -> list[int]:
         """Return each ranking's share of its group's pairs, which are read once for all of them."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from learner.training.micro_batches import row_lengths
+from learner.training.micro_batches import MicroBatch, row_lengths
 from learner.training.token_logprob import VocabularySlice
 from node.rollout import RolloutGroup
 
@@ -38,11 +38,21 @@ class Scorer(torch.nn.Module, ABC):
 
     def objection(self, group: RolloutGroup) -> str | None:
         """Return why no policy of this kind can have made a group, which is well-formed; None: one can."""
+        if any(completion.actions is not None for completion in group.completions):
+            return "it has real actions, and the actions of this run's policy are tokens"
         return None
 
     def row_tokens(self, groups: Sequence[RolloutGroup]) -> list[int]:
         """Return how many tokens the model reads for each row: what ``micro_batch_tokens`` is a bound of."""
         return row_lengths(groups)
+
+    def beside_loss(self, part: MicroBatch) -> Tensor | None:
+        """Return the loss of what is trained beside the policy, summed over rows; None: there is nothing."""
+        return None
+
+    def step_taken(self, parts: Sequence[MicroBatch]) -> None:
+        """Follow the rows of a step that was taken, in buffers that no gradient moves."""
+        return
 
     @abstractmethod
     def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
@@ -51,7 +61,7 @@ class Scorer(torch.nn.Module, ABC):
         Args:
             inputs: [rows, length], ids, padded on the right: nothing ever looks there.
             positions: [targets], int64, of the flattened ``inputs``: of what precedes the actions.
-            target_ids: [targets], those actions, row after row.
+            target_ids: [targets], those actions, row after row; real ones are floating.
             temperature: [targets], > 0, as the completions were sampled with.
 
         Returns:

@@ -232,6 +232,7 @@ def _take_step(
 ) -> StepOutcome:
     """Make one optimizer step, if the batch teaches something; leave the logprobs it saw in the batch."""
     measured = add_gradient(policy, parts, batch, settings.loss)
+    policy.differentiate_beside(parts, weight=measured.objective.beside_weight)
     parameters = list(policy.parameters.values())
     gradient_norm = policy.ranks.gradient_norm(parameters)
     outcome = _outcome(batch, measured, gradient_norm=gradient_norm, ranks=policy.ranks)
@@ -243,6 +244,7 @@ def _take_step(
             factor *= sequence_learning_rate_factor(batch.log_ratio.sum(dim=1))
         with _scaled_rate(optimizer, factor=factor) as learning_rate:
             optimizer.step()
+        policy.scorer.step_taken(parts)
         outcome = replace(outcome, learning_rate=learning_rate)
     optimizer.zero_grad(set_to_none=True)
     return outcome

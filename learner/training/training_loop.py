@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final, Protocol, TypeVar
 
@@ -25,9 +26,11 @@ from learner.intake.copies import Copies
 from learner.intake.group_verdict import GroupRules, judge
 from learner.journal.restart import Due
 from learner.metrics import Instruments
+from learner.operator_orders import LOOK_EVERY_S
 from learner.step_log import StepLine, StepLog
 from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.evidence import Evidence
+from learner.training.order_taker import OrderTaker
 from learner.training.training_state import TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
@@ -106,6 +109,7 @@ class TrainingLoop:
         evidence: Evidence,
         step_log: StepLog,
         on_step: OnStep,
+        operator: OrderTaker,
         instruments: Instruments,
     ) -> None:
         """Continue from where ``training_state`` was restored to."""
@@ -116,6 +120,7 @@ class TrainingLoop:
         self._evidence = evidence
         self._step_log = step_log
         self._on_step = on_step
+        self._operator = operator
         self._clock = instruments.clock
         self._disk_wait = instruments.disk_wait
         self._metrics = instruments.metrics
@@ -153,6 +158,7 @@ class TrainingLoop:
             while not stopping.is_set() and not self._state.completion:
                 if following.done():
                     following.result()
+                await self._obey(stopping)
                 while not self._drain.groups.empty():
                     self._admit(self._drain.groups.get_nowait(), rules, buffer)
                 if batch := self._next_batch(buffer):
@@ -243,12 +249,26 @@ class TrainingLoop:
         )
         return rules, buffer
 
+    async def _obey(self, stopping: asyncio.Event) -> None:
+        """Do what an operator has asked for since the last look."""
+        await self._operator.take_settings(self._in_thread)
+        if (order := self._operator.due_rollback()) is not None:
+            await self._end_checkpoint()
+            await self._operator.roll_back(order, self._in_thread, self._checkpoints, stopping)
+
     async def _admit_next(self, rules: GroupRules, buffer: BatchBuffer) -> None:
-        self._admit(await self._drain.groups.get(), rules, buffer)
+        """Wait for a group, until it is time to look for orders again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_EVERY_S):
+                self._admit(await self._drain.groups.get(), rules, buffer)
 
     def _admit(self, group: RolloutGroup, rules: GroupRules, buffer: BatchBuffer) -> None:
         judged = self._quarantined(group) or judge(
-            group, rules, version=self.version, trained_group_ids=self._trained_slots
+            group,
+            rules,
+            version=self.version,
+            trained_group_ids=self._trained_slots,
+            since_version=self._state.progress.oldest_usable_version,
         )
         if judged.verdict is Verdict.ACCEPTED and (copied := self._copies.add(group)):
             judged = GroupVerdict(group.group_id, Verdict.SUSPECT, copied)
@@ -286,6 +306,7 @@ class TrainingLoop:
             task_digest=self._coordinator.task_digest,
             shut_out=newly,
             trained_group_ids=self._trained_slots,
+            since_version=self._state.progress.oldest_usable_version,
         )
         for group, judged in evicted:
             self._report(judged, group)

@@ -23,8 +23,9 @@ from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, St
 from learner.journal.records import Origin
 from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
 from learner.journal.step_journal import StepJournal, read_journal
+from learner.operator_orders import RollbackOrder
 from learner.step_log import BatchFigures, StepLine, TrainedGroup
-from learner.training.checkpoint import CheckpointCopy, CheckpointStore, newest_index
+from learner.training.checkpoint import CheckpointCopy, CheckpointStore, begin_anew, newest_index
 from learner.training.gradient_steps import GradientSteps, versions_of_tokens
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import root_of
@@ -170,6 +171,7 @@ class TrainingState:
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
         self._is_saved = True
         """Whether the parameters are those of ``version``."""
+        self._is_rolling_back = False
 
     @property
     def version(self) -> int:
@@ -254,6 +256,51 @@ class TrainingState:
         blobs = (random_bytes, *(part for group in encoded for part in group.parts))
         return StepTaken(entry.record, line, entry, blobs, observed)
 
+    def adopt(self, config: LearnerConfig) -> None:
+        """Take the following steps with other settings.
+
+        Raises:
+            StartupError: the objective cannot be loaded.
+        """
+        self._steps.adopt(config)
+        self._config, self._recorded_settings = config, settings_of(config)
+
+    def roll_back(
+        self, order: RollbackOrder, masters: Path, *, unacknowledged: Sequence[StepRecord]
+    ) -> CheckpointCopy:
+        """Make the next version of an earlier one's weights; write what is returned, then ``rolled_back``.
+
+        Until then the version stays what it was, and nobody may be told: a restart knows nothing of it. The
+        optimizer begins anew, because its moments are of the steps that are undone.
+
+        Args:
+            masters: directory of the earlier version's.
+            unacknowledged: step records the coordinator may not have.
+        Raises:
+            OSError, ValueError: the files cannot be read; the parameters are of no version any more.
+        """
+        started_s = self._clock.monotonic()
+        self._is_saved, self._is_rolling_back = False, True
+        self._before_writing()
+        optimizer = self._steps.optimizer
+        self.policy.ranks.tell("begin anew", masters=str(masters.absolute()))
+        begin_anew(self.policy, optimizer, masters)
+        line = StepLine.of_rollback(
+            self.version + 1,
+            restored_version=order.version,
+            at_s=self._clock.now(),
+            took_s=self._clock.monotonic() - started_s,
+        )
+        progress = self.progress.rolled_back(line, order.order, unacknowledged=tuple(unacknowledged))
+        return CheckpointCopy.of(self.policy, optimizer, progress, self._journal.roll())
+
+    def rolled_back(self, copied: CheckpointCopy) -> StepRecord:
+        """Go on from a rollback that is on disk; return its record, to be told."""
+        self.progress, self._is_saved, self._is_rolling_back = copied.progress, True, False
+        self._copied_version, self._copied_at_s = self.version, self._clock.monotonic()
+        self.written()
+        return self.progress.unacknowledged[-1]
+
     def save(self, taken: StepTaken) -> float:
         """Make a step durable; return the seconds that took.
 
@@ -274,7 +321,8 @@ class TrainingState:
         Raises:
             OSError: the disk is full or failing; nothing has changed.
         """
-        if self.has_news_of_best(evaluated):
+        # A rollback's checkpoint says where the journal goes on: nothing may come between.
+        if not self._is_rolling_back and self.has_news_of_best(evaluated):
             self._best = _evaluated_best(evaluated)
             self._write(NewsEntry(None, self._best))
 
@@ -412,6 +460,9 @@ class TrainingState:
             figures=BatchFigures.of(batch),
             teaching_groups=outcome.teaching_groups,
             masters_wait_s=self._masters_wait_s,
+            changed_settings=(
+                self.progress.changed_by(self._recorded_settings) if outcome.is_applied else {}
+            ),
         )
 
 

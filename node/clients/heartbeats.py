@@ -69,6 +69,8 @@ class PeerReports:
     """Learners and samplers: version 0, as made from their model directories. Reported at each join."""
     best_version: Callable[[], int | None] = lambda: None
     """Learners: the best version, as written down for ``export --best``."""
+    changes: Callable[[], Sequence[str]] = tuple
+    """Learners: what an operator has changed lately, a line each, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,7 @@ class Heartbeats:
             revocations_digest=b"" if revocations is None else revocations.digest,
             instance=self._instance,
             best_version=self._reports.best_version(),
+            changes=self._reports.changes(),
         )
 
     def _due_metrics(self) -> tuple[tuple[MetricFamily, ...], Sequence[float]]:

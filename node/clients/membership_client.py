@@ -263,7 +263,7 @@ def _task(settings: RunSettings) -> tuple[bytes, int]:
 
 
 def _warn_of_other_grader(settings: RunSettings, grader_digest: bytes) -> None:
-    if settings.grader_digest not in (b"", grader_digest):
+    if grader_digest and settings.grader_digest not in (b"", grader_digest):
         logger.warning(
             "this peer's grader code is not the run's; it gets no leases and no checks",
             extra={

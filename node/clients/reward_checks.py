@@ -7,15 +7,13 @@ import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.errors import RefusedError
-from node.failure import detail_of
 from node.rollout import EncodedGroup, RewardCheck, RewardFinding, RolloutGroup, check_group
 from node.rpc.channel import ConnectionLost, classified
 from node.waits import side_by_side
-from node.wire.mapping import to_wire
-from node.wire.rollouts import encoded_from_wire, group_from_wire
+from node.wire.rollouts import encoded_from_wire, finding_to_wire, group_from_wire
 
 Check = Callable[[RolloutGroup, bytes], Awaitable[RewardFinding]]
-"""Works out the rewards of a group again, given the prompt's row."""
+"""Works out the rewards of a group, again or for the first time, given the prompt's row."""
 
 
 class RewardCheckClient:
@@ -37,14 +35,15 @@ class RewardCheckClient:
             nonlocal under_way
             finding = await _finding(check, encoded, row)
             under_way -= 1  # before the coordinator can know of it and send another
-            message = to_wire(rollout_pb2.RewardFinding, finding, detail=detail_of(finding.detail))
+            message = finding_to_wire(finding)
             async with writing:
                 await call.write(rollout_pb2.CheckRewardsRequest(finding=message))
 
         try:
             with classified():
-                await call.write(rollout_pb2.CheckRewardsRequest(hello=hello))
                 async with side_by_side() as tasks:
+                    # In a task: to a call that is cancelled without a connection it would never be written.
+                    tasks.create_task(call.write(rollout_pb2.CheckRewardsRequest(hello=hello)))
                     while isinstance(response := await call.read(), rollout_pb2.CheckRewardsResponse):
                         if under_way == groups:
                             raise ConnectionLost(f"the coordinator sent more than {groups} groups at once")
@@ -57,7 +56,7 @@ class RewardCheckClient:
 async def _finding(check: Check, encoded: EncodedGroup, row: bytes) -> RewardFinding:
     try:
         group = group_from_wire(encoded)
-        check_group(group)
+        check_group(group, is_graded=group.is_graded)
     except RefusedError as refused:
         return RewardFinding(encoded.group_id, RewardCheck.UNGRADABLE, str(refused))
     return await check(group, row)

@@ -6,7 +6,6 @@ submit --room in bytes--> written --> waiting, in order --answer--> verdict or r
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from typing import Any, Final
 
@@ -60,9 +59,7 @@ class SubmissionStream:
                 call = self._call or self._open()
                 self._waiting.append(answer)
                 self._something_waits.set()
-                # What has ended the stream is for its reader to say.
-                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await call.write(submission_to_wire(group))
+                await self._write(call, group, answer)
                 if self._singly:
                     await asyncio.wait({answer})
             return await answer
@@ -82,6 +79,19 @@ class SubmissionStream:
         self._reader = asyncio.create_task(self._read(call))
         return call
 
+    async def _write(self, call: "_Call", group: EncodedGroup, answer: "asyncio.Future[Answer]") -> None:
+        """Write a group, unless its answer is there before: the reader's, of what has ended the stream.
+
+        To a call that is cancelled while it has no connection, gRPC would write for ever.
+        """
+        writing: asyncio.Future[Any] = asyncio.ensure_future(call.write(submission_to_wire(group)))
+        either: tuple[asyncio.Future[Any], ...] = (writing, answer)
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not writing.cancel() and not writing.cancelled():
+                writing.exception()  # looked at, or it would be logged as lost
+
     async def _read(self, call: Any) -> None:
         ended: RefusedError | ConnectionLost = ConnectionLost("the hub ended the stream")
         try:
@@ -94,9 +104,6 @@ class SubmissionStream:
             ended = error
         except TimeoutError:
             ended = ConnectionLost(f"no answer to a group for {ANSWER_TIMEOUT_S:g} s")
-        except asyncio.CancelledError:
-            if not call.cancelled():  # this task was, not the call
-                raise
         except IndexError:
             ended = ConnectionLost("the hub answered more groups than it was sent")
         finally:

@@ -35,6 +35,8 @@ COMMANDS: Final = {
     "resume": ("node.commands.resume_command", "end a pause"),
     "drain": ("node.commands.drain_command", "give a sampler no more leases, so that it can be stopped"),
     "pardon": ("node.commands.pardon_command", "ask again what a sampler failed, hold nothing against it"),
+    "rollback": ("learner.rollback_command", "go on from an earlier version, under a new number"),
+    "set": ("learner.set_command", "change the learning rate, a clip bound or the like of a running learner"),
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "doctor": (
         "node.commands.doctor_command",
@@ -48,11 +50,13 @@ COMMANDS: Final = {
     ),
     "simulate": ("node.commands.simulate_command", "simulate a run of many samplers and relays"),
     "export": ("learner.export", "write a version as a model directory, named as the base model is"),
+    "report": ("node.commands.report_command", "write what a run was, with curves, as one HTML file"),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
         "show every configuration value and who set it; start nothing",
     ),
+    "completion": ("node.commands.completion_command", "print what bash, zsh or fish complete, as a script"),
 }
 """Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and its description."""
 
@@ -110,7 +114,7 @@ def _refuse_command(name: str) -> int:
 
 
 def _run_daemon(argv: Sequence[str]) -> int:
-    parser = _daemon_parser()
+    parser = daemon_parser()
     arguments = parser.parse_args(argv)
     if not arguments.roles:
         parser.error("choose what this process does with --role, or a command: " + ", ".join(COMMANDS))
@@ -137,7 +141,8 @@ def _run_daemon(argv: Sequence[str]) -> int:
     return exit_code
 
 
-def _daemon_parser() -> argparse.ArgumentParser:
+def daemon_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line without a command."""
     width = max(map(len, COMMANDS))
     commands = "".join(f"  {name:{width}}  {text}\n" for name, (_, text) in COMMANDS.items())
     parser = argparse.ArgumentParser(

@@ -207,7 +207,7 @@ def _idle_samplers(status: RunStatus) -> Iterator[str]:
     if not idle or not status.batch_groups:
         return
     bound = status.max_staleness_versions
-    waiting = status.slots.get("spooled", 0) + status.slots.get("accepted", 0)
+    waiting = sum(status.slots.get(state, 0) for state in ("ungraded", "spooled", "accepted"))
     spare = min(waiting // status.batch_groups - 1, bound)
     listed = " listed" if status.matching_peers > len(status.peers) else ""
     idles = f"sampler{listed} idles" if idle == 1 else f"samplers{listed} idle"

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
@@ -95,6 +95,11 @@ class CoordinatorConfig(BaseModel):
     grader_digest: str = Field(default="", pattern=r"^([0-9a-f]{32})?$")
     """Digest of the grader code that groups must be graded by, as `heterorl-node status --json` and `try`
     show it. Empty: that of the verifiers present, or of most samplers. Set it where they disagree."""
+    graded_by: Literal["sampler", "verifier"] = "sampler"
+    """Who grades. "verifier": samplers send tokens alone, and groups wait until a verifier has graded them.
+    Then judges and graders that do not repeat themselves are asked by machines you trust. Samplers need
+    neither judge nor sandbox; verifiers must keep up with all of them. Not for tasks that reply or keep
+    state, nor with evaluation. After a change groups graded before are not trained on."""
     require_verifier: bool = False
     """Whether groups wait while no verifier is there to check rewards. The run stands still then, and where
     the task's grader does not repeat itself it never begins. Off, rewards are believed meanwhile."""
@@ -209,6 +214,11 @@ class CoordinatorConfig(BaseModel):
             raise ValueError(f"task = {self.task!r} makes its own prompts: leave [coordinator.data] out")
         if self.data is not None and self.prompts is not None:
             raise ValueError("with [coordinator.data] the number of prompts is known: leave prompts out")
+        if self.verifiers_grade and (every := self.evaluation_settings.every_versions):
+            raise ValueError(
+                f"evaluation.every_versions = {every} with graded_by = 'verifier': held-out prompts are "
+                "scored by the rewards that samplers send; set every_versions = 0, or graded_by = 'sampler'"
+            )
         if self.buffer_groups < self.batch_groups:
             raise ValueError(
                 f"buffer_groups = {self.buffer_groups} is below batch_groups = {self.batch_groups}: "
@@ -317,9 +327,14 @@ class CoordinatorConfig(BaseModel):
         )
 
     @property
+    def verifiers_grade(self) -> bool:
+        return self.graded_by == "verifier"
+
+    @property
     def task_digest(self) -> bytes:
-        """Digest of the task's name and options."""
-        named = json.dumps([self.task, self.task_options], sort_keys=True)
+        """Digest of the task's name and options, and of who grades it where samplers do not."""
+        by = [self.graded_by] if self.verifiers_grade else []
+        named = json.dumps([self.task, self.task_options, *by], sort_keys=True)
         return hashlib.sha256(named.encode()).digest()[:16]
 
     @property

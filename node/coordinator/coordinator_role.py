@@ -308,6 +308,7 @@ def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int)
         sampling=config.sampling,
         task_options_json=config.task_options_json,
         task_digest=config.task_digest,
+        verifiers_grade=config.verifiers_grade,
         prompts=0 if rows is None else rows.prompts,
         group_bytes=group_bytes,
     )

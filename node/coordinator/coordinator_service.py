@@ -92,7 +92,7 @@ class CoordinatorService:
     async def _take_stock(self) -> None:
         """Do what time alone makes necessary."""
         now = self.clock.now()
-        self.checking.turn(now)
+        await self.checking.turn(now)
         try:
             announced = await asyncio.to_thread(self.published.unlogged)
             await self.spool.announce(announced)

@@ -15,7 +15,7 @@ from typing import Final
 
 from node.coordinator.run_status import RunReport
 from node.run import Evaluation, EvaluationStatus, PeerQuery, PeerStatus, RunStatus, StepReport
-from node.web_page import text, web_page
+from node.web_page import table, text, web_page
 
 REFRESH_S: Final = 5
 PEERS_SHOWN: Final = 50
@@ -34,9 +34,12 @@ _WIDTH: Final = 320
 _HEIGHT: Final = 80
 
 _STYLE: Final = """\
-svg { display: block; width: 100%; border-bottom: 1px solid #8888; }
+h1 { margin: 0; }
+h2 { font-size: 1.1em; margin: 1.4em 0 .3em; }
+p, ul { margin: .3em 0; }
+svg { display: block; width: 100%; overflow: visible; border-bottom: 1px solid #8888; }
 polyline { fill: none; stroke: #38c; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
-figure { display: inline-block; width: 22%; min-width: 14em; margin: 0 1em 1em 0; }
+figure { display: inline-block; vertical-align: bottom; width: 22%; min-width: 13em; margin: 0 1em .5em 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .1em 1em .1em 0; overflow-wrap: anywhere; }
 """
@@ -108,7 +111,7 @@ def live_page(status: RunStatus, steps: Sequence[StepReport], *, has_samples: bo
         + _section("Steps", "".join(_curve(name, steps, of) for name, of in _CURVES))
         + _section("Held-out prompts", _evaluations(status.evaluation))
         + _section("Fleet", _table(("role", "state", "peers"), counts))
-        + _section(listed, _table(("peer", "role", "state", "lag", "waits for"), map(_row, status.peers)))
+        + _section(listed, _table(("peer", "role", "state", "behind", "waits for"), map(_row, status.peers)))
         + ('<p><a href="/samples">Samples</a></p>\n' if has_samples else "")
     )
     return web_page(status.run_id, body, style=_STYLE, refresh_s=REFRESH_S)
@@ -124,15 +127,16 @@ def _curve(name: str, steps: Sequence[StepReport], of: Callable[[StepReport], fl
     if not points:
         return f"<figure>{name}: none yet</figure>\n"
     versions, values = zip(*points, strict=True)
-    first, low = versions[0], min(values)
-    per_version, per_value = max(1, versions[-1] - first), max(values) - low or 1.0
+    first, high, spread = versions[0], max(values), max(values) - min(values)
+    per_version = max(1, versions[-1] - first)
     line = " ".join(
-        f"{_WIDTH * (version - first) / per_version:.1f},{_HEIGHT * (1 - (value - low) / per_value):.1f}"
+        f"{_WIDTH * (version - first) / per_version:.1f},"
+        f"{_HEIGHT * ((high - value) / spread if spread else 0.5):.1f}"  # a level curve in the middle
         for version, value in points
     )
     return (
-        f"<figure><figcaption>{name}: <b>{values[-1]:.4g}</b> at version {versions[-1]}, "
-        f"{low:.4g} to {max(values):.4g}</figcaption>"
+        f"<figure><figcaption>{name}: <b>{values[-1]:.4g}</b><br>"
+        f"<small>at version {versions[-1]}; {min(values):.4g} to {high:.4g}</small></figcaption>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none">'
         f'<polyline points="{line}"/></svg></figure>\n'
     )
@@ -155,8 +159,4 @@ def _row(peer: PeerStatus) -> tuple[object, ...]:
 
 
 def _table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    def line(cells: Iterable[object], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{text(cell)}</{tag}>" for cell in cells) + "</tr>\n"
-
-    lines = "".join(line(row, "td") for row in rows)
-    return f"<table>\n{line(names, 'th')}{lines}</table>\n" if lines else "<p>None yet.</p>\n"
+    return table(names, rows) or "<p>None yet.</p>\n"

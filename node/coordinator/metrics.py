@@ -156,8 +156,9 @@ class CoordinatorMetrics:
         self.verifiers = gauge("verifiers", "Verifiers that check rewards; without one rewards are believed.")
         self.reward_checks = counter(
             "reward_checks",
-            "Groups drawn for a check of their rewards, by outcome: a verifier's finding, or that none came "
-            "in time (late) or too many waited (passed over), and they were delivered unchecked.",
+            "Groups drawn for a check of their rewards, or to be graded, by outcome: a verifier's finding, "
+            "or that none came in time (late) or too many waited (passed over), and they were delivered "
+            "unchecked.",
             "outcome",
         )
         self._waiting_newcomers = gauge(

@@ -24,7 +24,7 @@ from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
-from node.run import Role, StepReport, Teaching
+from node.run import Role, StepReport, Teaching, Unusual
 from node.serving.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.serving.pending_verdicts import PendingVerdicts
 from node.telemetry.fleet_collector import FleetCollector
@@ -50,6 +50,8 @@ class HeartbeatReport:
     instance: str = ""
     best_version: int | None = None
     """Learners: as written down for ``export --best``."""
+    changes: tuple[str, ...] = ()
+    """Learners: what an operator has changed lately, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,10 @@ class Peers:
 
     def objection_to_grader(self, peer: Peer) -> str:
         """Return how a peer's grader code differs from the run's; empty where it does not."""
-        return self.accounts.grader.objection(self.grader_of(peer))
+        work, digest = self.accounts.work, self.grader_of(peer)
+        return (
+            work.objection_to_grader(digest) if peer.role is Role.SAMPLER else work.grader.objection(digest)
+        )
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined. Raises RefusedError: NOT_JOINED."""
@@ -287,6 +292,16 @@ class Peers:
         """The best version as the learner has written it down; None: it has not, or is not there."""
         learners = (self._reports[peer] for peer in self._few if peer.role is Role.LEARNER)
         return next((one.best_version for one in learners if one.best_version is not None), None)
+
+    @property
+    def changes(self) -> tuple[Unusual, ...]:
+        """Changes that operators made in the learner lately."""
+        learners = (peer for peer in self._few if peer.role is Role.LEARNER)
+        return tuple(
+            Unusual(f"learner with {what}", 1, (peer.node_id,))
+            for peer in learners
+            for what in self._reports[peer].changes
+        )
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)

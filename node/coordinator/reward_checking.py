@@ -3,12 +3,15 @@
 Any number of verifiers share the groups that wait. A stream that ends leaves the groups it was sent held
 until they are late; once the last has ended, every group is delivered unchecked, or waits for the next
 verifier where one is required.
+
+Where verifiers grade, groups come by the same stream without rewards, and the findings are their grades. What
+a stream that ends leaves is graded by the next verifier at once.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -16,12 +19,14 @@ from node.coordinator.data.rows import Rows
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Notify, Spool
 from node.coordinator.transactions import Transactions
-from node.coordinator.work import trust
+from node.coordinator.work import grading, trust
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.reward_checks import Held
+from node.coordinator.work.reward_checks import MOST_TRIES, Held
 from node.coordinator.work.trust import Checked
 from node.errors import Reason, RefusedError
-from node.rollout import EncodedGroup, RewardCheck, RewardFinding
+from node.failure import Failure
+from node.rollout import EncodedGroup, GroupGrades, RewardCheck, RewardFinding
+from node.wire.rollouts import graded
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +46,8 @@ class Verifier:
     groups: int
     """It takes at once."""
     noise_ratio: float
-    busy: int = 0
-    """Groups it was sent and has not answered for."""
+    sent: set[str] = field(default_factory=set)
+    """Groups it has not answered for."""
 
 
 class RewardChecking:
@@ -67,6 +72,8 @@ class RewardChecking:
         self._verifiers: set[Verifier] = set()
         self._unsettled: list[Held] = []
         """Groups to ask for again, because what was found could not be written or its stream has ended."""
+        self._now_s = 0.0
+        """As of the latest turn."""
         self._news = asyncio.Event()
         spool.has_spooled = self._news.set
         metrics.verifiers.set_function(lambda: len(self._verifiers))
@@ -100,11 +107,13 @@ class RewardChecking:
     def dismiss(self, verifier: Verifier) -> None:
         """End a stream; without a verifier nothing is held back, or everything where one is required."""
         self._verifiers.discard(verifier)
+        self._checks.left(verifier.sent)
         self._news.set()
         if not self._verifiers:
             self._checks.close()
             self._spool.wake_drain()
-            meanwhile = "groups wait" if self._checks.lacks_verifier else "rewards are believed"
+            waits = self._checks.lacks_verifier or self._accounts.work.verifiers_grade
+            meanwhile = "groups wait" if waits else "rewards are believed"
             logger.warning(
                 "no verifier is left", extra={"verifier": verifier.node_id, "meanwhile": meanwhile}
             )
@@ -112,36 +121,52 @@ class RewardChecking:
     async def groups(self, verifier: Verifier) -> AsyncIterator[tuple[EncodedGroup, bytes]]:
         """Yield the groups that a verifier is to check, each with its row."""
         while verifier in self._verifiers:
-            if verifier.busy == verifier.groups or (held := self._checks.next()) is None:
+            is_busy = len(verifier.sent) >= verifier.groups
+            if is_busy or (held := self._checks.next(but=verifier.sent)) is None:
                 self._news.clear()
                 await self._news.wait()
                 continue
             slot = self._accounts.slots.open_slots.get(held.slot)
             group = None if slot is None else await self._transactions.read(slot)
             if slot is None or group is None or group.group_id != held.group_id:
-                self._checks.answered(held.group_id)
+                if (gone := self._checks.answered(held.group_id)) is not None:
+                    self._checks.let_go(gone)
                 continue
-            verifier.busy += 1
+            verifier.sent.add(held.group_id)
             row = b"" if self._rows is None else await asyncio.to_thread(self._rows.row, slot.prompt_index)
             yield group, row
 
     async def note(self, verifier: Verifier, finding: RewardFinding) -> None:
         """Take in what a verifier found out about a group it was sent."""
-        verifier.busy = max(0, verifier.busy - 1)
+        verifier.sent.discard(finding.group_id)
+        self._checks.renew(verifier.sent, self._now_s)
         self._news.set()
-        held = self._checks.answered(finding.group_id)
-        if held is None:
-            return
+        is_final = finding.outcome in (RewardCheck.GRADED, RewardCheck.UNGRADABLE)
+        if not is_final and self._checks.put_off(finding.group_id, self._now_s):
+            self._metrics.reward_checks.labels(finding.outcome).inc()
+            about = {"group_id": finding.group_id, "verifier": verifier.node_id, "detail": finding.detail}
+            logger.warning("group not graded; it is sent again", extra=about)
+        elif (held := self._checks.answered(finding.group_id)) is not None:
+            await self._settle(held, finding, noise_ratio=verifier.noise_ratio)
+
+    async def _settle(self, held: Held, finding: RewardFinding, *, noise_ratio: float = 0.0) -> None:
         is_decided = False
+        group: EncodedGroup | None = None
+        gone = Checked(held.sampler_id)
 
         def decide(now: float) -> Decision[Checked]:
             nonlocal is_decided
             is_decided = True
-            noise_ratio = verifier.noise_ratio
+            if finding.grades is not None:
+                return Decision(gone) if group is None else grading.graded(self._accounts, group)
+            if finding.fault is not None and self._accounts.work.verifiers_grade:
+                return grading.failed(self._accounts, held, finding.fault, finding.detail, now=now)
             return trust.reward_checked(self._accounts, held, finding, noise_ratio=noise_ratio, now=now)
 
         tell = partial(self._tell, held, finding)
         try:
+            if finding.grades is not None:
+                group = await self._graded(held, finding.grades)
             # A stream that ends takes back no decision: what is on disk is told in any case.
             checked = await self._transactions.settle(decide, undo=tell)
         except RefusedError as refused:
@@ -154,13 +179,27 @@ class RewardChecking:
         else:
             tell(checked)
 
+    async def _graded(self, held: Held, grades: GroupGrades) -> EncodedGroup | None:
+        """Return a group with its grades; None where it is not there any more.
+
+        Raises:
+            RefusedError: these are not grades of this group, or the ledger cannot be read.
+        """
+        slot = self._accounts.slots.open_slots.get(held.slot)
+        group = None if slot is None else await self._transactions.read(slot)
+        if group is None or group.group_id != held.group_id:
+            return None
+        now, digest = self._now_s, self._accounts.grader.digest
+        self._metrics.observe_lag("graded", now - group.spooled_at_s)
+        return graded(group, grades, grader_digest=digest, at_s=now)
+
     def _tell(self, held: Held, finding: RewardFinding, checked: Checked) -> None:
         """Tell everybody whom a finding concerns, once what it means is on disk."""
         self._checks.let_go(held)
         self._spool.wake_drain(has_quarantines=bool(checked.proof))
         self._metrics.reward_checks.labels(finding.outcome).inc()
         about = {"sampler": held.sampler_id, "group_id": held.group_id, "detail": finding.detail}
-        if finding.outcome is not RewardCheck.AGREED:
+        if finding.outcome not in (RewardCheck.AGREED, RewardCheck.GRADED):
             logger.warning("rewards not confirmed", extra={"outcome": finding.outcome, **about})
         for verdict in checked.thrown_out:
             self._metrics.groups.labels(verdict.verdict).inc()
@@ -178,15 +217,20 @@ class RewardChecking:
                 },
             )
 
-    def turn(self, now: float) -> None:
-        """Ask again where findings were lost, and deliver unchecked what has been held for too long."""
+    async def turn(self, now: float) -> None:
+        """Ask again where findings were lost, deliver unchecked what has been held for too long, and give up
+        what nobody can grade."""
+        self._now_s = now
         for held in self._unsettled:
             self._checks.ask_again(held)
-        if self._unsettled:
-            self._unsettled.clear()
-            self._news.set()
+        self._unsettled.clear()
         if late := self._checks.late(now):
             self._metrics.reward_checks.labels("late").inc(late)
+        for held in self._checks.hopeless():
+            what = f"{MOST_TRIES} verifiers were sent it, and had gone or were silent before they answered"
+            fault = Failure.GRADING_TIMED_OUT
+            await self._settle(held, RewardFinding(held.group_id, RewardCheck.UNGRADABLE, what, fault))
+        self._news.set()  # a run that leases nothing meanwhile brings no other news of what is sent again
         if self._accounts.slots.open.undelivered:  # a lease's end, too, may let newcomers' groups go
             self._spool.wake_drain()
         if passed_over := self._checks.passed_over:

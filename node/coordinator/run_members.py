@@ -17,7 +17,7 @@ from node.coordinator.work.model_check import Learner
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.limits import LEASES_PER_PEER, METRIC_SAMPLES_PER_HEARTBEAT, STAMP_S
+from node.limits import CHANGES_PER_HEARTBEAT, LEASES_PER_PEER, METRIC_SAMPLES_PER_HEARTBEAT, STAMP_S
 from node.policy import PolicyVersion
 from node.protocol import OURS, check_common
 from node.run import PeerQuery, Role, StepReport, Teaching
@@ -41,6 +41,8 @@ SHARED_STATUS_S: Final = 0.5
 to make, and every member may ask."""
 
 _WAITS_FOR_CHARACTERS: Final = 100
+
+_CHANGE_CHARACTERS: Final = 200
 
 _PROMPTS: Final = 1 << 40
 """As many as ``coordinator.prompts`` may be."""
@@ -194,6 +196,7 @@ class RunMembers:
             has_heard=has_heard,
             instance=request.instance[:_INSTANCE_CHARACTERS],
             best_version=request.best_version if request.HasField("best_version") else None,
+            changes=tuple(text[:_CHANGE_CHARACTERS] for text in request.changes[:CHANGES_PER_HEARTBEAT]),
         )
 
     def _response(

@@ -17,13 +17,13 @@ from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupHeader, RewardFinding, RolloutGroup
+from node.rollout import EncodedGroup, GroupHeader, RolloutGroup
 from node.run import Role, StepRecord
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.verdict import GroupVerdict, Verdict
 from node.waits import side_by_side
 from node.wire.mapping import from_wire, optional_from_wire, to_wire
-from node.wire.rollouts import delivery_to_wire, group_from_wire, header_from_wire
+from node.wire.rollouts import delivery_to_wire, finding_from_wire, group_from_wire, header_from_wire
 
 HELLO_TIMEOUT_S: Final = 15.0
 """A learner that has not sent its hello by then hangs."""
@@ -117,8 +117,7 @@ class RunRollouts:
         self, requests: AsyncIterator[rollout_pb2.CheckRewardsRequest], verifier: Verifier
     ) -> None:
         async for request in requests:
-            detail = detail_of(request.finding.detail)
-            await self.checking.note(verifier, from_wire(RewardFinding, request.finding, detail=detail))
+            await self.checking.note(verifier, finding_from_wire(request.finding))
 
     async def _open(self, node_id: str, hello: rollout_pb2.DrainHello) -> DrainStream:
         if len(hello.held_group_ids) > HELD_GROUPS:

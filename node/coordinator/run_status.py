@@ -54,7 +54,7 @@ class RunReport:
             peer_counts=survey.peer_counts,
             headline=headline,
             waits=waits,
-            unusual=survey.unusual,
+            unusual=(*survey.unusual, *self.table.peers.changes),
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
             step=self.table.peers.step,
@@ -82,6 +82,7 @@ class RunReport:
         started_for_s = max(0.0, now - self._started_at_s)
         announced_for_s = None if head is None else accounts.versions.age_s(head.number, now=now)
         learner, pause = peers.learner, self.held_back.pause
+        load, ungraded_since_s = accounts.load(), accounts.ungraded_since_s()
         return Facts(
             paused="" if pause is None else str(pause),
             paused_s=0.0 if pause is None else pause.for_s(now),
@@ -100,7 +101,10 @@ class RunReport:
             idle_s=0.0 if peers.teaching is None else peers.teaching.idle_s,
             capacity_groups=capacity.groups,
             capacity_bound=capacity.bound,
-            ready_groups=accounts.load().untrained_groups,
+            ready_groups=load.untrained_groups - load.ungraded_groups,
+            ungraded_groups=load.ungraded_groups,
+            ungraded_s=0.0 if ungraded_since_s is None else max(0.0, now - ungraded_since_s),
+            verifiers=peers.live(Role.VERIFIER),
             batch_groups=accounts.terms.bounds.batch_groups,
             lacks_verifier=accounts.reward_checks.lacks_verifier,
         )

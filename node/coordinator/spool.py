@@ -245,7 +245,7 @@ class Spool:
     def _count_misgraded(self, group: GroupTerms) -> None:
         if other_options(group, self._accounts.work.task_digest):
             self._metrics.misgraded_groups.labels("task options").inc()
-        elif self._accounts.grader.objection(group.grader_digest):
+        elif self._accounts.work.objection_to_grader(group.grader_digest):
             self._metrics.misgraded_groups.labels("grader code").inc()
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
@@ -376,6 +376,8 @@ class Spool:
                     "note": "its lag is not shown; set the sampler's clock, or this one",
                 },
             )
+        if self._accounts.work.verifiers_grade:
+            lags.pop("graded", None)
         for stage, lag_s in lags.items():
             self._metrics.observe_lag(stage, lag_s)
 

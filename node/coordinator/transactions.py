@@ -313,7 +313,7 @@ class Transactions:
     def _keep_fresh(self, transaction: Transaction) -> None:
         for slot in transaction.slots:
             self._drop_fresh(slot.number)
-        if (stored := transaction.stored) is not None:
+        if (stored := transaction.stored or transaction.graded) is not None:
             number, _ = slot_and_attempt(stored.group_id)
             self._fresh[number] = stored
             self._fresh_bytes += stored.size_bytes

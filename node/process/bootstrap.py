@@ -27,6 +27,7 @@ from node.process.memory import collect_seldom, keep_freed_memory
 from node.process.preflight import too_few_descriptors
 from node.process.role_context import RoleContext, load_build
 from node.process.service import Service
+from node.process.status_line import status_line
 from node.process.systemd import Systemd
 from node.process.telemetry_http import TelemetryServer
 from node.run import Role
@@ -70,7 +71,10 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
         for observer in observers:
             observer.announce(phase)
 
-    observers: list[Systemd | TelemetryServer] = [Systemd.from_environment(os.environ)]
+    def status() -> str:
+        return status_line(registry, roles, waits_for=node_metrics.waits_for)
+
+    observers: list[Systemd | TelemetryServer] = [Systemd.from_environment(os.environ, status)]
     if (listen := config.telemetry.http_listen) is not None:
         count = node_metrics.count_refusal
         observers.append(

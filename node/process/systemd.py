@@ -1,19 +1,23 @@
-"""Notifications to systemd: ready, stopping, alive. None are sent where NOTIFY_SOCKET is not set.
+"""Notifications to systemd: ready, stopping, alive, what it does. None where NOTIFY_SOCKET is not set.
 
 Each is one datagram to the socket named in NOTIFY_SOCKET; see sd_notify(3).
 """
 
 import asyncio
 import logging
+import math
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Self
 
 from node.process.daemon import Phase
 from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
+
+STATUS_EVERY_S: Final = 5.0
+"""How often ``systemctl status`` is told what the process does, where that has changed."""
 
 _MESSAGES: Final = {
     Phase.STANDBY: "READY=1\nSTATUS=standby",
@@ -27,31 +31,48 @@ class Systemd:
 
     name = "systemd watchdog"
 
-    def __init__(self, *, address: str | None, watchdog_s: float | None) -> None:
+    def __init__(
+        self, *, address: str | None, watchdog_s: float | None, status: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Tell systemd what ``status`` returns, a few words for people, whenever that has changed."""
         self._address = address
         self._watchdog_s = watchdog_s
+        self._status = status
+        self._phase = Phase.STARTING
+        self._said = ""
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Self:
+    def from_environment(cls, environ: Mapping[str, str], status: Callable[[], str] = lambda: "") -> Self:
         """Read NOTIFY_SOCKET, and WATCHDOG_USEC where it is meant for this process (WATCHDOG_PID)."""
         address = environ.get("NOTIFY_SOCKET")
         microseconds = environ.get("WATCHDOG_USEC", "")
         is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         watchdog_s = float(microseconds) / 1e6 if microseconds.isdecimal() and is_ours else None
-        return cls(address=address, watchdog_s=watchdog_s or None)
+        return cls(address=address, watchdog_s=watchdog_s or None, status=status)
 
     def announce(self, phase: Phase) -> None:
         """Send the daemon's phase."""
+        self._phase = phase
         if phase in _MESSAGES:
             self._send(_MESSAGES[phase])
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Send WATCHDOG=1 twice per watchdog period, from the event loop: a stalled loop is a dead daemon."""
         ready()
+        every_s = None if self._address is None else min(STATUS_EVERY_S, (self._watchdog_s or math.inf) / 2)
         while not stopping.is_set():
-            await wait_at_most(stopping, self._watchdog_s and self._watchdog_s / 2)
-            if not stopping.is_set():
-                self._send("WATCHDOG=1")
+            await wait_at_most(stopping, every_s)
+            if not stopping.is_set() and (lines := [*self._due()]):
+                self._send("\n".join(lines))
+
+    def _due(self) -> Iterator[str]:
+        if self._watchdog_s is not None:
+            yield "WATCHDOG=1"
+        if (doing := self._status()) and (
+            said := doing if self._phase is Phase.SERVING else f"{self._phase}; {doing}"
+        ) != self._said:
+            self._said = said
+            yield f"STATUS={said}"
 
     def _send(self, message: str) -> None:
         if self._address is None:

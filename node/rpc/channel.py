@@ -212,7 +212,10 @@ async def call(
 
 @contextlib.contextmanager
 def classified() -> Iterator[None]:
-    """Translate what gRPC raises in the body, which makes a call or reads and writes a stream."""
+    """Translate what gRPC raises in the body, which makes a call or reads and writes a stream.
+
+    A call that is cancelled raises CancelledError, as a task that is: ``HubChannel`` cancels calls.
+    """
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -220,6 +223,11 @@ def classified() -> Iterator[None]:
     except asyncio.InvalidStateError as error:
         # write() on a stream that has ended; only reading would say how it ended.
         raise ConnectionLost("the stream ended while writing") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionLost("the call was ended with others to a hub that gave no answer") from error
 
 
 def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:

@@ -2,10 +2,13 @@
 
 Whoever joins the run moves on from a coordinator that cannot be reached, stands by or drains, and from a
 relay that does not serve for whatever reason; every channel that was dialled to the hub begins its next call
-where the hub is then. A final refusal by a relay is final only once every other address has refused, too: a
-relay's word alone does not stop a sampler that knows another hub.
+where the hub is then. Calls that have begun stay where they are, unless the hub gave no answer: each would
+wait until its own pings find that out, for half a minute, while other peers work with the next coordinator.
+A final refusal by a relay is final only once every other address has refused, too: a relay's word alone does
+not stop a sampler that knows another hub.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -36,6 +39,7 @@ class Hub:
         self._left_first_s: float | None = None
         self._final_refusals: set[str] = set()
         """Addresses that refused for good since the last answer."""
+        self._channels: weakref.WeakSet[HubChannel] = weakref.WeakSet()
 
     def __str__(self) -> str:
         return ",".join(self.addresses)
@@ -50,6 +54,13 @@ class Hub:
             if stays:
                 return
         self._move_on()
+        if not isinstance(error, RefusedError):
+            for channel in tuple(self._channels):
+                channel.end_calls()
+
+    def add_channel(self, channel: "HubChannel") -> None:
+        """End the calls of a channel where the hub that they are at gives no answer."""
+        self._channels.add(channel)
 
     def has_another_word(self) -> bool:
         """Take the next address after a relay's final refusal; return False where all of them refuse."""
@@ -82,7 +93,7 @@ class Hub:
 
 
 class HubChannel(grpc.aio.Channel):
-    """A channel to wherever the hub is when a call begins; calls that have begun stay where they are.
+    """A channel to wherever the hub is when a call begins.
 
     Each move dials anew: a channel that could not connect for a while fails calls until it tries again.
     """
@@ -92,6 +103,14 @@ class HubChannel(grpc.aio.Channel):
         self._dial = dial
         self._moves = hub.moves
         self._channel = dial(hub.address)
+        self._calls: weakref.WeakSet[grpc.aio.Call] = weakref.WeakSet()
+        hub.add_channel(self)
+
+    def end_calls(self) -> None:
+        """End all calls; ``classified`` says to whoever waits for one that the connection is lost."""
+        calls, self._calls = self._calls, weakref.WeakSet()
+        for call in calls:
+            call.cancel()
 
     @property
     def current(self) -> grpc.aio.Channel:
@@ -119,13 +138,21 @@ class HubChannel(grpc.aio.Channel):
         await self.current.channel_ready()
 
     def unary_unary(self, *method: Any, **how: Any) -> Any:
-        return lambda *call, **options: self.current.unary_unary(*method, **how)(*call, **options)
+        return self._callable("unary_unary", method, how)
 
     def unary_stream(self, *method: Any, **how: Any) -> Any:
-        return lambda *call, **options: self.current.unary_stream(*method, **how)(*call, **options)
+        return self._callable("unary_stream", method, how)
 
     def stream_unary(self, *method: Any, **how: Any) -> Any:
-        return lambda *call, **options: self.current.stream_unary(*method, **how)(*call, **options)
+        return self._callable("stream_unary", method, how)
 
     def stream_stream(self, *method: Any, **how: Any) -> Any:
-        return lambda *call, **options: self.current.stream_stream(*method, **how)(*call, **options)
+        return self._callable("stream_stream", method, how)
+
+    def _callable(self, kind: str, method: Sequence[Any], how: dict[str, Any]) -> Callable[..., Any]:
+        def begin(*request: Any, **options: Any) -> Any:
+            call = getattr(self.current, kind)(*method, **how)(*request, **options)
+            self._calls.add(call)
+            return call
+
+        return begin

@@ -1,7 +1,7 @@
 """Lag: seconds between two stages of a group, and the clock offsets that make them comparable; pure.
 
 sampled    sampling started -> finished         on the sampler
-graded     finished -> graded                   on the sampler
+graded     finished -> graded                   on the sampler; where verifiers grade: spooled -> graded
 uploaded   graded -> spooled                    sampler to hub, queueing included
 delivered  spooled -> judged                    coordinator to learner
 trained    spooled -> trained on                coordinator to gradient step

@@ -114,6 +114,14 @@ def _step_record(message: rollout_pb2.StepRecord) -> None:
             f"step record of version {message.version} has {len(message.group_ids)} groups "
             f"and {len(message.staleness_versions)} stalenesses",
         )
+    is_rollback = message.HasField("restored_version")
+    if is_rollback and (message.group_ids or not 0 <= message.restored_version < message.version):
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"a rollback that made version {message.version} from {message.restored_version} with "
+            f"{len(message.group_ids)} groups",
+            fix="it restores an older version and consumes no group",
+        )
 
 
 CHECKS: Final[Mapping[type[Message], Callable[[Any], None]]] = {

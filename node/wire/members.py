@@ -42,6 +42,7 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "step": _LEARNER,
         "teaching": _LEARNER,
         "best_version": _LEARNER,
+        "changes": _LEARNER,
         "revocations_digest": _RELAY,
     },
 }

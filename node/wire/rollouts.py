@@ -3,8 +3,8 @@
 Neither side visits tokens one by one.
 """
 
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
@@ -14,14 +14,19 @@ from numpy.typing import NDArray
 from heterorl.v1 import rollout_pb2
 from node import limits
 from node.errors import Reason, RefusedError
+from node.failure import detail_of
 from node.rollout import (
     Completion,
     EncodedGroup,
     Finish,
+    GroupGrades,
     GroupHeader,
     GroupTerms,
+    RewardFinding,
     RolloutGroup,
     Scalar,
+    check_header,
+    check_metrics,
 )
 from node.wire.mapping import Wire, from_wire, to_wire
 
@@ -41,8 +46,8 @@ _FINISHES: Final = (Finish.LENGTH, Finish.END, Finish.STOP)
 def largest_group_bytes(*, group_size: int, max_new_tokens: int, prompt_tokens: int) -> int:
     """Return the size of the largest encoded group with so many completions of so many tokens each.
 
-    A token takes 16 bytes (id, logprob, version, kept mass) and a bit (whether it was drawn), a completion 9
-    bytes (length, reward, finish) and 4 for each metric.
+    A token takes 16 bytes (id or real action, logprob, version, kept mass) and a bit (whether it was drawn),
+    a completion 9 bytes (length, reward, finish) and 4 for each metric.
     """
     tokens = min(group_size * max_new_tokens, limits.GROUP_TOKENS)
     columns = 4 * prompt_tokens + 16 * tokens + (tokens + 7) // 8
@@ -56,19 +61,71 @@ def group_to_wire(group: RolloutGroup) -> EncodedGroup:
     columns = rollout_pb2.GroupColumns(
         prompt_token_ids=group.prompt_token_ids.astype(_I32).tobytes(),
         completion_lengths=np.array([len(c.token_ids) for c in completions], _I32).tobytes(),
-        token_ids=_joined((c.token_ids for c in completions), _I32),
+        token_ids=_joined((c.token_ids for c in completions if c.actions is None), _I32),
         behaviour_logprobs=_joined((c.of_drawn(c.behaviour_logprob) for c in completions), _F32),
         policy_versions=_joined((c.of_drawn(c.policy_version) for c in completions), _I32),
-        rewards=np.array([c.reward for c in completions], _F32).tobytes(),
+        rewards=np.array([c.reward for c in completions], _F32).tobytes() if group.is_graded else b"",
         finished=bytes(_FINISHES.index(c.finish) for c in completions),
         kept_masses=_joined((c.of_drawn(c.kept_mass) for c in completions if c.kept_mass is not None), _F32),
-        metrics=[
-            rollout_pb2.CompletionMetric(name=name, values=values.astype(_F32).tobytes())
-            for name, values in group.metrics.items()
-        ],
+        metrics=_metrics_to_wire(group.metrics),
         drawn=_bits(completions) if group.drawn_tokens < group.tokens else b"",
+        actions=_joined((c.actions for c in completions if c.actions is not None), _F32),
     )
     return EncodedGroup(header.SerializeToString(), columns.SerializeToString(), group.group_id)
+
+
+def graded(encoded: EncodedGroup, grades: GroupGrades, *, grader_digest: bytes, at_s: float) -> EncodedGroup:
+    """Return an ungraded group with a verifier's grades; its tokens are not looked at.
+
+    Encoded messages one after the other are one message, and no field is in both.
+
+    Raises RefusedError: MALFORMED, NON_FINITE or OVER_LIMIT; these are no grades of this group.
+    """
+    header = header_from_wire(encoded.header)
+    if len(grades.rewards) != header.completions:
+        raise RefusedError(
+            Reason.MALFORMED, f"{len(grades.rewards)} rewards for {header.completions} completions"
+        )
+    header = replace(
+        header,
+        least_reward=float(grades.rewards.min()),
+        largest_reward=float(grades.rewards.max()),
+        grader_digest=grader_digest,
+        graded_at_s=max(header.sampling_finished_at_s, at_s),
+    )
+    check_header(header)
+    check_metrics(grades.metrics)
+    columns = rollout_pb2.GroupColumns(
+        rewards=grades.rewards.astype(_F32).tobytes(), metrics=_metrics_to_wire(grades.metrics)
+    )
+    return replace(
+        encoded,
+        header=to_wire(rollout_pb2.GroupHeader, header).SerializeToString(),
+        columns=encoded.columns + columns.SerializeToString(),
+    )
+
+
+def finding_to_wire(finding: RewardFinding) -> rollout_pb2.RewardFinding:
+    grades = None
+    if finding.grades is not None:
+        grades = rollout_pb2.GroupGrades(
+            rewards=finding.grades.rewards.astype(_F32).tobytes(),
+            metrics=_metrics_to_wire(finding.grades.metrics),
+        )
+    return to_wire(rollout_pb2.RewardFinding, finding, detail=detail_of(finding.detail), grades=grades)
+
+
+def finding_from_wire(message: rollout_pb2.RewardFinding) -> RewardFinding:
+    """Return a verifier's finding. Raises RefusedError: MALFORMED."""
+    grades = None
+    if message.HasField("grades"):
+        rewards = _column(message.grades.rewards, _F32, "rewards")
+        grades = GroupGrades(rewards, _metrics(message.grades.metrics, len(rewards)))
+    if (message.outcome == rollout_pb2.REWARD_CHECK_GRADED) != (grades is not None):
+        raise RefusedError(
+            Reason.MALFORMED, f"finding {message.outcome} {'with' if grades else 'without'} rewards"
+        )
+    return from_wire(RewardFinding, message, detail=detail_of(message.detail), grades=grades)
 
 
 def submission_to_wire(group: EncodedGroup) -> rollout_pb2.SubmitRolloutsRequest:
@@ -140,12 +197,18 @@ def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
             Reason.OVER_LIMIT, f"a group of {tokens} tokens, allowed are {limits.GROUP_TOKENS}"
         )
     n = len(lengths)
-    token_ids = _column(message.token_ids, _I32, "token_ids", tokens)
+    has_actions = bool(message.actions)
+    token_ids = _column(message.token_ids, _I32, "token_ids", 0 if has_actions else tokens)
+    actions = _column(message.actions, _F32, "actions", tokens if has_actions else 0)
+    if has_actions:
+        token_ids = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
     is_drawn = _is_drawn(message.drawn, tokens) if message.drawn else None
     drawn = tokens if is_drawn is None else int(is_drawn.sum())
     behaviour_logprobs = _column(message.behaviour_logprobs, _F32, "behaviour_logprobs", drawn)
     policy_versions = _column(message.policy_versions, _I32, "policy_versions", drawn)
-    rewards = _column(message.rewards, _F32, "rewards", n)
+    rewards = np.full(n, np.nan, _F32)
+    if message.rewards:
+        rewards = _column(message.rewards, _F32, "rewards", n)
     finished = _column(message.finished, _U8, "finished", n)
     if (finished >= len(_FINISHES)).any():
         raise RefusedError(Reason.MALFORMED, f"finish {int(finished.max())} is not one this version knows")
@@ -169,10 +232,11 @@ def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
                 finish=_FINISHES[finish],
                 kept_mass=kept_masses[end - length : end] if has_kept_masses else None,
                 is_drawn=None if is_drawn is None else is_drawn[end - length : end],
+                actions=actions[end - length : end] if has_actions else None,
             )
             for length, end, reward, finish in zip(lengths, ends, rewards, finished, strict=True)
         ),
-        metrics=_metrics(message, n),
+        metrics=_metrics(message.metrics, n),
         sampler_id=encoded.sampler_id,
         spooled_at_s=encoded.spooled_at_s,
     )
@@ -183,7 +247,7 @@ def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
 def _check_agreement(stated: GroupHeader, found: GroupHeader) -> None:
     for one in fields(GroupHeader):
         said, is_now = getattr(stated, one.name), getattr(found, one.name)
-        if said != is_now and not said != said:  # NaN has its own refusal
+        if said != is_now and not (said != said and is_now != is_now):  # both NaN: none is graded
             raise RefusedError(
                 Reason.MALFORMED, f"the group's header says {one.name} = {said!r}, its columns {is_now!r}"
             )
@@ -205,9 +269,16 @@ def _parsed(message: Wire, data: bytes) -> Wire:
     return message
 
 
-def _metrics(message: rollout_pb2.GroupColumns, n: int) -> dict[str, NDArray[np.float32]]:
-    metrics = {metric.name: _column(metric.values, _F32, "metrics", n) for metric in message.metrics}
-    if len(metrics) < len(message.metrics):
+def _metrics_to_wire(metrics: Mapping[str, NDArray[np.float32]]) -> list[rollout_pb2.CompletionMetric]:
+    return [
+        rollout_pb2.CompletionMetric(name=name, values=values.astype(_F32).tobytes())
+        for name, values in metrics.items()
+    ]
+
+
+def _metrics(messages: Collection[rollout_pb2.CompletionMetric], n: int) -> dict[str, NDArray[np.float32]]:
+    metrics = {metric.name: _column(metric.values, _F32, "metrics", n) for metric in messages}
+    if len(metrics) < len(messages):
         raise RefusedError(Reason.MALFORMED, "the group has a metric twice")
     return metrics
 

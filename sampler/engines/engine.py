@@ -18,6 +18,9 @@ from node.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
 
+PROBE_ID: Final = "probe"
+"""The request that tries a new version: the engine's ``probe``, answered with one action."""
+
 TEXT_PROBE: Final = np.arange(4, dtype=np.int32)
 """The ``probe`` of engines that write text: tokens that any vocabulary has."""
 

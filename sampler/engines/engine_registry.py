@@ -17,14 +17,19 @@ from node.policy_kind import PolicyKind, kind_of
 from sampler.engines.engine import Engine, EngineSettings
 
 RANKING: Final = "ranking"
+NOISE_MASK: Final = "noise_mask"
 
 ENGINES: Final[Mapping[str, str]] = {
     "torch": "sampler.engines.torch_engine:load",
     "vllm": "sampler.engines.vllm.vllm_engine:VllmEngine",
     "remote": "sampler.engines.remote.remote_engine:RemoteEngine",
     RANKING: "sampler.engines.ranking_engine:RankingEngine",
+    NOISE_MASK: "sampler.engines.noise_mask_engine:NoiseMaskEngine",
 }
 """Name -> ``package.module:function``."""
+
+OF_KIND: Final = {PolicyKind.RANKING: RANKING, PolicyKind.NOISE_MASK: NOISE_MASK}
+"""The engine of each kind of policy that has one to itself; the others write text."""
 
 AUTO: Final = "auto"
 """The engine is chosen by what is installed."""
@@ -93,12 +98,13 @@ def load_engine(name: str, settings: EngineSettings) -> Engine:
 
 def _for_kind(name: str, settings: EngineSettings) -> str:
     """Return the engine for the model's kind of policy; StartupError if ``name`` is one for another."""
-    ranks = kind_of(settings.model_dir) is PolicyKind.RANKING
-    name = RANKING if name == AUTO and ranks else chosen_engine(name, device=settings.device)
-    if (name == RANKING) is not ranks:
+    kind = kind_of(settings.model_dir)
+    own = OF_KIND.get(kind)
+    name = own if name == AUTO and own else chosen_engine(name, device=settings.device)
+    if name != own and (own or name in OF_KIND.values()):
         raise StartupError(
-            f"the model in {settings.model_dir} {'ranks' if ranks else 'writes text'}, and the engine {name} "
-            f"{'does not' if ranks else 'ranks'}",
+            f"the model in {settings.model_dir} is a policy of the kind {kind}, and the engine {name} is for "
+            "another",
             fix=f"Set sampler.engine = {AUTO!r}",
         )
     return name

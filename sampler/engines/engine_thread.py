@@ -28,7 +28,7 @@ from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.process.abandoned_threads import abandon
 from node.sampling_parameters import SamplingParameters
-from sampler.engines.engine import GenerationRequest
+from sampler.engines.engine import PROBE_ID, GenerationRequest
 from sampler.engines.restartable_engine import FAULTS, EngineEndedError, EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics
 from sampler.served_policy import Event, ServedPolicy
@@ -42,7 +42,6 @@ not mend, such as a broken CUDA context, a new process may."""
 IDLE_CHECK_S: Final = 10.0
 """How often an engine with nothing to do is asked whether it still answers."""
 
-_PROBE_ID: Final = "probe"
 _PROBE_SAMPLING: Final = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1)
 
 Result = TypeVar("Result")
@@ -124,7 +123,7 @@ class EngineThread:
                     if done is None:
                         await self._idle()
                         continue
-                    if (probe := done.pop(_PROBE_ID, None)) is not None and self._is_rejected(probe):
+                    if (probe := done.pop(PROBE_ID, None)) is not None and self._is_rejected(probe):
                         failed()
                         continue
                     for request in done.values():
@@ -221,8 +220,8 @@ class EngineThread:
         version = change()
         if version is not None:
             self._engine.serve(version.number)
-            self._engine.cancel([_PROBE_ID])
-            self._engine.add(GenerationRequest(_PROBE_ID, self._engine.probe, 1, _PROBE_SAMPLING))
+            self._engine.cancel([PROBE_ID])
+            self._engine.add(GenerationRequest(PROBE_ID, self._engine.probe, 1, _PROBE_SAMPLING))
             self._metrics.swap_seconds.observe(time.perf_counter() - started)
         return version
 

@@ -4,9 +4,7 @@ A request is a query with its candidates (``node.rankings``). A step scores one 
 all of its rankings at once, best first from scores with Gumbel noise, so that nothing runs across versions.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -22,12 +20,13 @@ from node.rollout import Completion, Finish
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
 from sampler.engines.ranking_tokenizer import RankingTokenizer
+from sampler.engines.whole_request_engine import WholeRequestEngine
 
 _PAIRS_AT_ONCE: Final = 64
 """Pairs in a forward pass."""
 
 
-class RankingEngine:
+class RankingEngine(WholeRequestEngine):
     """See ``sampler.engines.engine.Engine``."""
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -44,8 +43,7 @@ class RankingEngine:
             threads=settings.threads,
             seed=settings.seed,
         )
-        self.layout, self.weights = loaded.layout, loaded.weights
-        self._model = loaded.model
+        super().__init__(loaded)
         self._separator = separator_of(model_config(settings.model_dir))
         if self._model.config.pad_token_id is None:
             self._model.config.pad_token_id = self._separator
@@ -53,19 +51,8 @@ class RankingEngine:
         # A query with two candidates, of neither token that has a meaning of its own.
         ordinary = [n for n in range(5) if n not in (self._separator, self._model.config.pad_token_id)]
         self.probe = prompt_of(ordinary[:1], [ordinary[1:2], ordinary[2:3]], separator=self._separator)
-        self._random = np.random.default_rng(loaded.generator.initial_seed())
-        self._version = 0
-        self._waiting: deque[tuple[GenerationRequest, Pairs]] = deque()
 
-    @property
-    def running(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def add(self, request: GenerationRequest) -> None:
+    def check(self, request: GenerationRequest) -> None:
         sampling = request.sampling
         if sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 1 or sampling.stop:
             raise RefusedError(
@@ -74,17 +61,10 @@ class RankingEngine:
                 "or greedily with top_k = 1",
                 fix="leave top_p, min_p, top_k and stop out of the coordinator's configuration",
             )
-        self._waiting.append((request, self._pairs(request.prompt_token_ids)))
+        self._pairs(request.prompt_token_ids)
 
-    def cancel(self, request_ids: Sequence[str]) -> None:
-        gone = set(request_ids)
-        self._waiting = deque(one for one in self._waiting if one[0].request_id not in gone)
-
-    @torch.inference_mode()
-    def step(self) -> list[GenerationRequest]:
-        if not self._waiting:
-            return []
-        request, pairs = self._waiting.popleft()
+    def drawn(self, request: GenerationRequest) -> Iterable[Completion]:
+        pairs = self._pairs(request.prompt_token_ids)
         scores = np.concatenate(
             [self._scores(pairs, first) for first in range(0, len(pairs.lengths), _PAIRS_AT_ONCE)]
         ).astype(np.float64)
@@ -95,32 +75,15 @@ class RankingEngine:
         orders = np.broadcast_to(np.argsort(-(scores + noise), axis=-1), (request.wanted, len(scores)))
         orders = np.ascontiguousarray(orders[:, :ranked], np.int32)
         logprobs = ranking_logprob(scores, orders).astype(np.float32)
-        return [
-            replace(
-                request,
-                completions=tuple(
-                    Completion(
-                        token_ids=order,
-                        # What greed chose was certain, among what top_k kept.
-                        behaviour_logprob=np.zeros_like(logprob) if sampling.top_k else logprob,
-                        policy_version=np.full(ranked, self._version, np.int32),
-                        finish=Finish.END,
-                        kept_mass=np.exp(logprob) if sampling.top_k else None,
-                    )
-                    for order, logprob in zip(orders, logprobs, strict=True)
-                ),
+        for order, logprob in zip(orders, logprobs, strict=True):
+            yield Completion(
+                token_ids=order,
+                # What greed chose was certain, among what top_k kept.
+                behaviour_logprob=np.zeros_like(logprob) if sampling.top_k else logprob,
+                policy_version=np.full(ranked, self._version, np.int32),
+                finish=Finish.END,
+                kept_mass=np.exp(logprob) if sampling.top_k else None,
             )
-        ]
-
-    def serve(self, version: int) -> None:
-        if version < self._version:
-            raise ValueError(f"version {version} is older than {self._version}, which is being served")
-        self._version = version
-
-    def close(self) -> None:
-        self._waiting.clear()
-        self._model.to("meta")  # type: ignore[arg-type]
-        del self.weights
 
     def _pairs(self, prompt: NDArray[np.int32]) -> Pairs:
         config = self._model.config

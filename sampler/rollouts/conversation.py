@@ -1,5 +1,6 @@
 """One completion in the making: what the policy wrote in each turn and what the task replied; pure."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,7 +80,14 @@ class Conversation:
         """Return what a grader sees; ``has_replies``: whether the task may reply."""
         drawn = sum(len(part.token_ids) for part in self._parts[::2])
         conversation = tuple(self.messages) if has_replies else ()
-        return CompletionText(self.messages[-1]["content"], drawn, self.finish.value, conversation)
+        measured = self._parts[-1].reward
+        return CompletionText(
+            self.messages[-1]["content"],
+            drawn,
+            self.finish.value,
+            conversation,
+            None if math.isnan(measured) else measured,
+        )
 
     def completion(self, *, reward: float) -> Completion:
         """Return the whole as the learner gets it."""
@@ -94,4 +102,5 @@ class Conversation:
             finish=self.finish,
             kept_mass=np.concatenate(kept_masses) if kept_masses else None,
             is_drawn=np.concatenate(is_drawn) if len(parts) > 1 else None,
+            actions=parts[0].actions,
         )

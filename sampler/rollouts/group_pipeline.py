@@ -11,6 +11,7 @@ Prompts, replies and grades are made in other processes, in tasks that end with 
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
 
@@ -219,22 +220,27 @@ class GroupPipeline:
         if self.task.description.max_turns > 1:
             for conversation in job.conversations:
                 self._metrics.completion_turns.observe(conversation.turns)
+        grades = None
         try:
-            _, grades = await self.task.grade(job.prompt, job.conversations)
+            if self.task.grades:
+                _, grades = await self.task.grade(job.prompt, job.conversations)
         except TaskError as error:
             self._fail(job.lease.lease_id, error, Dropped.UNGRADED)
             return
         self.leasing.note_success()
         group = self._group(job, grades, finished_at_s=finished_at_s)
         self._metrics.tokens.inc(group.drawn_tokens)
-        if job.lease.purpose is LeasePurpose.TRAINING:
+        if job.lease.purpose is LeasePurpose.TRAINING and grades is not None:
             self._metrics.reward_mean.set(group.reward_mean)
         self._work_queue.advance(group.group_id, JobState.SUBMITTING)
         await self._submitter.put(group)
 
-    def _group(self, job: Job, grades: Grades, *, finished_at_s: float) -> RolloutGroup:
+    def _group(self, job: Job, grades: Grades | None, *, finished_at_s: float) -> RolloutGroup:
+        """Return what is submitted of a job; without ``grades`` verifiers work out the rewards."""
         assert job.prompt is not None, "a generated job has a prompt"
         lease, graded_at_s, offset_s = job.lease, self._clock.now(), self._offset_s()
+        rewards = [math.nan] * len(job.conversations) if grades is None else grades.rewards
+        metrics = {} if grades is None else grades.metrics
         return RolloutGroup(
             run_id=self._run_id,
             group_id=lease.lease_id,
@@ -245,7 +251,7 @@ class GroupPipeline:
             prompt_token_ids=job.prompt.token_ids,
             completions=tuple(
                 conversation.completion(reward=reward)
-                for conversation, reward in zip(job.conversations, grades.rewards, strict=True)
+                for conversation, reward in zip(job.conversations, rewards, strict=True)
             ),
             sampling=lease.sampling,
             # In order, although the clock may have been set meanwhile.
@@ -253,8 +259,8 @@ class GroupPipeline:
             sampling_finished_at_s=min(finished_at_s, graded_at_s) + offset_s,
             graded_at_s=graded_at_s + offset_s,
             task_digest=lease.task_digest,
-            grader_digest=self.task.description.code_digest,
-            metrics={name: np.array(values, np.float32) for name, values in grades.metrics.items()},
+            grader_digest=self.task.grader_digest,
+            metrics={name: np.array(values, np.float32) for name, values in metrics.items()},
         )
 
     def _fail(self, lease_id: str, error: TaskError, reason: Dropped) -> None:

@@ -1,5 +1,6 @@
 """Sums over the groups submitted lately: one log line for many groups; pure."""
 
+import math
 from collections import Counter
 from statistics import fmean
 from typing import Any, Final
@@ -39,7 +40,8 @@ class GroupTally:
         """Return the sums so far, None if there are none, and begin again.
 
         ``sampled_s`` is the mean from the start of sampling to the last token, ``graded_s`` from there to the
-        rewards, and ``metrics`` what graders measured: means over the groups that have it.
+        rewards, and ``metrics`` what graders measured: means over the groups that have it. Where verifiers
+        grade, there is no ``reward_mean``.
         """
         totals = None
         if self._rows:
@@ -49,7 +51,7 @@ class GroupTally:
                 "within_s": round(now - self._since_s, 1),
                 "verdicts": dict(self._verdicts),
                 "tokens": sum(tokens),
-                "reward_mean": round(fmean(rewards), 4),
+                **({} if math.isnan(rewards[0]) else {"reward_mean": round(fmean(rewards), 4)}),
                 "oldest_version": min(self._versions),
                 "newest_version": max(self._versions),
                 "sampled_s": round(fmean(sampled_s), 3),

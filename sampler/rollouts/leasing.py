@@ -25,7 +25,7 @@ ORDERS: Final = ("paused", "drained")
 
 BOUNDS: Final = frozenset({
     "concurrency", "staleness", "buffer", "share", "faults", "quarantine", "learner", "ledger", "task",
-    "prompts", "grader", "bytes", *ORDERS,
+    "prompts", "grader", "bytes", "grading", *ORDERS,
 })  # fmt: skip
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 

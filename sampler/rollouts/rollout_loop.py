@@ -117,12 +117,13 @@ class RolloutLoop:
             group_size=settings.group_size,
             config=self._config,
             metrics=self._metrics,
+            grades=not settings.verifiers_grade,
         )
 
     async def _tell_task(self) -> None:
         task = self._pipeline.task
         await self._membership.tell_task(
-            task.prompts, task_digest=task.digest, grader_digest=task.description.code_digest
+            task.prompts, task_digest=task.digest, grader_digest=task.grader_digest
         )
 
     async def _load_again(self) -> None:

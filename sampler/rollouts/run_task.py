@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from node.errors import RefusedError, StartupError
+from node.errors import ConfigError, RefusedError, StartupError
 from node.failure import Failure
 from node.limits import PROMPT_TOKENS
 from node.rollout import PromptLease
@@ -34,6 +34,8 @@ class RunTask:
     description: TaskDescription
     template_arguments: Mapping[str, Any]
     graders: GraderPool
+    grades: bool = True
+    """Whether this peer grades; otherwise verifiers do, and the graders only make prompts."""
 
     @classmethod
     async def load(
@@ -46,17 +48,21 @@ class RunTask:
         group_size: int,
         config: GradingConfig,
         metrics: GraderMetrics,
+        grades: bool = True,
     ) -> Self:
         """Start the graders of a task.
 
         Args:
             digest: Of its name and options.
             rows: Of the run's data; 0: it has none.
+            grades: Whether this peer grades.
         Raises:
             ConfigError: the task cannot be had or made here, or it and the data do not fit each other.
             StartupError: its process does not start, or lacks a key or a sandbox.
         """
-        setup = await asyncio.to_thread(task_setup, config, name, options, group_size=group_size)
+        setup = await asyncio.to_thread(
+            task_setup, config, name, options, group_size=group_size, grades=grades
+        )
         graders = GraderPool(lambda: _grader(setup, config, metrics), most=config.grader_processes)
         metrics.watch(
             grader_processes=lambda: graders.processes, grader_queue_requests=lambda: graders.waiting
@@ -64,11 +70,18 @@ class RunTask:
         try:
             description = await _started(graders, setup)
             prompts = prompts_of(description, rows=rows, path=setup.path)
+            if not grades:
+                _check_gradable_elsewhere(description)
         except BaseException:
             await graders.close()
             raise
         arguments = {**description.template_arguments, **setup.template_arguments}
-        return cls(name, digest, prompts, description, arguments, graders)
+        return cls(name, digest, prompts, description, arguments, graders, grades)
+
+    @property
+    def grader_digest(self) -> bytes:
+        """Digest of the code that grades here; empty where none does."""
+        return self.description.code_digest if self.grades else b""
 
     def has(self, lease: PromptLease) -> bool:
         """Whether a lease is for a prompt of this task; held-out rows come after the others."""
@@ -148,6 +161,19 @@ def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:
     if prompts is None:
         raise unusable(path, "its prompts are rows, and the run has none: set coordinator.data.file")
     return prompts
+
+
+def _check_gradable_elsewhere(description: TaskDescription) -> None:
+    """Raise ConfigError where only the process that made a prompt, or saw the turns, can grade."""
+    if description.is_stateful or description.max_turns > 1:
+        what = "is_stateful = True" if description.is_stateful else f"max_turns = {description.max_turns}"
+        raise ConfigError(
+            key="coordinator.graded_by",
+            value="verifier",
+            source="the coordinator",
+            rule=f"needs a task that keeps no state and does not reply; this one has {what}",
+            fix='Set coordinator.graded_by = "sampler", or change the task.',
+        )
 
 
 def _grader(setup: TaskSetup, config: GradingConfig, metrics: GraderMetrics) -> Grader:

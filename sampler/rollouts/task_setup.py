@@ -41,11 +41,17 @@ PROXIES: Final = tuple(
 
 
 def task_setup(
-    config: GradingConfig, name: str, options: Mapping[str, Any], *, group_size: int = 1
+    config: GradingConfig,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    group_size: int = 1,
+    grades: bool = True,
 ) -> TaskSetup:
     """Return the run's task on this sampler, from the name and options that the coordinator sent.
 
-    Blocks for a moment where the task needs the sandbox, which is tried.
+    Blocks for a moment where the task needs the sandbox, which is tried. Where this peer does not grade, it
+    needs nothing that only graders do: no judge, sandbox or grader of one's own.
 
     Raises:
         ConfigError: the name is neither built in nor in ``sampler.custom_tasks``, this sampler does not allow
@@ -59,8 +65,10 @@ def task_setup(
         checked = checked_options(name, options)
     except ValueError as error:
         raise _wrong_options(options, str(error)) from error
-    _check_code(config, checked)
-    if checked is not None and checked.package is not None:
+    is_for_prompts = isinstance(checked, JsonlOptions) and not grades
+    if not is_for_prompts:
+        _check_code(config, checked)
+    if not is_for_prompts and checked is not None and checked.package is not None:
         NeededPackage(
             "coordinator.task", name, checked.package, extra=checked.extra, source="the coordinator"
         ).check()
@@ -71,7 +79,9 @@ def task_setup(
     variables: tuple[str, ...] = config.grader_environment
     if isinstance(checked, PromptOptions):
         options = {**options, "chat": checked.chat is not False and has_chat_template}
-    if isinstance(checked, JsonlOptions) and checked.judge is not None:
+    if is_for_prompts:
+        local = {"grades": False}
+    elif isinstance(checked, JsonlOptions) and checked.judge is not None:
         local = _judge_settings(config, checked.judge, group_size)
         key = config.judge.api_key_env if config.judge is not None else None
         variables = (*variables, *PROXIES, *([key] if key else []))

@@ -1,7 +1,8 @@
 """The verifier's work: the run's task is loaded as by a sampler, and grades groups again that others graded.
+Where the run leaves grading to verifiers, it grades groups that nobody has graded.
 
 load the task --> grade what the coordinator sends --task changed, stream lost--> again
-'-- a grader that cannot repeat itself: wait until the task changes
+'-- a grader that cannot repeat itself, where it should: wait until the task changes
 """
 
 import asyncio
@@ -16,14 +17,16 @@ from numpy.typing import NDArray
 from node.clients.membership_client import MembershipClient
 from node.clients.reward_checks import RewardCheckClient
 from node.errors import RefusedError
-from node.rollout import RewardCheck, RewardFinding, RolloutGroup
+from node.rollout import GroupGrades, RewardCheck, RewardFinding, RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
+from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
 from node.waits import run_until
 from sampler.config import VerifierConfig
 from sampler.metrics import VerifierMetrics
 from sampler.rollouts.regrading import compared, completion_texts, misstated_finish
 from sampler.rollouts.run_task import RunTask
+from sampler.tasks.grader_pool import Grades
 from sampler.tasks.grader_process import TaskError
 
 logger = logging.getLogger(__name__)
@@ -77,15 +80,16 @@ class Verification:
         """
         while not stopping.is_set():
             self._task_changed.clear()
-            task = await self._load()
+            settings = await self._membership.settings()
+            task = await self._load(settings)
             ready()
+            verify = self._verify(task, repeats=not settings.verifiers_grade)
             try:
-                await run_until(stopping, run_until(self._task_changed, self._verify(task)))
+                await run_until(stopping, run_until(self._task_changed, verify))
             finally:
                 await task.graders.close()
 
-    async def _load(self) -> RunTask:
-        settings = await self._membership.settings()
+    async def _load(self, settings: RunSettings) -> RunTask:
         return await RunTask.load(
             settings.task,
             json.loads(settings.task_options_json or "{}"),
@@ -96,16 +100,16 @@ class Verification:
             metrics=self._metrics,
         )
 
-    async def _verify(self, task: RunTask) -> None:
+    async def _verify(self, task: RunTask, *, repeats: bool) -> None:
+        """Grade until the task changes; ``repeats``: again, what samplers have graded."""
         said = task.description
-        if said.noise_ratio is None or said.is_stateful or said.max_turns > 1:
+        if (repeats and said.noise_ratio is None) or said.is_stateful or said.max_turns > 1:
             logger.warning(
                 "the rewards of this task cannot be worked out again",
                 extra={"task": task.name, "is_stateful": said.is_stateful, "max_turns": said.max_turns},
             )
             with self._node_metrics.waiting("task whose rewards can be checked"):
                 await asyncio.Event().wait()
-        assert said.noise_ratio is not None
         await self._membership.tell_task(0, task_digest=task.digest, grader_digest=said.code_digest)
         while True:
             try:
@@ -113,7 +117,7 @@ class Verification:
                     lambda group, row: self._check(task, group, row),
                     task_digest=task.digest,
                     groups=self._config.groups_at_once,
-                    noise_ratio=said.noise_ratio,
+                    noise_ratio=said.noise_ratio or 0.0,
                 )
             except (RefusedError, ConnectionLost) as error:
                 if isinstance(error, RefusedError) and not error.reason.is_retryable:
@@ -129,7 +133,7 @@ class Verification:
         return finding
 
     async def _finding(self, task: RunTask, group: RolloutGroup, row: bytes) -> RewardFinding:
-        if group.grader_digest != task.description.code_digest:
+        if group.is_graded and group.grader_digest != task.description.code_digest:
             what = f"grader code {group.grader_digest.hex()} is not this verifier's"
             return RewardFinding(group.group_id, RewardCheck.SKIPPED, what)
         texts = await asyncio.to_thread(_decoded, group, self._decoder)
@@ -140,8 +144,14 @@ class Verification:
             grades = await task.graders.grade_again(group.prompt_index, row.decode(errors="replace"), seen)
         except TaskError as error:
             outcome = RewardCheck.SKIPPED if error.fault is None else RewardCheck.UNGRADABLE
-            return RewardFinding(group.group_id, outcome, str(error))
-        return compared(group, grades.rewards)
+            return RewardFinding(group.group_id, outcome, str(error), error.fault)
+        return compared(group, grades.rewards) if group.is_graded else _graded(group, grades)
+
+
+def _graded(group: RolloutGroup, grades: Grades) -> RewardFinding:
+    metrics = {name: np.array(values, np.float32) for name, values in grades.metrics.items()}
+    rewards = np.array(grades.rewards, np.float32)
+    return RewardFinding(group.group_id, RewardCheck.GRADED, grades=GroupGrades(rewards, metrics))
 
 
 def _decoded(group: RolloutGroup, decoder: Decoder) -> list[str]:

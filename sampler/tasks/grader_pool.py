@@ -227,7 +227,12 @@ class GraderPool:
 
 
 def _given(completions: Sequence[CompletionText]) -> list[tuple[Any, ...]]:
-    return [(c.text, c.tokens, c.finish, *([c.conversation] if c.conversation else [])) for c in completions]
+    return [
+        (c.text, c.tokens, c.finish)
+        if not c.conversation and c.measured is None
+        else (c.text, c.tokens, c.finish, c.conversation, c.measured)
+        for c in completions
+    ]
 
 
 def _grades(reply: dict[str, Any], completions: Sequence[CompletionText]) -> Grades:

@@ -27,7 +27,8 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 class JsonlTask:
-    """One prompt for each row; ``local``: this sampler's settings for the graders ``judge`` and ``code``."""
+    """One prompt for each row; ``local``: this sampler's settings for the graders ``judge`` and ``code``, or
+    ``grades``: False where it makes prompts alone."""
 
     prompts = None
 
@@ -37,7 +38,9 @@ class JsonlTask:
         self.noise_ratio: float | None = _NOISE.get(given.grader)
         self.outages: Counter[Outage] = Counter()
         self._grade_group: Callable[[Row, Sequence[CompletionText]], list[Graded]]
-        if given.judge is not None:
+        if local is not None and not local.get("grades", True):
+            self._grade_group = _graded_elsewhere
+        elif given.judge is not None:
             from sampler.tasks.judge import Judge  # an extra: imported only where it is used
 
             assert local is not None, "task_setup has looked for the judge"
@@ -156,6 +159,10 @@ class ReasoningGymTask:
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> float:
         answer = answer_of(completion, self._options)
         return float(self._dataset.score_answer(answer=answer, entry=self._dataset[index]))
+
+
+def _graded_elsewhere(row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
+    raise RuntimeError("verifiers grade this run")
 
 
 def asked(question: str | Sequence[Message], options: PromptOptions) -> str | Sequence[Message]:

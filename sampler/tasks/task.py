@@ -32,6 +32,8 @@ class CompletionText:
     """``end`` (the model's end token), ``stop`` (a stop string) or ``length`` (cut at the limit)."""
     conversation: Sequence[Message] = ()
     """All turns and the replies between them, as ``reply`` gets them; empty where the task has none."""
+    measured: float | None = None
+    """The reward, where the engine computes it from the model itself; None: it does not."""
 
 
 Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
@@ -83,7 +85,8 @@ class Task(Protocol):
 
     A task whose grader gives the same rewards again says so: ``noise_ratio = 0.0`` on the class, or the share
     of groups, below 0.1, in which an honest second grading may differ, where it depends on time or machine.
-    Then verifiers work out the rewards of some groups again. Without it, None, rewards are believed.
+    Then verifiers work out the rewards of some groups again. Without it, None, rewards are believed, unless
+    the run leaves grading to verifiers.
 
     A task that answers what the model writes has ``reply(index, row, conversation)`` as well. It is called
     after each turn with what was said since the prompt, as messages of which the model's have the role
@@ -132,6 +135,7 @@ class TaskSetup:
 BUILT_IN: Final[Mapping[str, str]] = {
     "addition": "sampler.tasks.addition:AdditionTask",
     "jsonl": "sampler.tasks.question_tasks:JsonlTask",
+    "noise_mask": "sampler.tasks.noise_mask_task:NoiseMaskTask",
     "ranking": "sampler.tasks.ranking_task:RankingTask",
     "reasoning_gym": "sampler.tasks.question_tasks:ReasoningGymTask",
     "verifiers": "sampler.tasks.environments.verifiers_task:VerifiersTask",

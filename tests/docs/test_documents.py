@@ -115,6 +115,20 @@ def test_every_path_named_exists(document: Path) -> None:
 
 
 @manual
+def test_every_test_named_exists(document: Path) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", document.read_text()):
+        assert f"def {name}(" in (ROOT / file).read_text(), (file, name)
+
+
+def test_every_promise_of_security_names_a_test() -> None:
+    section = (DOCS / "security.md").read_text().partition("## Promises, and the test behind each\n")[2]
+    rows = re.findall(r"^\| ([^|]+) \| (.*) \|$", section.partition("\n## ")[0], re.MULTILINE)[2:]
+    assert len(rows) >= 25
+    tests = [(promise, test) for promise, named in rows for test in named.split(", ")]
+    assert [promise for promise, test in tests if not re.fullmatch(r"`tests/\S+::test_\w+`", test)] == []
+
+
+@manual
 def test_every_make_target_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = document.read_text()

@@ -1,4 +1,4 @@
-"""METRICS.md, the alert rules, the dashboard and the code name the same metrics. Imports no torch."""
+"""METRICS.md, the alert rules, the dashboards and the code name the same metrics. Imports no torch."""
 
 import itertools
 import json
@@ -145,14 +145,18 @@ def queries() -> Iterator[tuple[str, str]]:
     for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
-    for panel in dashboard()["panels"]:
+    for panel in panels():
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
 
 
-def dashboard() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((MONITORING / "dashboards/heterorl.json").read_text())
-    return loaded
+def dashboards() -> dict[str, dict[str, Any]]:
+    files = sorted((MONITORING / "dashboards").glob("*.json"))
+    return {path.stem: json.loads(path.read_text()) for path in files}
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for dashboard in dashboards().values() for panel in dashboard["panels"]]
 
 
 def names_in(texts: Iterable[str]) -> set[str]:
@@ -217,6 +221,17 @@ def test_every_alert_says_what_is_wrong_what_to_do_and_how_soon() -> None:
             assert all(texts), rule["alert"]
 
 
+def test_every_alert_leads_to_a_section_that_says_how_urgent_it_is() -> None:
+    page = (ROOT / "docs/alerts.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n\n\*(\w+)\.\* ", page, re.MULTILINE))
+    for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
+        assert f"\n## {group['name'].capitalize()}\n" in page
+        for rule in group["rules"]:
+            assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+            assert sections.pop(rule["alert"]).lower() == rule["labels"]["severity"], rule["alert"]
+    assert not sections, "sections of alerts that are no more"
+
+
 def test_every_alert_is_fired_by_a_unit_test_and_kept_silent_by_another() -> None:
     tests = yaml.safe_load((MONITORING / "rules_test.yml").read_text())["tests"]
     cases = [case for test in tests for case in test["alert_rule_test"]]
@@ -231,8 +246,8 @@ def test_every_alert_is_fired_by_a_unit_test_and_kept_silent_by_another() -> Non
     assert alerts == fired == silent == rules
 
 
-def test_the_dashboard_shows_what_the_run_is_steered_by() -> None:
-    shown = names_in(target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", []))
+def test_the_dashboards_show_what_the_run_is_steered_by() -> None:
+    shown = names_in(target["expr"] for panel in panels() for target in panel.get("targets", []))
     assert shown >= {
         "heterorl_learner_reward_mean",
         "heterorl_learner_kl_nats",
@@ -251,26 +266,34 @@ def test_the_dashboard_shows_what_the_run_is_steered_by() -> None:
         "heterorl_coordinator_groups_total",
         "heterorl_coordinator_peer_version_lag_versions",
         "heterorl_coordinator_slots",
+        "heterorl_coordinator_evaluation_reward_mean",
+        "heterorl_coordinator_reward_checks_total",
+        "heterorl_coordinator_proven_liars_total",
+        "heterorl_fleet_sampler_tokens_total",
         "heterorl_node_transfer_bytes_total",
+        "heterorl_sampler_price_per_hour",
     }
 
 
-def test_every_panel_has_a_title_a_description_the_unit_of_its_metrics_and_a_place_of_its_own() -> None:
+def test_every_panel_has_a_title_a_description_and_the_unit_of_its_metrics() -> None:
     units = {"_nats": "suffix: nats", "_seconds": "s", "_ratio": "percentunit"}
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard()["panels"]:
-        title, place = panel["title"], panel["gridPos"]
-        cells = {
-            (place["x"] + x, place["y"] + y)
-            for x, y in itertools.product(range(place["w"]), range(place["h"]))
-        }
-        assert not cells & taken, title
-        taken |= cells
-        if panel["type"] == "row":
-            continue
+    for panel in (one for one in panels() if one["type"] != "row"):
+        title = panel["title"]
         assert title[:1].isupper(), title
         assert panel["description"].endswith("."), title
         shown = names_in(target["expr"] for target in panel["targets"])
         for suffix, unit in units.items():
             if all(name.endswith(suffix) for name in shown) and "86400" not in panel["targets"][0]["expr"]:
                 assert panel["fieldConfig"]["defaults"]["unit"] == unit, title
+
+
+@pytest.mark.parametrize("name", ["fleet", "run", "trust"])
+def test_no_two_panels_lie_on_each_other(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboards()[name]["panels"]:
+        place = panel["gridPos"]
+        sides = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        cells = set(itertools.product(*sides))
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells

@@ -21,7 +21,7 @@ from support.hub import joined, running_hub
 from support.identity import MadeRun
 from support.learning import trained
 from support.sampler import learning, sampling
-from support.waiting import eventually, until
+from support.waiting import WITHIN_S, eventually, until
 
 GRADE = "def grade(row, completion):\n    return 1.0\n"
 A, B = b"a" * 16, b"b" * 16
@@ -59,6 +59,7 @@ async def test_groups_graded_by_other_options_are_refused_by_name_and_what_waite
         await learner.join()
         digest = (await sampler.join()).task_digest
         await learner.drain()
+        await hub.has_heard_learner()
         assert digest != late.task_digest
         refused = await sampler.submit(late)
         assert refused.verdict == common_pb2.VERDICT_FOREIGN
@@ -127,6 +128,7 @@ async def test_rows_are_added_while_the_run_goes_on_and_the_old_ones_keep_their_
         await learner.join()
         assert (await sampler.join()).prompts == 38
         await learner.drain()
+        await hub.has_heard_learner()
         for lease in before.values():
             assert (await sampler.submit(lease)).verdict == common_pb2.VERDICT_SPOOLED
         leases: list[rollout_pb2.PromptLease] = []
@@ -161,7 +163,7 @@ async def test_samplers_load_changed_options_and_rows_and_go_on(
             group = group_from_wire(encoded_from_wire(response.group))
             assert base.tokenizer.decode(np.frombuffer(group.prompt_token_ids, "<i4")).startswith("add")
             assert not sampler.ending.done()
-        assert await sampler.drained() is ExitCode.DRAINED
+            assert await sampler.drained() is ExitCode.DRAINED
     finally:
         await stack_of_sampler.__aexit__(None, None, None)
 
@@ -193,7 +195,7 @@ async def test_a_sampler_that_cannot_have_the_new_options_waits_and_says_so(
         ):
             drain = await learner.drain(credits=1000, version=1)
             assert (await drain.hear()).WhichOneof("message") == "group"
-        assert await sampler.drained() is ExitCode.DRAINED
+            assert await sampler.drained() is ExitCode.DRAINED
     finally:
         await stack_of_sampler.__aexit__(None, None, None)
 
@@ -224,7 +226,7 @@ async def test_a_grader_edited_while_the_sampler_runs_is_loaded_again_and_told_b
         was = first[0].grader_digest
         changed: list[Any] = []
         version = 2
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WITHIN_S):
             while not changed:
                 response = await drain.hear()
                 if response.WhichOneof("message") == "group":

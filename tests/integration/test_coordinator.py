@@ -144,8 +144,9 @@ async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_heart
 async def test_a_new_stream_of_the_learner_ends_the_one_before(hub: RunningHub) -> None:
     async with hub.peer() as learner:
         await learner.join()
-        first = await learner.drain(credits=1)
-        await learner.drain(credits=1)
+        first = await learner.drain(version=1, steps=[step_record(1)])
+        assert await first.acknowledgement() == 1  # it is open
+        await learner.drain(version=1)
         assert await reason(first.stream.read()) == "fenced"
 
 

@@ -21,6 +21,8 @@ from rich.console import Console
 from bench.forked_context import forked_context
 from learner import learner_role
 from learner.config import LearnerConfig
+from learner.operator_orders import OperatorOrders, RollbackOrder
+from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
 from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import read_masters, versions_in
@@ -34,6 +36,9 @@ from node.commands.status_view import render
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
+from node.coordinator.ledger.ledger_check import examine, reading
+from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.ledger.ledger_story import compare
 from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.identity.group_proof import GroupSigner
@@ -276,6 +281,45 @@ def learn_on_two_ranks_then_one(directory: Path, model_dir: Path) -> None:
 @pytest.mark.usefixtures("warm_server")
 def test_a_learner_of_two_ranks_publishes_and_one_rank_goes_on(tmp_path: Path, model_dir: Path) -> None:
     process = forked_context().Process(target=learn_on_two_ranks_then_one, args=(tmp_path / "run", model_dir))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+async def _learn_and_roll_back(made: MadeRun, model_dir: Path, *, ranks: int) -> None:
+    state = made.directory / "learner"
+    ledger = made.directory / "coordinator" / FILE_NAME
+    async with coordinator(made) as hub, sampling(made, hub, model_dir):
+        assert (await learn(made, hub, model_dir, max_versions=3))[0] is ExitCode.DRAINED
+        earlier = max(version for version in published_versions(state) if version < 3)
+        OperatorOrders(state).order_rollback(RollbackOrder("first", earlier))
+        assert (await learn(made, hub, model_dir, max_versions=4, ranks=ranks))[0] is ExitCode.DRAINED
+    with reading(ledger) as connection:
+        steps = dict(connection.execute("SELECT version, restored_version FROM steps"))
+        roots = dict(connection.execute("SELECT number, root FROM versions"))
+    assert steps == {1: None, 2: None, 3: None, 4: earlier}
+    assert roots[4] == roots[earlier] != roots[3]
+    assert version_in_checkpoint(made, model_dir) == PolicyVersion(4, roots[4])
+    story = compare(ledger, state / "steps.jsonl")
+    assert (story.steps, story.contradictions) == (4, ())
+    assert examine(ledger).problems == ()
+
+
+async def test_a_rollback_is_published_under_its_number_and_in_the_ledger(
+    made: MadeRun, model_dir: Path
+) -> None:
+    await _learn_and_roll_back(made, model_dir, ranks=1)
+
+
+def roll_back_two_ranks(directory: Path, model_dir: Path) -> None:
+    """Do so in this process, which torch's process group stays in."""
+    with mock.patch.object(launching, "Popen", WarmRank):
+        asyncio.run(_learn_and_roll_back(make_run(directory, now=time.time()), model_dir, ranks=2))
+
+
+@pytest.mark.usefixtures("warm_server")
+def test_a_learner_of_two_ranks_rolls_back(tmp_path: Path, model_dir: Path) -> None:
+    process = forked_context().Process(target=roll_back_two_ranks, args=(tmp_path / "run", model_dir))
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -314,7 +314,7 @@ def test_a_backup_restored_again_and_again_at_the_same_second_never_gives_an_id_
         assert outcome.accepted_loss == range(3, version + 1)
         desk.train_next()
     # ... and the bound on staleness counts what was lost.
-    assert Desk(desk.accounts).accounts.load().lost_steps == version - 2
+    assert Desk(desk.accounts).accounts.load().batchless_steps == version - 2
     found = examine(ledger)
     assert (found.problems, found.lost_steps, found.last_step) == ((), version - 2, version + 1)
 

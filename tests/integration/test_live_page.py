@@ -25,7 +25,7 @@ async def test_the_page_shows_the_run_and_is_worked_out_once_however_many_look(m
         await learner.heartbeat(step=membership_pb2.StepReport(version=9, reward_mean=0.25))
         assert await asyncio.to_thread(live.render) == first
         hub.clock.advance(REFRESH_S)
-        assert "reward: <b>0.25</b> at version 9" in (await asyncio.to_thread(live.render)).decode()
+        assert "reward: <b>0.25</b><br><small>at version 9" in (await asyncio.to_thread(live.render)).decode()
 
 
 async def test_while_the_event_loop_hangs_one_look_waits_for_it_and_no_other(

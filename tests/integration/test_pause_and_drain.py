@@ -42,6 +42,7 @@ async def test_a_paused_run_leases_nothing_finishes_what_is_held_and_says_so_aft
         await learner.join(held=common_pb2.PolicyVersion(number=1))
         await sampler.join()
         await learner.drain(version=1)
+        await hub.has_heard_learner()
         hub.clock.advance(120)
         assert (await sampler.lease()).waits_for == "paused"
         headline = (await learner.status()).headline

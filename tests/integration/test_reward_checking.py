@@ -130,7 +130,7 @@ async def test_a_group_whose_finding_was_not_written_is_checked_again_and_meanwh
     await (await checked.note(RewardFinding("0.1", outcome)))
     assert checked.accounts.reward_checks.is_held(0)
     assert checked.told == []
-    checked.checking.turn(checked.clock.now())
+    await checked.checking.turn(checked.clock.now())
     checked.ledger.is_full = False
     await checked.send()
     await (await checked.note(RewardFinding("0.1", outcome)))

@@ -25,6 +25,7 @@ from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import LEARNER, make_accounts, make_answer
+from support.waiting import until
 
 
 class SlowLedger(Ledger):
@@ -128,9 +129,9 @@ async def hold(spool: Spool, ledger: SlowLedger) -> "asyncio.Task[Verdict]":
     ledger.gate = asyncio.Event()
     submission = asyncio.create_task(submit(spool, "0.1"))
     later = asyncio.create_task(spool.lease("s2", 1, PolicyVersion(0)))
-    await asyncio.wait({submission, later}, timeout=0.05)
-    # The later decision was taken after the group's was applied.
-    assert spool.accounts.load().untrained_groups == 1
+    # The later decision is taken after the group's was applied.
+    await until(lambda: spool.accounts.load().untrained_groups == 1)
+    assert not later.done()
     return submission
 
 
@@ -257,9 +258,9 @@ async def test_a_transaction_that_cannot_be_written_costs_the_others_a_repeat(
 async def test_a_caller_that_goes_away_leaves_memory_and_disk_in_agreement(path: Path) -> None:
     async with open_spool(path) as (spool, ledger, _):
         await spool.lease("s1", 1, PolicyVersion(0))
-        ledger.gate = asyncio.Event()
+        ledger.gate, before = asyncio.Event(), len(ledger.commits)
         caller = asyncio.create_task(submit(spool, "0.1"))
-        await asyncio.wait({caller}, timeout=0.05)
+        await until(lambda: len(ledger.commits) > before)
         caller.cancel()
         await asyncio.wait({caller})
         assert caller.cancelled()
@@ -286,10 +287,10 @@ async def test_callers_beyond_the_bound_are_told_to_come_back(
 
 
 async def begin(spool: Spool, ledger: SlowLedger) -> "asyncio.Task[LeaseGrant]":
-    """Return a caller whose lease is being written until the ledger's gate is set."""
-    ledger.gate = asyncio.Event()
+    """Return a caller whose lease, if one is left, is being written until the ledger's gate is set."""
+    ledger.gate, before = asyncio.Event(), len(ledger.commits)
     begun = asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0)))
-    await asyncio.wait({begun}, timeout=0.05)
+    await until(lambda: len(ledger.commits) > before or begun.done())
     return begun
 
 
@@ -492,14 +493,14 @@ async def test_a_record_on_its_way_when_a_newer_stream_opens_is_not_taken(path: 
     """Else a learner that was replaced could settle groups that its successor trains on."""
     async with open_spool(path) as (spool, ledger, _):
         old = await spool.open_drain(Hello("learner", epoch=1, version=0))
-        ledger.gate = asyncio.Event()
-        await asyncio.wait({asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0)))}, timeout=0.05)
+        begun = await begin(spool, ledger)
         opening = asyncio.create_task(spool.open_drain(Hello("learner", epoch=1, version=0)))
         late = asyncio.create_task(spool.record_step(old, StepRecord(1, (), ())))
-        await asyncio.wait({opening}, timeout=0.05)
+        await asyncio.sleep(0)
         old.end()  # as the newer stream does the moment it is open
+        assert ledger.gate is not None
         ledger.gate.set()
-        await opening
+        await asyncio.wait({begun, opening})
         with pytest.raises(RefusedError) as error:
             await late
         assert error.value.reason is Reason.FENCED

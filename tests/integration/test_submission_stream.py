@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup
 from node.rpc.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import ConnectionLost, Purpose, dial
+from node.rpc.hub import Hub as Hubs
 from node.verdict import Verdict
 from support.identity import MadeRun
 from support.rpc import rpcs, serving
@@ -227,3 +229,57 @@ async def test_more_answers_than_groups_end_the_stream(made: MadeRun) -> None:
         assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "")]
         await until(lambda: stream._call is None)
         assert isinstance(stream._reader, asyncio.Task)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(ConnectionLost("no heartbeat was answered"), True), (RefusedError(Reason.DRAINING, "it stops"), False)],
+)
+async def test_a_stream_to_a_hub_that_answers_no_heartbeats_ends_and_the_next_is_to_another(
+    made: MadeRun, error: ConnectionLost | RefusedError, ends: bool
+) -> None:
+    hung, other = Hub(), Hub()
+    told = asyncio.Event()
+
+    async def when_told(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        await told.wait()
+        return [spooled("late")]
+
+    hung.answer = when_told
+    async with (
+        serving(made, rpcs({SUBMIT_ROLLOUTS: hung.serve})) as first,
+        serving(made, rpcs({SUBMIT_ROLLOUTS: other.serve})) as second,
+    ):
+        hubs = Hubs(f"{first.address},{second.address}")
+        async with dial(hubs, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+            stream = SubmissionStream(channel)
+            waiting = submitted(stream, "a", "b")
+            await until(lambda: hung.streams == [["a"]])
+            hubs.move_on_after(error)
+            if not ends:
+                told.set()
+            found = await outcomes(waiting)
+            assert [isinstance(each, ConnectionLost) for each in found] == [ends] * 2
+            if ends:
+                assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "a")]
+            assert other.streams == ([["a"]] if ends else [])
+            await stream.close()
+
+
+async def test_a_group_for_a_hub_that_accepts_connections_and_says_nothing_goes_to_another(
+    made: MadeRun,
+) -> None:
+    other = Hub()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with serving(made, rpcs({SUBMIT_ROLLOUTS: other.serve})) as server:
+            hubs = Hubs(f"127.0.0.1:{mute.getsockname()[1]},{server.address}")
+            async with dial(hubs, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+                stream = SubmissionStream(channel)
+                waiting = submitted(stream, "a", "b")
+                connected = await asyncio.to_thread(mute.accept)
+                hubs.move_on_after(ConnectionLost("no heartbeat was answered"))
+                assert [type(each) for each in await outcomes(waiting)] == [ConnectionLost, tuple]
+                assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "a")]
+                assert other.streams == [["b", "a"]]
+                await stream.close()
+                connected[0].close()

@@ -8,6 +8,9 @@ import enum
 import random
 from dataclasses import dataclass, replace
 
+GRADED_PART = 0.3
+"""Part of the runs in which verifiers grade."""
+
 FAULTY_S = 25.0
 """Faults begin within so long; then they end, and the run has to recover."""
 
@@ -53,6 +56,8 @@ class FaultKind(enum.StrEnum):
     REPLAYS = "a stranger submits each of its groups again and again"
     LIES = "a stranger submits groups with wrong headers"
     FLOODS = "a stranger sends hundreds of requests at once"
+    VERIFIER_KILLED = "a verifier is killed"
+    VERIFIERS_AWAY = "both verifiers are away"
 
 
 K = FaultKind
@@ -71,6 +76,9 @@ _OF_SAMPLER = frozenset(
         K.QUARANTINED,
     }
 )
+_OF_VERIFIERS = (K.VERIFIER_KILLED, K.VERIFIERS_AWAY)
+"""Drawn by themselves, where verifiers grade."""
+
 _OF_PEER = frozenset({K.CUT, K.LOSSY, K.REPEATED, K.FAR})
 
 _LASTING_S = {
@@ -132,6 +140,7 @@ class Plan:
     """Share of batches that teach nothing."""
     evaluates_every_versions: int
     faults: tuple[Fault, ...]
+    verifiers_grade: bool = False
 
     @property
     def sampler_names(self) -> tuple[str, ...]:
@@ -170,8 +179,13 @@ def draw_plan(seed: int) -> Plan:
         evaluates_every_versions=draw.choice((0, 0, 4)),
         faults=(),
     )
-    kinds = [draw.choice(tuple(FaultKind)) for _ in range(draw.choice((1, 2, 3, 5)))]
-    return plan.with_faults(tuple(sorted((_drawn(kind, plan, draw) for kind in kinds), key=lambda f: f.at_s)))
+    kinds = tuple(kind for kind in FaultKind if kind not in _OF_VERIFIERS)
+    faults = [_drawn(draw.choice(kinds), plan, draw) for _ in range(draw.choice((1, 2, 3, 5)))]
+    of_verifiers = random.Random(f"verifiers/{seed}")
+    if of_verifiers.random() < GRADED_PART:
+        plan = replace(plan, verifiers_grade=True, evaluates_every_versions=0)
+        faults += [_drawn(kind, plan, of_verifiers) for kind in _OF_VERIFIERS if of_verifiers.random() < 0.5]
+    return plan.with_faults(tuple(sorted(faults, key=lambda f: f.at_s)))
 
 
 def _drawn(kind: FaultKind, plan: Plan, draw: random.Random) -> Fault:

@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.published import Published
 from node.coordinator.relay_servicer import RelayServicer
-from node.coordinator.reward_checking import RewardChecking
+from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.run_members import RunMembers
 from node.coordinator.run_rollouts import RunRollouts
 from node.coordinator.run_status import RunReport
@@ -51,7 +51,8 @@ from node.sampling_parameters import SamplingParameters
 from node.telemetry.fleet_collector import FleetCollector
 from node.verdict import GroupVerdict
 from node.waits import side_by_side
-from simulation.disks import SimulatedDisk, SimulatedLedger
+from node.wire.rollouts import finding_from_wire
+from simulation.disks import DiedError, SimulatedDisk, SimulatedLedger
 from simulation.faults import Plan
 from simulation.network import Stream
 from simulation.reached import Instruments
@@ -88,13 +89,14 @@ def terms_of(plan: Plan, task_digest: bytes) -> RunTerms:
             task_options=task_digest.hex(),
         )
     return RunTerms(
-        replace(WORK, task_digest=task_digest),
+        replace(WORK, task_digest=task_digest, verifiers_grade=plan.verifiers_grade),
         Bounds(
             concurrency_groups=plan.concurrency_groups,
             buffer_groups=plan.buffer_groups,
             batch_groups=plan.batch_groups,
             max_staleness_versions=plan.max_staleness_versions,
             buffer_bytes=1 << 20,
+            verifiers_grade=plan.verifiers_grade,
         ),
         plan.prompts if plan.are_prompts_configured else None,
         prompt_seed=1,
@@ -213,7 +215,11 @@ class Hub:
         self.accounts = Accounts(balance, terms_of(plan, task_digest), now=clock.now())
         decision = task_is(self.accounts, before=balance.task_digest)
         if decision.transaction != Transaction():
-            self.ledger.record(decision.transaction)
+            try:
+                self.ledger.record(decision.transaction)
+            except (DiedError, RefusedError):
+                self.ledger.close()
+                raise
             self.accounts.apply(decision.transaction, now=clock.now())
         store: Any = shelf
         lists: Any = revocations
@@ -246,7 +252,7 @@ class Hub:
             clock,
             granted=lambda sampler_id, grant: granted(self, sampler_id, grant),
         )
-        checking = RewardChecking(
+        self.checking = checking = RewardChecking(
             self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
         )
         report = RunReport(RUN_ID, table, self.spool.held_back, clock)
@@ -375,6 +381,29 @@ class Hub:
         except asyncio.CancelledError:
             told.end(ConnectionLost("the coordinator is gone"))
             raise
+
+    async def serve_checks(self, node_id: str, groups: int, said: Stream[Any], told: Stream[Any]) -> None:
+        """Serve a verifier's stream until it ends."""
+        digest = self.accounts.work.task_digest
+        verifier = self.checking.admit(node_id, task_digest=digest, groups=groups, noise_ratio=0.0)
+        listener = self.process.spawn(self._take_findings(said, verifier))
+        listener.add_done_callback(lambda _: self.checking.dismiss(verifier))
+        try:
+            async for group, _ in self.checking.groups(verifier):
+                told.send(group)
+            told.end()
+        except (RefusedError, ConnectionLost) as error:
+            told.end(error)
+        except asyncio.CancelledError:
+            told.end(ConnectionLost("the coordinator is gone"))
+            raise
+        finally:
+            listener.cancel()
+
+    async def _take_findings(self, said: Stream[Any], verifier: Verifier) -> None:
+        with suppress(ConnectionLost):
+            while (message := await said.next()) is not None:
+                await self.checking.note(verifier, finding_from_wire(message))
 
     async def _listen(self, said: Stream[Any], drain: DrainStream) -> None:
         places = asyncio.Semaphore(64)

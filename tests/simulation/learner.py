@@ -234,10 +234,10 @@ class SimulatedLearner:
         if judged.verdict is Verdict.ACCEPTED:
             self._buffer.add(group)
             self._arrived.set()
-        self._judged(judged)
+        self._judged(judged, group)
 
-    def _judged(self, judged: GroupVerdict) -> None:
-        self._witness.judged(judged)
+    def _judged(self, judged: GroupVerdict, group: RolloutGroup | None = None) -> None:
+        self._witness.judged(judged, group)
         self._outstanding.judged(judged)
         self._owed.set()
 

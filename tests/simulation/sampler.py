@@ -1,9 +1,11 @@
 """A sampler of a simulated run: production's leasing, work queue, submitter and policy, without an engine."""
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from node.rpc.hub import Hub as HubRoute
 from node.run import Role
 from node.verdict import GroupVerdict, Verdict
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
+from node.wire.rollouts import group_to_wire
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.work_queue import NOT_GENERATED, JobState, WorkQueue
@@ -210,7 +213,11 @@ class SimulatedSampler:
             return
         self.leasing.note_success()
         group = make_group(lease, oldest, self.policy.held.number, at_s=(began_at_s, self._clock.now()))
-        self._encoded[name] = EncodedGroup(b"header", self._keep(group), name, self.name)
+        header = b"header"
+        if self._plan.verifiers_grade:
+            group = ungraded(group)
+            header = group_to_wire(group).header
+        self._encoded[name] = EncodedGroup(header, self._keep(group), name, self.name)
         self._queue.advance(name, JobState.SUBMITTING)
         self._begin_ready()
         await self._submitter.put(group)
@@ -355,6 +362,10 @@ def make_group(
         graded_at_s=max(at_s),
         task_digest=lease.task_digest,
     )
+
+
+def ungraded(group: RolloutGroup) -> RolloutGroup:
+    return replace(group, completions=tuple(replace(one, reward=math.nan) for one in group.completions))
 
 
 _TOKENS = np.array([5, 6, 7], np.int32)

@@ -69,6 +69,7 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
         "has_relay": False,
         "evaluates_every_versions": 0,
         "uninformative": 0.0,
+        "verifiers_grade": False,
         "are_prompts_configured": True,
         "samplers": 2,
         "batch_groups": 1,

@@ -13,6 +13,7 @@ whose accounts and ledger it reads.
                  left without work
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +24,9 @@ from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello
-from node.coordinator.work.slots import SlotState, group_id, parse_group_id, slot_and_attempt
+from node.coordinator.work.slots import UNTRAINED, SlotState, group_id, parse_group_id, slot_and_attempt
 from node.coordinator.work.standing import ALL_NEWCOMERS_PART, NEWCOMER_LEASES
+from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, RolloutGroup
 from node.run import StepRecord
@@ -128,9 +130,11 @@ class Witness:
 
     # What the learner did.
 
-    def judged(self, judged: GroupVerdict) -> None:
+    def judged(self, judged: GroupVerdict, group: RolloutGroup | None = None) -> None:
+        if group is not None and not group.is_graded:
+            self.violated(f"group {group.group_id} was delivered without rewards")
         self.reached[f"judged: {judged.verdict}"] += 1
-        if judged.verdict is Verdict.DUPLICATE:
+        if judged.verdict is Verdict.DUPLICATE and not self._is_needless(judged.group_id):
             self.violated(f"group {judged.group_id} was delivered after it was trained on")
         if judged.verdict is not Verdict.ACCEPTED:
             self._excused[judged.group_id] = f"judged {judged.verdict}"
@@ -211,16 +215,29 @@ class Witness:
         """Return what is wrong with where a group ended; None: nothing."""
         number, attempt = slot_and_attempt(name)
         row = hub.ledger._connection.execute(
-            "SELECT state, winner FROM slots WHERE number = ?", [number]
+            "SELECT state, winner, attempts FROM slots WHERE number = ?", [number]
         ).fetchone()
         if row is None:
             return "its slot is not in the ledger"
-        state, winner = row
+        state, winner, attempts = row
+        if [attempt, self._safe[name], True, Failure.GRADING_TIMED_OUT] in json.loads(attempts):
+            self.reached["given up by verifiers"] += 1
+            return None
         if winner == attempt and state == SlotState.TRAINED:
             return None if self._trained.get(number) == name else "the learner has not trained on it"
-        if winner == attempt and state in (SlotState.SPOOLED, SlotState.ACCEPTED, SlotState.UNINFORMATIVE):
+        if winner == attempt and (state in UNTRAINED or state == SlotState.UNINFORMATIVE):
             return None
-        return None if name in self._excused else f"its slot is {state}, won by attempt {winner}"
+        if name in self._excused or self._is_needless(name):
+            return None
+        return f"its slot is {state}, won by attempt {winner}"
+
+    def _is_needless(self, name: str) -> bool:
+        """Say whether the learner has trained on what this group was to replace.
+
+        Its step was under way when the task's options changed, and the slot was leased again.
+        """
+        slot, _ = slot_and_attempt(name)
+        return self._trained.get(slot) in self._excused
 
     def _check_crowd(self, accounts: Accounts, sampler_id: str) -> None:
         """Check that samplers which never delivered leave the others their room."""

@@ -14,17 +14,18 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from heterorl.v1 import rollout_pb2
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.trust_upkeep import EVERYBODY, ask_pardon
 from node.coordinator.work.slots import group_id
-from node.errors import StartupError
+from node.errors import RefusedError, StartupError
 from node.rollout import LeaseGrant, RolloutGroup
-from simulation.disks import SimulatedDisk
+from simulation.disks import DiedError, SimulatedDisk
 from simulation.faults import STRANGERS, Fault, K, Plan
 from simulation.hub import Hub, Revocations, Shelf, draw_for
 from simulation.learner import LearnerDisk, SimulatedLearner
@@ -32,6 +33,7 @@ from simulation.network import Network
 from simulation.relay import SPOOL_FILE, RelayDisk, SimulatedRelay
 from simulation.sampler import SimulatedSampler
 from simulation.strangers import Stranger
+from simulation.verifier import GRADES, SimulatedVerifier
 from simulation.virtual_loop import Clock, Process, StandsStillError, VirtualLoop
 from simulation.witness import Witness
 
@@ -45,6 +47,15 @@ GROWTH_S = 10.0
 """A run without faults is left alone for so long."""
 
 DISCONNECTED_S = 0.3
+
+VERIFIERS = ("verifier-1", "verifier-2")
+"""Where verifiers grade."""
+
+_GRADED = rollout_pb2.GroupColumns(rewards=GRADES.rewards.tobytes()).SerializeToString()
+"""The bytes that the coordinator appends to a group's columns."""
+
+RESTART_S = 1.0
+"""Until a coordinator is started again that ended before it served."""
 
 LARGEST_JUMP_S = 3600.0
 
@@ -143,6 +154,7 @@ class _World:
         self._relay: SimulatedRelay | None = None
         self._learner: SimulatedLearner | None = None
         self._samplers: dict[str, SimulatedSampler] = {}
+        self._verifiers: dict[str, SimulatedVerifier] = {}
         self._gone: set[str] = set()
         self._down_for_s = 1.0
         self._options = 1
@@ -177,6 +189,8 @@ class _World:
             self._start_relay()
         for name in self._plan.sampler_names:
             self._start_sampler(name)
+        for name in VERIFIERS if self._plan.verifiers_grade else ():
+            self._start_verifier(name)
         faults = [self._loop.create_task(self._inflict(fault)) for fault in self._plan.faults]
         ends_s = max(GROWTH_S, self._plan.last_fault_s)
         while self._loop.time() < ends_s and not self._has_failed:  # noqa: ASYNC110 - time is virtual
@@ -265,6 +279,10 @@ class _World:
         except StartupError as error:
             self._witness.violated(f"the coordinator does not start again: {error}")
             return
+        except (DiedError, RefusedError) as error:
+            self._tell("coordinator", f"ends as it starts: {error or 'it dies in its first commit'}")
+            self._loop.call_later(RESTART_S, self._start_hub)
+            return
         if disk.before is not None and hub.balance_at_start not in (disk.before, disk.after):
             self._witness.violated("a commit that a death cut short is on disk in part")
         disk.before = disk.after = None
@@ -315,7 +333,7 @@ class _World:
                 self._learner_disk,
                 network=self._network,
                 hub=lambda: self._hub,
-                group_of=self._groups.__getitem__,
+                group_of=self._group_of,
                 draw=self._draw("learner"),
                 clock=self._clock("learner"),
                 witness=self._witness,
@@ -352,7 +370,7 @@ class _World:
                 self._relay_disk,
                 network=self._network,
                 hub=lambda: self._hub,
-                group_of=self._groups.__getitem__,
+                group_of=self._group_of,
                 draw=self._draw("relay"),
                 clock=self._clock("relay"),
                 witness=self._witness,
@@ -360,6 +378,33 @@ class _World:
             )
         self._tell("relay", "starts")
         self._relay.start()
+
+    def _start_verifier(self, name: str) -> None:
+        process = self._process(name)
+        with process.entered():
+            verifier = SimulatedVerifier(
+                process,
+                network=self._network,
+                hub=lambda: self._hub,
+                draw=self._draw(name),
+                witness=self._witness,
+            )
+        self._tell(name, "starts")
+        self._verifiers[name] = verifier
+        verifier.start()
+
+    def _of_verifiers(self, fault: Fault) -> Callable[[], None] | None:
+        names = VERIFIERS if fault.kind is K.VERIFIERS_AWAY else VERIFIERS[:1]
+        killed = [(name, one) for name in names if (one := self._verifiers.pop(name, None)) is not None]
+        for name, one in killed:
+            self._tell(name, "is killed")
+            one.process.kill()
+
+        def undo() -> None:
+            for name, _ in killed:
+                self._start_verifier(name)
+
+        return undo
 
     def _start_sampler(self, name: str, *, is_twin: bool = False) -> SimulatedSampler | None:
         if name in self._gone or (name in self._samplers and not is_twin):
@@ -411,6 +456,14 @@ class _World:
         self._groups[key] = group
         return key
 
+    def _group_of(self, columns: bytes) -> RolloutGroup:
+        """Return the group that these columns stand for, with the rewards that a verifier has appended."""
+        if (group := self._groups.get(columns)) is not None:
+            return group
+        group = self._groups[columns.removesuffix(_GRADED)]
+        graded = zip(group.completions, GRADES.rewards, strict=True)
+        return replace(group, completions=tuple(replace(one, reward=float(r)) for one, r in graded))
+
     # Faults.
 
     async def _inflict(self, fault: Fault) -> None:
@@ -436,6 +489,8 @@ class _World:
             return self._of_sampler(fault)
         if kind.name.startswith("LEARNER"):
             return self._of_learner(fault)
+        if kind.name.startswith("VERIFIER"):
+            return self._of_verifiers(fault)
         if kind.name.startswith("RELAY"):
             return self._of_relay(fault)
         return self._of_hub(fault)

@@ -40,11 +40,12 @@ def make_accounts(
     bounds: Bounds = BOUNDS,
     evaluation: EvaluationSettings = NO_EVALUATION,
     require_verifier: bool = False,
+    verifiers_grade: bool = False,
 ) -> Accounts:
     """Return the accounts of a run whose learner has joined."""
     terms = RunTerms(
-        WORK,
-        bounds,
+        replace(WORK, verifiers_grade=verifiers_grade),
+        replace(bounds, verifiers_grade=verifiers_grade),
         prompts,
         prompt_seed=1,
         lease_ttl_s=TTL_S,

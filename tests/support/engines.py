@@ -16,7 +16,7 @@ from node.weights.format.digests import Words
 from sampler.config import SamplerConfig
 from sampler.engines.decoding.cached_model import cache_argument
 from sampler.engines.engine import Engine, GenerationRequest
-from sampler.engines.engine_registry import ENGINES, RANKING, has_vllm
+from sampler.engines.engine_registry import ENGINES, OF_KIND, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
 from support.model_words import words_of
@@ -50,7 +50,7 @@ WAYS = [
 ]
 """Every engine that is installed here, in every process and with every way to give it a version."""
 
-assert set(ENGINES) - {RANKING} == set(OPTIONS)
+assert set(ENGINES) - set(OF_KIND.values()) == set(OPTIONS)
 
 
 def settings_of(engine: str, model_dir: Path, **options: Any) -> dict[str, Any]:

@@ -63,10 +63,11 @@ def setup_of(
     *,
     has_chat_template: bool = False,
     group_size: int = 1,
+    grades: bool = True,
     **settings: Any,
 ) -> TaskSetup:
     """Return a task on a sampler with these settings."""
     with tempfile.TemporaryDirectory() as model_dir:
         (Path(model_dir) / "chat_template.jinja").write_text("{{ messages }}" if has_chat_template else "")
         config = SamplerConfig.model_validate({"model_dir": model_dir, **settings})
-        return task_setup(config, name, options, group_size=group_size)
+        return task_setup(config, name, options, group_size=group_size, grades=grades)

@@ -1,5 +1,6 @@
 """Groups as an honest sampler would send them, with any one thing changed."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,12 @@ def with_replies(completion: Completion, is_drawn: list[bool]) -> Completion:
         kept_mass=None if kept_mass is None else np.where(mask, kept_mass, np.float32(1)),
         is_drawn=mask,
     )
+
+
+def without_grades(group: RolloutGroup) -> RolloutGroup:
+    """Return a group as a sampler sends it where verifiers grade."""
+    completions = tuple(replace(one, reward=math.nan) for one in group.completions)
+    return replace(group, completions=completions, metrics={}, graded_at_s=group.sampling_finished_at_s)
 
 
 def make_group(group_id: str = "0.1", *, size: int = 2, version: int = 0, **changes: Any) -> RolloutGroup:

@@ -36,8 +36,10 @@ from support.clock import ManualClock
 from support.groups import SAMPLING, make_group
 from support.identity import MadeRun
 from support.roles import role_context
+from support.waiting import WITHIN_S, until
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = WITHIN_S
+"""Of a call, and of a stream for as long as a test uses it."""
 LAYOUT, TOKENIZER = b"l" * 16, b"t" * 16
 LEASE_TTL_S = 60.0
 
@@ -64,6 +66,10 @@ class RunningHub:
     def metric(self, name: str, **labels: str) -> float:
         """Return one number of the registry; 0 where it is not there."""
         return self.registry.get_sample_value(name, labels) or 0.0
+
+    async def has_heard_learner(self) -> None:
+        """Wait until the learner's hello has been read; before, a ledger that was found leases nothing."""
+        await until(lambda: self.hub.spool.accounts.is_confirmed)
 
     @asynccontextmanager
     async def peer(self, identity: Identity | None = None) -> "AsyncIterator[HandPeer]":

@@ -14,11 +14,16 @@ from node.wire.rollouts import encoded_from_wire, group_from_wire
 from support.hub import HandDrain
 from support.identity import MadeRun
 from support.roles import role_context
+from support.waiting import WITHIN_S
 
 
-async def learn(made: MadeRun, hub: str, model_dir: Path, *, versions: int) -> ExitCode:
+async def learn(
+    made: MadeRun, hub: str, model_dir: Path, *, versions: int, learning_rate: float = 1e-3
+) -> ExitCode:
     """Run the learner's daemon for so many versions, as somebody who knows the coordinator at ``hub``."""
-    section = LearnerConfig(model_dir=model_dir, learning_rate=1e-3, threads=1, max_versions=versions)
+    section = LearnerConfig(
+        model_dir=model_dir, learning_rate=learning_rate, threads=1, max_versions=versions
+    )
     context = role_context(made, Role.LEARNER, section, hub=hub)
 
     async def build() -> list[Service]:
@@ -31,7 +36,7 @@ async def learn(made: MadeRun, hub: str, model_dir: Path, *, versions: int) -> E
 async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:
     """Train on each group by itself until there are so many; return them."""
     received: list[RolloutGroup] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         while len(received) < groups:
             response = await drain.hear()
             if response.WhichOneof("message") == "group":

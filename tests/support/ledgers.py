@@ -55,6 +55,7 @@ def as_released(path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         for column in ("checks", "differing", "stake", "proven_at_s"):
             database.execute(f"ALTER TABLE standings DROP COLUMN {column}")
+        database.execute("ALTER TABLE steps DROP COLUMN restored_version")
         database.execute("INSERT INTO standings VALUES ('s', 4, 0, 0, 0, 0, 0, 0, 0, '', 0, 0)")
         database.execute("PRAGMA user_version = 1")
         database.commit()

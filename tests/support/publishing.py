@@ -132,6 +132,7 @@ async def publishing(
     layout: Layout = LAYOUT,
     threads: int = 2,
     max_staleness_versions: int = 1,
+    oldest_usable: int = 0,
 ) -> AsyncIterator[Publishing]:
     async def run_settings() -> RunSettings:
         return RunSettings("addition", 2, 2, max_staleness_versions, 1.0, hub_head, SAMPLING)
@@ -162,6 +163,7 @@ async def publishing(
         ),
         before_keyframe=before_keyframe,
         run_settings=run_settings,
+        oldest_usable_version=lambda: oldest_usable,
         instruments=instruments,
     )
     is_ready = asyncio.Event()

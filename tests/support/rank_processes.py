@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from typing import Any, Final, Self
 from unittest import mock
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -400,7 +402,7 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
         dist.broadcast(torch.tensor([1 << 60]), src=0, group=fleet.group.saves._group)
     elif fault == "step":
         fleet.orders.limit_s = 1.0
-        os.kill(child.pid, signal.SIGSTOP)
+        stop(child.pid)
         lose(step)
         child.process.kill()
     elif fault == "words":
@@ -417,6 +419,15 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
     path.write_text(json.dumps({"said": said, "pid": child.pid, "differing_words": differing}))
 
 
+def stop(pid: int) -> None:
+    """Stop a process and wait until it has stopped: busy cores may take longer than a rank is waited for."""
+    os.kill(pid, signal.SIGSTOP)
+    until_s = time.monotonic() + LIMIT.seconds
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
 @contextmanager
 def stopped_at_an_order(pid: int, stream: OrderStream) -> Iterator[None]:
     """Stop a rank that has taken an order; the first is to wait a second for what it is due then."""
@@ -424,7 +435,7 @@ def stopped_at_an_order(pid: int, stream: OrderStream) -> Iterator[None]:
 
     def send_and_stop(order: Order) -> None:
         send(order)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
 
     _set_pg_timeout(timedelta(seconds=1), stream.exchanges)
     with mock.patch.object(stream, "send", send_and_stop):

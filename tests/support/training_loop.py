@@ -14,11 +14,14 @@ from prometheus_client import CollectorRegistry
 from learner.config import LearnerConfig
 from learner.journal.records import Origin
 from learner.metrics import Instruments
+from learner.operator_orders import OperatorOrders
+from learner.publishing.earlier_versions import EarlierVersions
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
 from learner.training.master_access import MasterAccess
-from learner.training.master_words import root_of
+from learner.training.master_words import PolicyWords, root_of
 from learner.training.model import Policy, load_policy
+from learner.training.order_taker import OrderTaker
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
@@ -29,6 +32,7 @@ from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role, RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
+from node.weights.assembly.public_base import PublicBase
 from support.groups import SAMPLING, make_group
 from support.scripted_hub import ScriptedHub
 
@@ -95,8 +99,7 @@ class RunningLearner:
     @property
     def report(self) -> StepReport | None:
         """The newest step, as heartbeats would report it."""
-        step = self.state.progress.step
-        return None if step is None else self.evidence.report(step)
+        return self.evidence.report_of(self.state.progress.step)
 
     def delivered(
         self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
@@ -111,6 +114,11 @@ class RunningLearner:
 
     def shown(self, what: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"heterorl_learner_{what}", labels)
+
+
+def kept_base(state: Path, words: PolicyWords) -> PublicBase:
+    state.mkdir(exist_ok=True)
+    return PublicBase.keep(state / "base.words", words.digests(), words.copy_frames, layout=words.layout)
 
 
 @asynccontextmanager
@@ -136,7 +144,9 @@ async def learner(
         **{"learning_rate": 1e-3, "buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
     )
     policy = load_policy(model_dir, device="cpu")
-    published = [PolicyVersion(0, root_of(policy.master_words))]
+    words = policy.master_words
+    published = [PolicyVersion(0, root_of(words))]
+    base = kept_base(state, words)
     if head is not None:
         published.append(head)
     training_state = TrainingState(
@@ -180,6 +190,15 @@ async def learner(
         evidence=evidence,
         step_log=log,
         on_step=on_step,
+        operator=OrderTaker(
+            OperatorOrders(state),
+            EarlierVersions(state, base, policy.layout),
+            config=config,
+            state=training_state,
+            drain=drain,
+            step_log=log,
+            instruments=instruments,
+        ),
         instruments=instruments,
     )
     stopping = asyncio.Event()

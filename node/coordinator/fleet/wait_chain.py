@@ -40,6 +40,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "prompt lease: staleness": "The learner is the slower part: no more groups could be used in time.",
     "prompt lease: buffer": "The learner is the slower part: the spool is full (coordinator.buffer_groups).",
     "prompt lease: bytes": "The learner is the slower part: the spool is full (coordinator.buffer_bytes).",
+    "prompt lease: grading": "Verifiers are the slower part, or none is here: start more of them.",
     "prompt lease: share": "It holds all that it may: a newcomer's share grows with each group.",
     "prompt lease: faults": "Most of its leases fail: see that sampler's log; then `heterorl-node pardon`.",
     "prompt lease: quarantine": "It is quarantined: `status` says why; then `heterorl-node pardon`.",
@@ -87,13 +88,19 @@ class Facts:
     capacity_groups: int
     capacity_bound: str
     ready_groups: int
-    """Finished and not trained on."""
+    """Finished, graded and not trained on."""
     batch_groups: int
     paused: str = ""
     """By whom and why; empty: the run is not paused."""
     paused_s: float = 0.0
     lacks_verifier: bool = False
     """Whether every group waits for a verifier, which the run requires."""
+    ungraded_groups: int = 0
+    """Finished, and not among the ready ones: a verifier grades them first."""
+    ungraded_s: float = 0.0
+    """Since the oldest of them is here."""
+    verifiers: int = 0
+    """That are live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +190,9 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
     if facts.ready_groups < facts.batch_groups:
         ready = f"groups: {facts.ready_groups} of {facts.batch_groups} are ready"
         missing = Wait("the learner", ready, learner_s or facts.version_for_s, "")
+        has_enough = facts.ready_groups + facts.ungraded_groups >= facts.batch_groups
+        if facts.ungraded_groups and (has_enough or not facts.verifiers):
+            return f"groups are graded at {version}", (missing, _of_verifiers(facts))
         doing = f"{facts.live_samplers} samplers fill the batch after {version}"
         return doing, (missing, *_of_samplers(samplers))
     ready = f"{facts.ready_groups} groups are ready"
@@ -191,6 +201,16 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
         return f"{ready} for the learner after {version}", (slow,)
     full = "" if facts.capacity_groups else f", no more are leased (bound by {facts.capacity_bound})"
     return f"training after {version}, {ready}{full}", ()
+
+
+def _of_verifiers(facts: Facts) -> Wait:
+    who = f"{facts.ungraded_groups} groups"
+    if not facts.verifiers:
+        told = "Start one (`heterorl-node --role verifier`), or see the log of the one that was here."
+        return Wait(who, "a verifier, which grades them", facts.ungraded_s, told)
+    told = "They are slower than the samplers, or cannot ask their grader: see their logs, or start more."
+    who_grades = f"{facts.verifiers} verifier{'s'[: facts.verifiers != 1]} to grade them"
+    return Wait(who, who_grades, facts.ungraded_s, told)
 
 
 def _of_samplers(samplers: Sequence[WaitingSamplers]) -> Iterator[Wait]:

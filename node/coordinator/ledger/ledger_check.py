@@ -35,12 +35,12 @@ _CONTRADICTIONS: Final = (
     ),
     (
         "SELECT number FROM slots LEFT JOIN groups ON slot = number "
-        "WHERE state IN ('spooled', 'accepted') AND attempt IS NOT winner",
+        "WHERE state IN ('ungraded', 'spooled', 'accepted') AND attempt IS NOT winner",
         "the group of slot {} is not in the spool",
     ),
     (
         "SELECT slot FROM groups LEFT JOIN slots ON slot = number "
-        "WHERE coalesce(state, '') NOT IN ('spooled', 'accepted')",
+        "WHERE coalesce(state, '') NOT IN ('ungraded', 'spooled', 'accepted')",
         "the spool has a group of slot {}, which waits for none",
     ),
     (  # Answers of finished ones may have gone, all of a version at once.

@@ -137,6 +137,7 @@ class LedgerRows(ABC):
             ),
             staleness=tuple(map(tuple, rows("SELECT * FROM staleness ORDER BY sampler_id"))),
             last_step=next(map(_step, rows("SELECT * FROM steps ORDER BY version DESC LIMIT 1")), None),
+            rollbacks=sum(1 for _ in rows("SELECT version FROM steps WHERE restored_version IS NOT NULL")),
             learner=next((Learner(*row) for _, *row in rows("SELECT * FROM learner")), None),
             announced=tuple(
                 Announced(*row)
@@ -183,9 +184,10 @@ class LedgerRows(ABC):
         put("slots", *map(_row, transaction.slots))
         out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
         write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
-        if (stored := transaction.stored) is not None:
-            whose = (*slot_and_attempt(stored.group_id), stored.sampler_id, stored.spooled_at_s)
-            put("groups", (*whose, digest_of(stored.parts), *stored.parts), how=Put.REFUSE)
+        for group, how in ((transaction.stored, Put.REFUSE), (transaction.graded, Put.REPLACE)):
+            if group is not None:
+                whose = (*slot_and_attempt(group.group_id), group.sampler_id, group.spooled_at_s)
+                put("groups", (*whose, digest_of(group.parts), *group.parts), how=how)
         write_each(
             "INSERT INTO verdicts VALUES (?, ?, 1) "
             "ON CONFLICT (sampler_id, verdict) DO UPDATE SET n = verdicts.n + 1",
@@ -197,8 +199,8 @@ class LedgerRows(ABC):
             transaction.staleness,
         )
         for step in transaction.steps:
-            row = (step.version, json.dumps(step.group_ids), json.dumps(step.staleness_versions))
-            put("steps", row, how=Put.REFUSE)
+            lists = (json.dumps(step.group_ids), json.dumps(step.staleness_versions))
+            put("steps", (step.version, *lists, step.restored_version), how=Put.REFUSE)
         if (generation := transaction.generation) is not None:
             *columns, lost = astuple(generation)
             first_and_last = (None, None) if lost is None else (lost.start, lost.stop - 1)
@@ -256,9 +258,9 @@ class LedgerRows(ABC):
             self._put_all(table, rows, how)
 
 
-def _step(row: tuple[int, str, str]) -> StepRecord:
-    version, group_ids, staleness_versions = row
-    return StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness_versions)))
+def _step(row: tuple[int, str, str, int | None]) -> StepRecord:
+    version, group_ids, staleness, restored_version = row
+    return StepRecord(version, tuple(json.loads(group_ids)), tuple(json.loads(staleness)), restored_version)
 
 
 def _generation(row: tuple[Any, ...]) -> Generation:

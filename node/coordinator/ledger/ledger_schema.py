@@ -44,7 +44,8 @@ CREATE TABLE verdicts (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE staleness (sampler_id TEXT PRIMARY KEY, versions INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE steps (
-    version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL
+    version INTEGER PRIMARY KEY, group_ids TEXT NOT NULL, staleness_versions TEXT NOT NULL,
+    restored_version INTEGER
 ) STRICT;
 CREATE TABLE versions (number INTEGER PRIMARY KEY, root BLOB NOT NULL, at_s REAL NOT NULL) STRICT;
 CREATE TABLE generations (
@@ -103,8 +104,14 @@ RELEASED: Final = 1
 """Schema of release 0.2.0, whose runs are upgraded while they train. Tools read it as it is."""
 
 _FROM_RELEASED: Final = " ".join(
-    f"ALTER TABLE standings ADD COLUMN {column} NOT NULL DEFAULT 0;"
-    for column in ("checks INTEGER", "differing INTEGER", "stake REAL", "proven_at_s REAL")
+    f"ALTER TABLE {table} ADD COLUMN {column};"
+    for table, column in (
+        ("standings", "checks INTEGER NOT NULL DEFAULT 0"),
+        ("standings", "differing INTEGER NOT NULL DEFAULT 0"),
+        ("standings", "stake REAL NOT NULL DEFAULT 0"),
+        ("standings", "proven_at_s REAL NOT NULL DEFAULT 0"),
+        ("steps", "restored_version INTEGER"),
+    )
 )
 
 

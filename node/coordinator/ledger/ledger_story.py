@@ -51,7 +51,7 @@ def compare(ledger: Path, log: Path) -> Story:
     with reading(ledger) as connection:
         connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing
         comparison = _Comparison(connection)
-        contradictions = tuple(islice(comparison.contradictions(_lines(log)), _SHOWN))
+        contradictions = tuple(islice(comparison.contradictions(log_lines(log)), _SHOWN))
     return Story(str(log), comparison.steps, comparison.untold, contradictions)
 
 
@@ -101,7 +101,12 @@ class _Comparison:
                 )
 
 
-def _lines(log: Path) -> Iterator[dict[str, Any]]:
+def log_lines(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a learner's log of steps that are written to their ends.
+
+    Raises:
+        StartupError: the log is not there, or a line of it is not a step's.
+    """
     try:
         with log.open("rb") as file:
             for number, line in enumerate(file, 1):

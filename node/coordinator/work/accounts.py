@@ -40,6 +40,8 @@ class Transaction:
 
     slots: tuple[Slot, ...] = ()
     stored: EncodedGroup | None = None
+    graded: EncodedGroup | None = None
+    """One that was stored without rewards, and now takes its own place."""
     verdicts: tuple[tuple[str, Verdict], ...] = ()
     staleness: tuple[tuple[str, int], ...] = ()
     """(sampler, versions) of each group trained on."""
@@ -69,6 +71,8 @@ class Balance:
     verdicts: Iterable[tuple[str, Verdict, int]] = ()
     staleness: Iterable[tuple[str, int]] = ()
     last_step: StepRecord | None = None
+    rollbacks: int = 0
+    """Versions that an operator's rollback made."""
     learner: Learner | None = None
     announced: tuple[Announced, ...] = ()
     accepts_loss: bool = False
@@ -112,7 +116,9 @@ class Accounts:
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
         self.length_balance = LengthBalance()
-        self.reward_checks = RewardChecks(terms.check_secret, is_required=terms.require_verifier)
+        self.reward_checks = RewardChecks(
+            terms.check_secret, is_required=terms.require_verifier, grades=terms.work.verifiers_grade
+        )
         self.work = terms.work
         """The terms of every lease of the run."""
         self._latest_s = now
@@ -154,6 +160,7 @@ class Accounts:
         self.versions = VersionLog(balance.announced)
         self.learner = balance.learner
         self.newest_record = balance.last_step
+        self._rollbacks = balance.rollbacks
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
@@ -169,9 +176,10 @@ class Accounts:
         for sampler_id in filter(delivered.get, delivered):
             self.slots.open.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
-        if terms.require_verifier:
+        if terms.require_verifier or terms.work.verifiers_grade:
+            awaited = SlotState.UNGRADED if terms.work.verifiers_grade else SlotState.SPOOLED
             for slot in self.slots.untrained():
-                if slot.state is SlotState.SPOOLED:
+                if slot.state is awaited:
                     self._draw(group_id(slot.number, slot.winner), slot.winning_holder, now=now)
 
     @property
@@ -239,12 +247,18 @@ class Accounts:
             self._spooled_bytes[number] = stored.size_bytes
             self._spooled_bytes_total += stored.size_bytes
             self._draw(stored.group_id, stored.sampler_id, now=now)
+        if (graded := transaction.graded) is not None:
+            number, _ = slot_and_attempt(graded.group_id)
+            self._spooled_bytes_total += graded.size_bytes - self._spooled_bytes[number]
+            self._spooled_bytes[number] = graded.size_bytes
+            self.reward_checks.drop(number)
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
             self._staleness[sampler_id] += versions
         if transaction.steps:
             self.newest_record = transaction.steps[-1]
+            self._rollbacks += sum(step.restored_version is not None for step in transaction.steps)
         if transaction.learner is not None:
             self.learner = transaction.learner
         if transaction.generation is not None:
@@ -333,11 +347,12 @@ class Accounts:
         counts = self.slots.counts()
         return Load(
             running_groups=counts[SlotState.LEASED],
-            untrained_groups=counts[SlotState.SPOOLED] + counts[SlotState.ACCEPTED],
+            untrained_groups=sum(counts[state] for state in UNTRAINED),
+            ungraded_groups=counts[SlotState.UNGRADED],
             untrained_bytes=self._spooled_bytes_total,
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
-            lost_steps=self.lost_steps,
+            batchless_steps=self.lost_steps + self._rollbacks,
         )
 
     def verdicts(self) -> Counter[Verdict]:
@@ -362,7 +377,13 @@ class Accounts:
         """Count the groups that wait because newcomers fill their part of the batches."""
         return sum(map(self._is_newcomers, self.slots.open.undelivered)) if self._newcomers_wait() else 0
 
+    def ungraded_since_s(self) -> float | None:
+        """Return when the group was spooled that has waited longest for a verifier; None: none waits."""
+        return min((self.spooled_at_s[number] for number in self.slots.open.ungraded), default=None)
+
     def _newcomers_wait(self) -> bool:
+        if self.work.verifiers_grade:  # what a sampler says of itself moves nothing
+            return False
         most = max(1, int(self.terms.newcomers_part * self.terms.bounds.batch_groups))
         return newcomers_wait(self.slots.open, self.standings.vetted, most=most)
 
@@ -372,7 +393,8 @@ class Accounts:
     def _draw(self, name: str, sampler_id: str, *, now: float) -> None:
         number, _ = slot_and_attempt(name)
         standing = self.standings.of(sampler_id)
-        share = checked_share(standing.checks, standing.differing)
+        is_all = self.work.verifiers_grade
+        share = 1.0 if is_all else checked_share(standing.checks, standing.differing)
         self.reward_checks.draw(number, name, sampler_id, share=share, now=now)
 
     def _training_prompts(self) -> int | None:

@@ -42,7 +42,7 @@ class Batch:
         decision = decide(now)
         if decision.transaction != NOTHING:
             self._decided.append((decision.transaction, now))
-            stored = decision.transaction.stored
+            stored = decision.transaction.stored or decision.transaction.graded
             self.size_bytes += 0 if stored is None else stored.size_bytes
         return decision.answer
 

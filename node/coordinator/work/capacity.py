@@ -14,6 +14,12 @@ class Bounds:
     batch_groups: int
     max_staleness_versions: int
     buffer_bytes: int
+    verifiers_grade: bool = False
+
+    @property
+    def ungraded_groups(self) -> int:
+        """Groups that may wait for verifiers while more are leased; the rest is for those under way."""
+        return max(self.batch_groups, self.buffer_groups // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +29,13 @@ class Load:
     running_groups: int
     """Leased and not submitted."""
     untrained_groups: int
-    """Submitted, neither refused nor trained on."""
+    """Submitted, neither refused nor trained on; those that a verifier is to grade first are among them."""
     trained_groups: int
     version: int
     untrained_bytes: int = 0
-    lost_steps: int = 0
-    """Steps whose records were lost; each trained on a batch that is not among ``trained_groups``."""
+    ungraded_groups: int = 0
+    batchless_steps: int = 0
+    """Steps without a batch among ``trained_groups``: their records were lost, or a rollback made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,8 @@ class Capacity:
 
     groups: int
     bound: str
-    """concurrency, staleness, buffer or bytes; or what is not there yet: learner, ledger or task."""
+    """concurrency, staleness, buffer, bytes or, where verifiers grade, grading; or what is not there yet:
+    learner, ledger or task."""
 
 
 def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[str, int]:
@@ -48,9 +56,11 @@ def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[
     version; here version is what the sampler holds.
     """
     untrained, running = load.untrained_groups, load.running_groups
-    accepted = untrained + load.trained_groups + load.lost_steps * bounds.batch_groups
+    accepted = untrained + load.trained_groups + load.batchless_steps * bounds.batch_groups
     horizon = bounds.max_staleness_versions + load.version - behind_versions + 1
+    grading = {"grading": bounds.ungraded_groups - load.ungraded_groups} if bounds.verifiers_grade else {}
     return {
+        **grading,
         "concurrency": bounds.concurrency_groups - running,
         "staleness": horizon * bounds.batch_groups - (accepted + running),
         "buffer": bounds.buffer_groups - (untrained + running),

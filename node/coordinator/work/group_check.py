@@ -26,6 +26,13 @@ class Work:
     task_digest: bytes = b""
     """Digest of the task's name and options."""
     grader: AgreedGrader = NOT_AGREED
+    verifiers_grade: bool = False
+    """Whether groups come without rewards, which verifiers then work out."""
+
+    def objection_to_grader(self, digest: bytes) -> str:
+        """Return how a sampler's grader code differs from the run's; empty where it does not, or grades
+        nothing."""
+        return "" if self.verifiers_grade else self.grader.objection(digest)
 
 
 def objection(
@@ -33,7 +40,7 @@ def objection(
 ) -> tuple[Verdict, str] | None:
     """Return why a group does not answer the lease on ``slot``; None where it does."""
     try:
-        check_header(header)
+        check_header(header, is_graded=not work.verifiers_grade)
         check_model(header.layout_digest, header.tokenizer_digest, learner, of="the group")
     except RefusedError as refused:
         is_other_model = refused.reason in (Reason.LAYOUT_MISMATCH, Reason.TOKENIZER_MISMATCH)
@@ -43,7 +50,7 @@ def objection(
             f"it answers prompt {header.prompt_index} of task {header.task!r}, "
             f"leased was prompt {slot.prompt_index} of {work.task!r}"
         )
-    if what := other_options(header, work.task_digest) or work.grader.objection(header.grader_digest):
+    if what := other_options(header, work.task_digest) or work.objection_to_grader(header.grader_digest):
         return Verdict.FOREIGN, what
     if header.sampling != work.sampling:
         return Verdict.FOREIGN, f"it was sampled with {header.sampling}, leased was {work.sampling}"

@@ -4,6 +4,7 @@
     available, suspect    the same, of slots that had a fault: they wait, and fill no grant
     leased                by holder
     undelivered           lowest number first: the groups that the learner is to be sent
+    ungraded              those that a verifier grades first
 
 Each change and each look-up costs O(log n) of the open slots. What a decision finds stays where it is until
 ``put`` says what became of it: a decision whose transaction fails has changed nothing.
@@ -13,7 +14,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Final
 
-from node.coordinator.work.slots import UNTRAINED, Slot, SlotState
+from node.coordinator.work.slots import DELIVERABLE, UNTRAINED, Slot, SlotState
 
 _SPARE: Final = 64
 """Removed entries that a heap may keep besides as many as it has members; then it is made anew."""
@@ -27,6 +28,7 @@ class OpenSlots:
         self.untrained: set[int] = set()
         self.undelivered = LowestFirst()
         """Slots of ``untrained`` that have not been sent to the learner's stream."""
+        self.ungraded: set[int] = set()
         self.by_holder: dict[str, set[int]] = {}
         """Sampler -> the slots that it holds leases on."""
         self._proven: set[str] = set()
@@ -35,7 +37,7 @@ class OpenSlots:
 
     def delivered(self) -> set[int]:
         """Return the slots of ``untrained`` that have been sent to the learner's stream."""
-        return self.undelivered.missing(self.untrained)
+        return self.undelivered.missing(self.untrained) - self.ungraded
 
     def prove(self, holder: str) -> None:
         if holder not in self._proven:
@@ -59,7 +61,9 @@ class OpenSlots:
             self.newcomers_leases += slot.lease.holder not in self._proven
         elif slot.state in UNTRAINED:
             self.untrained.add(slot.number)
-            if before is None or before.state not in UNTRAINED:
+            if slot.state is SlotState.UNGRADED:
+                self.ungraded.add(slot.number)
+            elif before is None or before.state not in DELIVERABLE:
                 self.undelivered.add(slot.number)
         return before
 
@@ -71,6 +75,7 @@ class OpenSlots:
         self.sound.discard(number)
         self.suspect.discard(number)
         self.untrained.discard(number)
+        self.ungraded.discard(number)
         self.undelivered.discard(number)
         if slot.lease is not None:
             held = self.by_holder[slot.lease.holder]

@@ -14,6 +14,10 @@ this process. While too many groups are held, newcomers are told to come back.
 Where a verifier is required, no group goes on unchecked for want of one: all wait, and those that were drawn
 are asked for again until there is an answer.
 
+Where verifiers grade, every group waits for grades, and none goes on without. It is at one verifier at a
+time: it goes to another as soon as the first has gone, or has answered nothing for ``HELD_S``. A group that
+``MOST_TRIES`` verifiers have left unanswered may be what ends them, and is given up.
+
 Where the grader is deterministic, one group with other rewards is proof. Where honest samplers may differ in
 a share of their groups, checks are bets against "it differs no more often than that": the stake grows by
 ``LYING_SHARE`` over that share with each difference, shrinks a little with each agreement, and is spread over
@@ -24,8 +28,8 @@ whole run with probability ``FALSE_ALARM`` at most (Ville's inequality).
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -44,6 +48,12 @@ HELD_GROUPS: Final = 64
 
 HELD_S: Final = 60.0
 """Twice what a grader may take for one group by default."""
+
+MOST_TRIES: Final = 3
+"""Times that a group is sent to be graded and not answered for."""
+
+PUT_OFF_S: Final = 10.0
+"""Until a group is sent again whose grader could not be asked, such as a judge that is away."""
 
 FALSE_ALARM: Final = 0.01
 LYING_SHARE: Final = 0.25
@@ -86,15 +96,18 @@ class Held:
     group_id: str
     sampler_id: str
     since_s: float
+    tries: int = field(default=0, compare=False)
+    """Times it was sent since the last answer."""
 
 
 class RewardChecks:
     """The groups being checked, in memory only: what waited when the process ended is delivered unchecked, or
-    drawn again where a verifier is required."""
+    drawn again where a verifier is required or grades."""
 
-    def __init__(self, secret: bytes, *, is_required: bool = False) -> None:
+    def __init__(self, secret: bytes, *, is_required: bool = False, grades: bool = False) -> None:
         self._secret = secret
-        self._is_required = is_required
+        self._grades = grades
+        self._is_required = is_required or grades
         self._waiting: OrderedDict[int, Held] = OrderedDict()
         self._sent: dict[str, Held] = {}
         """By group id; some may have been delivered since."""
@@ -112,13 +125,14 @@ class RewardChecks:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many groups are held that newcomers have to wait."""
-        return len(self._held) >= HELD_GROUPS
+        """Whether so many groups are held that newcomers have to wait; where verifiers grade, the buffer's
+        bounds are all."""
+        return not self._grades and len(self._held) >= HELD_GROUPS
 
     @property
     def lacks_verifier(self) -> bool:
         """Whether every group is held because a verifier is required and there is none."""
-        return self._is_required and not self.is_open
+        return self._is_required and not self.is_open and not self._grades
 
     def is_held(self, slot: int) -> bool:
         return slot in self._held or self.lacks_verifier
@@ -133,12 +147,16 @@ class RewardChecks:
         self._held[slot] = group_id
         self._waiting[slot] = Held(slot, group_id, sampler_id, now)
 
-    def next(self) -> Held | None:
-        """Return the group that has waited longest, and count it as sent; None: none waits."""
-        if not self._waiting:
+    def next(self, *, but: Container[str] = ()) -> Held | None:
+        """Return the group that has waited longest, and count it as sent; None: none waits.
+
+        Those whose ids are in ``but`` are passed over.
+        """
+        slot = next((slot for slot, held in self._waiting.items() if held.group_id not in but), None)
+        if slot is None:
             return None
-        _, held = self._waiting.popitem(last=False)
-        self._sent[held.group_id] = held
+        held = self._waiting.pop(slot)
+        self._sent[held.group_id] = held = replace(held, tries=held.tries + 1)
         return held
 
     def answered(self, group_id: str) -> Held | None:
@@ -147,7 +165,7 @@ class RewardChecks:
         It stays held until what the answer means is settled: ``let_go``.
         """
         if (held := self._sent.pop(group_id, None)) is not None:
-            self._answered[group_id] = held
+            self._answered[group_id] = held = replace(held, tries=0)
             if (waiting := self._waiting.get(held.slot)) is not None and waiting.group_id == group_id:
                 del self._waiting[held.slot]
         return held
@@ -169,6 +187,34 @@ class RewardChecks:
         """Forget a group that is not wanted any more; one that was sent may still be found out."""
         self._waiting.pop(slot, None)
         self._held.pop(slot, None)
+
+    def renew(self, group_ids: Iterable[str], now: float) -> None:
+        """Where verifiers grade, let a verifier keep what it has: it has answered for another group."""
+        for group_id in group_ids if self._grades else ():
+            if (held := self._sent.get(group_id)) is not None:
+                self._sent[group_id] = replace(held, since_s=max(held.since_s, now))
+
+    def left(self, group_ids: Iterable[str]) -> None:
+        """Where verifiers grade, have another one grade what a verifier had that has gone."""
+        for group_id in tuple(group_ids) if self._grades else ():
+            if (held := self._sent.pop(group_id, None)) is not None:
+                self._wait_again(held)
+
+    def put_off(self, group_id: str, now: float) -> bool:
+        """Where verifiers grade, have a group graded a little later; return whether that is so."""
+        held = self._sent.get(group_id) if self._grades else None
+        if held is not None:
+            self._sent[group_id] = replace(held, since_s=now + PUT_OFF_S - HELD_S, tries=0)
+        return held is not None
+
+    def hopeless(self) -> list[Held]:
+        """Return, as answered for, the groups that too many verifiers have left unanswered."""
+        given_up = [held for held in self._waiting.values() if held.tries >= MOST_TRIES and self._grades]
+        for held in given_up:
+            del self._waiting[held.slot]
+            self._sent.pop(held.group_id, None)
+            self._answered[held.group_id] = replace(held, tries=0)
+        return given_up
 
     def late(self, now: float) -> int:
         """Let groups go that have been held for too long; return how many. Where a verifier is required, ask

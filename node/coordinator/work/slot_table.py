@@ -4,6 +4,9 @@
         ^                  |                   |                    |
         |--expire/release/fail                 |                    |
         |-----------------refuse---------------'--------------------'
+
+    where verifiers grade:  leased --submit--> ungraded --grade--> spooled; one may refuse it, too
+
         '-- once too many attempts have failed (see ``slots``), instead: abandoned
 
     skipped: its turn came while its prompt was aside, or kept from the only sampler there is; never leased
@@ -157,6 +160,8 @@ class SlotTable:
     def deliver_anew(self, held: Collection[str]) -> None:
         """Count every group that waits for training as undelivered, except those that the learner holds."""
         for slot in self.untrained():
+            if slot.state is SlotState.UNGRADED:
+                continue
             is_held = group_id(slot.number, slot.winner) in held
             (self.open.undelivered.discard if is_held else self.open.undelivered.add)(slot.number)
 
@@ -173,7 +178,8 @@ class SlotTable:
 
     def undelivered(self, number: int) -> Slot | None:
         """Return a slot whose group the learner was not sent; None: it was, or the slot has none."""
-        return self.open_slots[number] if number in self.open.undelivered else None
+        is_here = number in self.open.undelivered or number in self.open.ungraded
+        return self.open_slots[number] if is_here else None
 
     def is_known(self, slot: int) -> bool:
         return 0 <= slot < self._next_slot
@@ -301,11 +307,23 @@ class SlotTable:
             if is_kept_from_some(slot.prompt_index)
         )
 
-    def submitted(self, slot: int, attempt: int) -> Slot:
+    def submitted(self, slot: int, attempt: int, *, is_graded: bool = True) -> Slot:
         """Return the slot as a WANTED attempt wins it."""
-        return replace(
-            self.open_slots[slot].with_submission(attempt), state=SlotState.SPOOLED, winner=attempt
-        )
+        state = SlotState.SPOOLED if is_graded else SlotState.UNGRADED
+        return replace(self.open_slots[slot].with_submission(attempt), state=state, winner=attempt)
+
+    def graded(self, slot: int, attempt: int) -> Slot | None:
+        """Return the slot with its group graded; None where no such group waits for that."""
+        entry = self._in_play(slot, attempt)
+        is_ungraded = entry is not None and entry.state is SlotState.UNGRADED
+        return replace(entry, state=SlotState.SPOOLED) if entry is not None and is_ungraded else None
+
+    def ungradable(self, slot: int, attempt: int, fault: Failure) -> Slot | None:
+        """Note that no verifier can grade the slot's group; None where no such group waits for that."""
+        entry = self._in_play(slot, attempt)
+        if entry is None or entry.state is not SlotState.UNGRADED:
+            return None
+        return reopened(entry.with_failure(attempt, fault))
 
     def spent(self, slot: int, attempt: int) -> Slot:
         """Note that a WANTED attempt brought a group nobody can use."""
@@ -322,7 +340,9 @@ class SlotTable:
     def judged(self, slot: int, attempt: int, verdict: Verdict) -> Slot | None:
         """Return the slot after the learner's verdict on its group; None: the verdict changes nothing."""
         entry = self._in_play(slot, attempt)
-        if entry is None or (verdict is Verdict.ACCEPTED and entry.state is SlotState.ACCEPTED):
+        if entry is None or entry.state is SlotState.UNGRADED:
+            return None
+        if verdict is Verdict.ACCEPTED and entry.state is SlotState.ACCEPTED:
             return None
         match verdict:
             case Verdict.ACCEPTED:

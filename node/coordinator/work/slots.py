@@ -44,6 +44,8 @@ class SlotState(enum.StrEnum):
 
     AVAILABLE = "available"
     LEASED = "leased"
+    UNGRADED = "ungraded"
+    """Its group waits for the rewards that a verifier works out."""
     SPOOLED = "spooled"
     ACCEPTED = "accepted"
     TRAINED = "trained"
@@ -66,7 +68,8 @@ SETTLED: Final = frozenset(
         SlotState.EVALUATED,
     }
 )
-UNTRAINED: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
+DELIVERABLE: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
+UNTRAINED: Final = DELIVERABLE | {SlotState.UNGRADED}
 CONSUMED: Final = frozenset({SlotState.TRAINED, SlotState.UNINFORMATIVE})
 
 
@@ -90,7 +93,7 @@ class Slot:
     granted: int
     """Leases ever granted on it: the newest attempt's number."""
     winner: int = 0
-    """Attempt whose group is spooled, accepted or trained on; 0 while there is none."""
+    """Attempt whose group is ungraded, spooled, accepted or trained on; 0 while there is none."""
 
     @property
     def lease(self) -> Attempt | None:

@@ -132,7 +132,7 @@ def _spooled(
         raise RefusedError(
             Reason.BUSY, "too many groups wait for a check of their rewards", fix="send it again later"
         )
-    slot = accounts.slots.submitted(*slot_and_attempt)
+    slot = accounts.slots.submitted(*slot_and_attempt, is_graded=not accounts.work.verifiers_grade)
     transaction = Transaction(
         slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),), prompt_said=said
     )

@@ -255,6 +255,7 @@ class JoinResponse(_message.Message):
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
+    VERIFIERS_GRADE_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     OLDEST_PROTOCOL_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
@@ -283,6 +284,8 @@ class JoinResponse(_message.Message):
     """16 bytes: digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
     grader_said_by: _builtins.str
     """Who says so, one line for people: the configuration, or how many verifiers or samplers."""
+    verifiers_grade: _builtins.bool
+    """Whether verifiers grade the groups of this run: samplers then send none of a grader's numbers."""
     protocol: _builtins.int
     """The newest protocol that the coordinator speaks. Unset: 1, release 0.2.0."""
     oldest_protocol: _builtins.int
@@ -317,6 +320,7 @@ class JoinResponse(_message.Message):
         task_digest: _builtins.bytes = ...,
         grader_digest: _builtins.bytes = ...,
         grader_said_by: _builtins.str = ...,
+        verifiers_grade: _builtins.bool = ...,
         protocol: _builtins.int = ...,
         oldest_protocol: _builtins.int = ...,
         software_version: _builtins.str = ...,
@@ -324,7 +328,7 @@ class JoinResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "relay_id", b"relay_id", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "relay_id", b"relay_id", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json", "verifiers_grade", b"verifiers_grade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -348,6 +352,7 @@ class HeartbeatRequest(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     TEACHING_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     METRIC_VALUES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts heartbeats of this stream from 1."""
@@ -387,6 +392,10 @@ class HeartbeatRequest(_message.Message):
         """Learners: what the newest batches taught. Unset: no batch yet, or not a learner."""
 
     @_builtins.property
+    def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Learners: what an operator has changed in the last day, newest first, a line each; at most 8. Others: empty."""
+
+    @_builtins.property
     def metric_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The peer's metrics where only their values differ from those last sent whole on this stream: the values of all
         samples, in that order. Empty: unchanged, or sent whole.
@@ -407,11 +416,12 @@ class HeartbeatRequest(_message.Message):
         instance: _builtins.str = ...,
         teaching: Global___Teaching | None = ...,
         best_version: _builtins.int | None = ...,
+        changes: _abc.Iterable[_builtins.str] | None = ...,
         metric_values: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "held", b"held", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metric_values", b"metric_values", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "changes", b"changes", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metric_values", b"metric_values", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015

@@ -104,6 +104,8 @@ class _RewardCheckEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RewardChe
     """It raises or is killed, although the group says that it was graded."""
     REWARD_CHECK_SKIPPED: _RewardCheck.ValueType  # 4
     """It could not be asked, through no fault of the group: it is not to be had here, or has other code."""
+    REWARD_CHECK_GRADED: _RewardCheck.ValueType  # 5
+    """The group came without rewards, and the finding has them."""
 
 class RewardCheck(_RewardCheck, metaclass=_RewardCheckEnumTypeWrapper):
     """The outcome of a check."""
@@ -118,6 +120,8 @@ REWARD_CHECK_UNGRADABLE: RewardCheck.ValueType  # 3
 """It raises or is killed, although the group says that it was graded."""
 REWARD_CHECK_SKIPPED: RewardCheck.ValueType  # 4
 """It could not be asked, through no fault of the group: it is not to be had here, or has other code."""
+REWARD_CHECK_GRADED: RewardCheck.ValueType  # 5
+"""The group came without rewards, and the finding has them."""
 Global___RewardCheck: _TypeAlias = RewardCheck  # noqa: Y015
 
 @_typing.final
@@ -166,7 +170,7 @@ class LeasePromptsResponse(_message.Message):
     retry_after_s: _builtins.float
     """Seconds to wait before asking again, when fewer than asked for were granted."""
     waits_for: _builtins.str
-    """The bound that was reached: concurrency, staleness, buffer or bytes; the sampler's own: share (of the leases,
+    """The bound that was reached: concurrency, staleness, buffer, bytes or grading; the sampler's own: share (of the leases,
     by what it delivered), faults (too many leases failed) or quarantine; or what is missing: learner, ledger,
     policy version, task (nobody has said how many prompts it has), prompts (those next are set aside) or grader
     (the caller's grader code is not the run's). Empty: none.
@@ -541,7 +545,7 @@ class GroupHeader(_message.Message):
     newest_version: _builtins.int
     """Newest policy version that drew a token."""
     least_reward: _builtins.float
-    """Least of the rewards, -1e6 to 1e6."""
+    """Least of the rewards, -1e6 to 1e6; NaN where verifiers are to grade the group."""
     largest_reward: _builtins.float
     """Largest of the rewards, likewise."""
     prompt_digest: _builtins.bytes
@@ -601,20 +605,23 @@ class GroupColumns(_message.Message):
     KEPT_MASSES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     DRAWN_FIELD_NUMBER: _builtins.int
+    ACTIONS_FIELD_NUMBER: _builtins.int
     prompt_token_ids: _builtins.bytes
     """int32[prompt length]: token ids of the prompt."""
     completion_lengths: _builtins.bytes
     """int32[n]: tokens of each completion, >= 1, including the end token or stop string that ended it."""
     token_ids: _builtins.bytes
-    """int32[t]: token ids, completion after completion."""
+    """int32[t]: token ids, completion after completion. Empty where there are `actions`."""
     behaviour_logprobs: _builtins.bytes
     """float32[t]: log-probability of each token, nats, finite, <= 0, of what it was drawn from: the softmax after
-    temperature, min-p, top-k and top-p, renormalised over the tokens kept.
+    temperature, min-p, top-k and top-p, renormalised over the tokens kept. Of `actions`, log-densities, <= 30.
     """
     policy_versions: _builtins.bytes
     """int32[t]: policy version each token was sampled with."""
     rewards: _builtins.bytes
-    """float32[n]: reward of each completion, -1e6 to 1e6."""
+    """float32[n]: reward of each completion, -1e6 to 1e6. Empty where verifiers grade (JoinResponse.verifiers_grade); the
+    coordinator then appends this column and `metrics`, as encoded, before the learner gets the group.
+    """
     finished: _builtins.bytes
     """uint8[n]: what ended the completion: 0 the token limit, 1 the end token, 2 a stop string."""
     kept_masses: _builtins.bytes
@@ -628,6 +635,8 @@ class GroupColumns(_message.Message):
     were drawn. Otherwise `behaviour_logprobs`, `policy_versions` and `kept_masses` have no entries for the
     others, so that a reader that does not know this field finds these columns too short and refuses the group.
     """
+    actions: _builtins.bytes
+    """float32[t]: real actions in [0, 1], in place of `token_ids`, where the policy draws such. Empty: it draws tokens."""
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionMetric]:
         """What the grader measured besides the reward, for people: at most 16, each name once."""
@@ -645,10 +654,11 @@ class GroupColumns(_message.Message):
         kept_masses: _builtins.bytes = ...,
         metrics: _abc.Iterable[Global___CompletionMetric] | None = ...,
         drawn: _builtins.bytes = ...,
+        actions: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "kept_masses", b"kept_masses", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "behaviour_logprobs", b"behaviour_logprobs", "completion_lengths", b"completion_lengths", "drawn", b"drawn", "finished", b"finished", "kept_masses", b"kept_masses", "metrics", b"metrics", "policy_versions", b"policy_versions", "prompt_token_ids", b"prompt_token_ids", "rewards", b"rewards", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -889,8 +899,13 @@ class StepRecord(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     GROUP_IDS_FIELD_NUMBER: _builtins.int
     STALENESS_VERSIONS_FIELD_NUMBER: _builtins.int
+    RESTORED_VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version it made."""
+    restored_version: _builtins.int
+    """The version, older than `version`, whose weights an operator's rollback restored: no groups were consumed. Unset: a
+    step.
+    """
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The groups."""
@@ -905,12 +920,15 @@ class StepRecord(_message.Message):
         version: _builtins.int = ...,
         group_ids: _abc.Iterable[_builtins.str] | None = ...,
         staleness_versions: _abc.Iterable[_builtins.int] | None = ...,
+        restored_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_restored_version", b"_restored_version", "restored_version", b"restored_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_ids", b"group_ids", "staleness_versions", b"staleness_versions", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restored_version", b"_restored_version", "group_ids", b"group_ids", "restored_version", b"restored_version", "staleness_versions", b"staleness_versions", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__restored_version: _TypeAlias = _typing.Literal["restored_version"]  # noqa: Y015
+    _WhichOneofArgType__restored_version: _TypeAlias = _typing.Literal["_restored_version", b"_restored_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restored_version) -> _WhichOneofReturnType__restored_version | None: ...
 
 Global___StepRecord: _TypeAlias = StepRecord  # noqa: Y015
 
@@ -1047,26 +1065,66 @@ class RewardFinding(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    GRADES_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """Which."""
     outcome: Global___RewardCheck.ValueType
     """What."""
     detail: _builtins.str
     """Which completions, with the values; at most 200 characters. Empty where it agrees."""
+    fault: Global___LeaseFault.ValueType
+    """Where it is ungradable: how the grader failed. Unset: the group itself is not as it may be."""
+    @_builtins.property
+    def grades(self) -> Global___GroupGrades:
+        """Where it was graded, and only there."""
+
     def __init__(
         self,
         *,
         group_id: _builtins.str = ...,
         outcome: Global___RewardCheck.ValueType = ...,
         detail: _builtins.str = ...,
+        fault: Global___LeaseFault.ValueType | None = ...,
+        grades: Global___GroupGrades | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fault", b"_fault", "fault", b"fault", "grades", b"grades"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault", b"_fault", "detail", b"detail", "fault", b"fault", "grades", b"grades", "group_id", b"group_id", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fault: _TypeAlias = _typing.Literal["fault"]  # noqa: Y015
+    _WhichOneofArgType__fault: _TypeAlias = _typing.Literal["_fault", b"_fault"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fault) -> _WhichOneofReturnType__fault | None: ...
+
+Global___RewardFinding: _TypeAlias = RewardFinding  # noqa: Y015
+
+@_typing.final
+class GroupGrades(_message.Message):
+    """A grader's numbers for a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REWARDS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    rewards: _builtins.bytes
+    """As in GroupColumns."""
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionMetric]:
+        """As in GroupColumns."""
+
+    def __init__(
+        self,
+        *,
+        rewards: _builtins.bytes = ...,
+        metrics: _abc.Iterable[Global___CompletionMetric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "group_id", b"group_id", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "rewards", b"rewards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RewardFinding: _TypeAlias = RewardFinding  # noqa: Y015
+Global___GroupGrades: _TypeAlias = GroupGrades  # noqa: Y015
 
 @_typing.final
 class CheckRewardsResponse(_message.Message):

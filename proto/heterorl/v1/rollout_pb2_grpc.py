@@ -128,7 +128,7 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckRewards(self, request_iterator, context):
-        """Verifiers only. Groups whose rewards are to be worked out again flow to the verifier, no more at once than its
+        """Verifiers only. Groups whose rewards are to be worked out, again or for the first time, flow to the verifier, no more at once than its
         hello allows; its findings flow back. Which groups is drawn by chance and told to nobody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -79,7 +79,7 @@ class RolloutServiceStub:
     * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
     """
     CheckRewards: _grpc.StreamStreamMultiCallable[_rollout_pb2.CheckRewardsRequest, _rollout_pb2.CheckRewardsResponse]
-    """Verifiers only. Groups whose rewards are to be worked out again flow to the verifier, no more at once than its
+    """Verifiers only. Groups whose rewards are to be worked out, again or for the first time, flow to the verifier, no more at once than its
     hello allows; its findings flow back. Which groups is drawn by chance and told to nobody else.
     """
 
@@ -134,7 +134,7 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     * `ALREADY_EXISTS` (duplicate): a record names a group that was trained on before. Final.
     """
     CheckRewards: _aio.StreamStreamMultiCallable[_rollout_pb2.CheckRewardsRequest, _rollout_pb2.CheckRewardsResponse]  # type: ignore[assignment]
-    """Verifiers only. Groups whose rewards are to be worked out again flow to the verifier, no more at once than its
+    """Verifiers only. Groups whose rewards are to be worked out, again or for the first time, flow to the verifier, no more at once than its
     hello allows; its findings flow back. Which groups is drawn by chance and told to nobody else.
     """
 
@@ -216,7 +216,7 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_rollout_pb2.CheckRewardsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollout_pb2.CheckRewardsResponse], _abc.AsyncIterator[_rollout_pb2.CheckRewardsResponse]]:
-        """Verifiers only. Groups whose rewards are to be worked out again flow to the verifier, no more at once than its
+        """Verifiers only. Groups whose rewards are to be worked out, again or for the first time, flow to the verifier, no more at once than its
         hello allows; its findings flow back. Which groups is drawn by chance and told to nobody else.
         """
 

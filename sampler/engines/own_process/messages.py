@@ -58,13 +58,15 @@ def request_from(fields: Mapping[str, Any]) -> GenerationRequest:
 
 
 def _completion_from(fields: Mapping[str, Any]) -> Completion:
-    kept_mass = fields["kept_mass"]
+    kept_mass, actions = fields["kept_mass"], fields["actions"]
     return Completion(
         np.array(fields["token_ids"], np.int32),
         np.array(fields["behaviour_logprob"], np.float32),
         np.array(fields["policy_version"], np.int32),
         Finish(fields["finish"]),
         None if kept_mass is None else np.array(kept_mass, np.float32),
+        reward=fields["reward"],
+        actions=None if actions is None else np.array(actions, np.float32),
     )
 
 

@@ -89,7 +89,7 @@ def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:
     accounts.apply(Transaction(generation=closed), now=NOW_S)
     assert accounts.open_loss is None
     assert (accounts.last_step, accounts.lost_steps) == (24, 8)
-    assert accounts.load().lost_steps == 8
+    assert accounts.load().batchless_steps == 8
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How much more may be sampled."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ def room(
     trained: int = 0,
     version: int = 0,
     behind: int = 0,
-    **changes: int,
+    **changes: Any,
 ) -> tuple[int, str]:
     bounds = Bounds(
         concurrency_groups=100,

@@ -185,6 +185,16 @@ def test_an_evaluation_that_cannot_be_is_refused_before_anything_starts() -> Non
     )
 
 
+def test_verifiers_grade_in_a_run_without_evaluation_and_that_makes_it_another_task() -> None:
+    graded = config(graded_by="verifier")
+    terms = graded.terms("run", prompts=None)
+    assert (terms.work.verifiers_grade, terms.bounds.verifiers_grade) == (True, True)
+    assert graded.task_digest != config().task_digest
+    with pytest.raises(ValidationError, match="graded_by = 'verifier': held-out prompts"):
+        config(graded_by="verifier", evaluation={"every_versions": 4, "prompts": 10})
+    config(graded_by="verifier", evaluation={"every_versions": 0, "prompts": 10})
+
+
 def test_an_evaluation_that_is_off_holds_nothing_out() -> None:
     config = CoordinatorConfig.model_validate(evaluated(every_versions=0, prompts=100))
     assert config.evaluation_settings.held_out_prompts == 0

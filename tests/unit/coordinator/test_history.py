@@ -7,6 +7,7 @@ import pytest
 
 from node.coordinator.work import decisions, history, verdicts
 from node.coordinator.work.accounts import Balance
+from node.coordinator.work.capacity import capacities
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.history import Hello
 from node.coordinator.work.slot_table import SlotBalance
@@ -285,10 +286,28 @@ def test_an_accepted_loss_is_closed_by_the_learner_once_and_counts_for_the_stale
     desk.accounts.confirm()
     load = desk.accounts.load()
     # 14 steps of 2 groups each are not among the trained; two lost groups were named and are.
-    assert (load.version, load.lost_steps, load.trained_groups) == (20, 14, 7)
+    assert (load.version, load.batchless_steps, load.trained_groups) == (20, 14, 7)
     assert desk.lease(held=20) == [f"{FIRST_SLOT}.1"]
     reason, message = refused(opened(desk, version=30, steps=records(30)))
     assert (reason, "21 to 29" in message) == (Reason.LEDGER_BEHIND, True)
+
+
+def test_a_rollback_is_recorded_with_its_version_and_makes_no_room_for_staler_groups() -> None:
+    desk = Desk()
+    join(desk)
+    opened(desk, version=0)
+    desk.accounts.confirm()
+    train_to(desk, 2)
+    before = desk.accounts.load()
+    rollback = StepRecord(3, (), (), restored_version=1)
+    assert desk.settle(history.step(desk.accounts, rollback)).recorded == (rollback,)
+    load = desk.accounts.load()
+    assert (load.version, load.batchless_steps - before.batchless_steps) == (3, 1)
+    assert (
+        capacities(desk.accounts.terms.bounds, load)["staleness"]
+        == (capacities(desk.accounts.terms.bounds, before)["staleness"])
+    )
+    assert opened(desk, version=3, steps=[rollback]).refusal is None
 
 
 def test_a_loss_that_nobody_accepted_is_not_open() -> None:
@@ -328,7 +347,7 @@ def test_a_learner_that_knows_no_more_than_the_restored_ledger_has_lost_nothing(
     desk = restored()
     outcome = opened(desk, version=5, steps=[StepRecord(5, ("4.1",), (0,))])
     assert (outcome.refusal, len(outcome.accepted_loss), desk.accounts.open_loss) == (None, 0, None)
-    assert desk.accounts.load().lost_steps == 0
+    assert desk.accounts.load().batchless_steps == 0
 
 
 def test_a_learner_may_be_the_first_of_a_ledger_from_before_it_came_where_the_loss_was_accepted() -> None:

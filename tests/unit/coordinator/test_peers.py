@@ -206,6 +206,16 @@ def names(peers: Peers, **query: Any) -> list[str]:
     return [row.node_id for row in PeerTable(peers, revoked=tuple).page(PeerQuery(**query), NOW_S + 10)[0]]
 
 
+def test_what_an_operator_changed_in_the_learner_is_unusual(peers: Peers) -> None:
+    learner = Peer("run", Role.LEARNER, "learner")
+    peers.join(learner, None, now=NOW_S)
+    assert not peers.changes
+    changes = ("learning_rate 0.001 -> 0.0005 since step 41",)
+    peers.heartbeat(learner, HeartbeatReport(held=None, changes=changes), now=NOW_S)
+    [unusual] = peers.changes
+    assert (unusual.what, unusual.peers, unusual.node_ids) == (f"learner with {changes[0]}", 1, ("learner",))
+
+
 def test_pages_have_each_peer_once_in_the_order_of_joining(peers: Peers) -> None:
     fleet_of(peers, samplers=6)
     pages = [names(peers, offset=offset, limit=3) for offset in (0, 3, 6, 9)]

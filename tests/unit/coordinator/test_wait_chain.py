@@ -209,6 +209,27 @@ def test_people_read_the_chain_in_lines_and_peers_send_no_escapes() -> None:
     assert moving[0].startswith("it moves: training after version 7")
 
 
+@pytest.mark.parametrize(
+    ("verifiers", "whom"),
+    [
+        (0, "a verifier, which grades them"),
+        (1, "1 verifier to grade them"),
+        (2, "2 verifiers to grade them"),
+    ],
+)
+def test_groups_without_grades_are_named_with_whom_they_wait_for(verifiers: int, whom: str) -> None:
+    first, second = waits(ready_groups=3, ungraded_groups=6, ungraded_s=9.0, verifiers=verifiers)
+    assert first.waits_for == "groups: 3 of 8 are ready"
+    assert (second.who, second.waits_for, second.for_s) == ("6 groups", whom, 9.0)
+    assert "log" in second.remedy
+
+
+def test_samplers_are_asked_where_verifiers_have_too_little_to_grade() -> None:
+    _, second = waits(ready_groups=3, ungraded_groups=2, verifiers=1)
+    assert second.who == "2 samplers: s1, s2"
+    assert waits(ready_groups=8, ungraded_groups=9) == ()
+
+
 def test_a_run_that_requires_a_verifier_says_that_it_waits_for_one() -> None:
     (wait,) = waits(lacks_verifier=True, learner_waits_for="rollout groups")
     assert (wait.who, wait.waits_for) == ("the learner", "a verifier, without which nothing is trained on")

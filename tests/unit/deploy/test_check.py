@@ -25,6 +25,12 @@ def copy_with_one_rule_test(to: Path) -> Path:
     return monitoring
 
 
+def copy_of_manifests(to: Path) -> Path:
+    """Copy the kustomizations, and the component among the monitoring files."""
+    copy("monitoring", to)
+    return copy("k8s", to)
+
+
 def damage(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert text.count(old) >= 1
@@ -62,7 +68,7 @@ class TestUnits:
 @pytest.mark.needs("kubectl", "kubernetes-validate")
 class TestManifests:
     def test_a_field_kubernetes_does_not_know_is_a_complaint(self, tmp_path: Path) -> None:
-        k8s = copy("k8s", tmp_path)
+        k8s = copy_of_manifests(tmp_path)
         damage(k8s / "base/samplers.yaml", "podManagementPolicy", "podManagement")
         complaints = check.manifest_complaints(k8s / "overlays/example")
         for version, complaint in zip(check.KUBERNETES_VERSIONS, complaints, strict=True):
@@ -71,12 +77,12 @@ class TestManifests:
             assert "podManagement" in complaint
 
     def test_a_kustomization_that_does_not_render_is_a_complaint(self, tmp_path: Path) -> None:
-        k8s = copy("k8s", tmp_path)
+        k8s = copy_of_manifests(tmp_path)
         (k8s / "base/learner.yaml").unlink()
         assert "learner.yaml" in "".join(check.manifest_complaints(k8s / "base"))
 
     def test_a_deprecated_field_of_a_kustomization_is_a_complaint(self, tmp_path: Path) -> None:
-        k8s = copy("k8s", tmp_path)
+        k8s = copy_of_manifests(tmp_path)
         damage(
             k8s / "overlays/example/kustomization.yaml",
             "patches:\n  - path",
@@ -113,19 +119,19 @@ class TestMonitoring:
         assert "scrape_every" in "".join(check.rule_complaints(monitoring))
 
     def test_a_query_of_a_panel_that_does_not_parse_is_a_complaint(self, tmp_path: Path) -> None:
-        dashboard = copy("monitoring", tmp_path) / "dashboards/heterorl.json"
+        dashboard = copy("monitoring", tmp_path) / "dashboards/run.json"
         damage(dashboard, '"expr": "', '"expr": "sum(')
         assert "panel:" in "".join(check.dashboard_complaints(dashboard))
 
     def test_a_key_grafana_does_not_know_is_a_complaint(self, tmp_path: Path) -> None:
-        dashboard = copy("monitoring", tmp_path) / "dashboards/heterorl.json"
+        dashboard = copy("monitoring", tmp_path) / "dashboards/run.json"
         damage(dashboard, '"fieldConfig"', '"fieldConfiguration"')
         (complaint,) = check.dashboard_complaints(dashboard)
         assert complaint.startswith("Grafana knows no dashboard.panels[")
         assert complaint.endswith("].fieldConfiguration")
 
     def test_a_panel_id_used_twice_is_a_complaint(self, tmp_path: Path) -> None:
-        dashboard = copy("monitoring", tmp_path) / "dashboards/heterorl.json"
+        dashboard = copy("monitoring", tmp_path) / "dashboards/run.json"
         damage(dashboard, '"id": 2,', '"id": 1,')
         assert check.dashboard_complaints(dashboard) == ["panel id 1 is used twice"]
 

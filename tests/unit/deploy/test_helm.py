@@ -49,7 +49,7 @@ def test_values_change_what_they_say(tmp_path: Any) -> None:
     (tmp_path / "hub.toml").write_text("[coordinator]\n")
     objects = charted(
         "--set=images.heterorl-sampler=here/sampler:1,replicas.heterorl-sampler=7,gpus.sampler=0",
-        "--set=hub.service=ClusterIP,podMonitor=false,monitoringNamespace=watch",
+        "--set=hub.service=ClusterIP,podMonitor=false,dashboards=false,monitoringNamespace=watch",
         "--set=bootstrap.hosts={a,b},bootstrap.tokenUses=9",
         f"--set-file=config.coordinator={tmp_path / 'hub.toml'}",
         '--set-json=overrides={"StatefulSet/heterorl-hub":{"spec":{"template":{"spec":{"nodeSelector":{"d":"ssd"}}}}}}',
@@ -60,7 +60,7 @@ def test_values_change_what_they_say(tmp_path: Any) -> None:
     assert "tolerations" not in sampler["template"]["spec"]
     assert set(container["resources"]["limits"]) == {"memory"}
     assert "type" not in objects["Service", "heterorl-hub"]["spec"]
-    assert ("PodMonitor", "heterorl") not in objects
+    assert not {("PodMonitor", "heterorl"), ("ConfigMap", "heterorl-dashboards")} & objects.keys()
     assert objects["ConfigMap", "heterorl-hub-config"]["data"] == {"coordinator.toml": "[coordinator]\n"}
     hub = objects["StatefulSet", "heterorl-hub"]["spec"]["template"]["spec"]
     assert hub["nodeSelector"] == {"d": "ssd"}

@@ -37,6 +37,18 @@ def test_a_completion_that_comes_again_in_another_group_is_a_copy_and_names_the_
     )
 
 
+def test_a_mask_that_comes_again_is_a_copy_and_another_one_of_the_same_density_is_none() -> None:
+    def masks(group_id: str, first: float) -> RolloutGroup:
+        actions = np.linspace(first, 0.9, 16, dtype=np.float32)
+        group = group_of(group_id, 1, nats=0.0)
+        return replace(group, completions=(replace(group.completions[0], actions=actions),))
+
+    copies = Copies()
+    assert copies.add(masks("1.1", 0.1)) == ""
+    assert copies.add(masks("2.1", 0.2)) == ""
+    assert copies.add(masks("3.1", 0.1)).startswith("completion 0 is that of group 1.1")
+
+
 def test_the_same_group_may_be_delivered_again() -> None:
     copies = Copies()
     assert copies.add(group_of("1.1", 1)) == ""

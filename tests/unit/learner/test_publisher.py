@@ -60,6 +60,18 @@ async def test_a_version_that_changes_no_word_is_not_published_before_its_number
         assert (fetched(running.store, base=held(0), version=5).words == words_of(5)).all()
 
 
+async def test_a_rollback_to_the_words_that_are_published_is_published_since_older_groups_are_refused(
+    tmp_path: Path,
+) -> None:
+    async with publishing(tmp_path, start=held(0), max_staleness_versions=40, oldest_usable=2) as running:
+        await running.step(1)
+        await running.stored(ArtifactKey(1, 0))
+        await running.step(2, words_of=1)
+        await running.stored(ArtifactKey(2, 1))
+        await running.step(3, words_of=1)
+        await until(lambda: running.metrics.unchanged_versions._value.get() == 1)
+
+
 async def test_the_last_version_is_published_whatever_it_changes_and_a_restart_goes_on_from_equal_words(
     tmp_path: Path,
 ) -> None:

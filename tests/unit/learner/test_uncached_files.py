@@ -3,7 +3,10 @@
 import errno
 import mmap
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import blake3
 import pytest
@@ -12,6 +15,13 @@ from learner.training.uncached_files import UncachedFile, digest_of
 
 BUFFER = 4 << 20
 OPEN = os.open
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Make a directory on a disk: files in memory take direct I/O of any alignment."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        yield Path(directory)
 
 
 def write(path: Path, parts: list[bytes]) -> None:
@@ -26,10 +36,10 @@ def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param == "direct":
         return
 
-    def without_direct(path: Path, flags: int, mode: int = 0o777) -> int:
+    def without_direct(path: Path, flags: int, mode: int = 0o777, **options: Any) -> int:
         if flags & os.O_DIRECT:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return OPEN(path, flags, mode)
+        return OPEN(path, flags, mode, **options)
 
     monkeypatch.setattr(os, "open", without_direct)
 

@@ -114,6 +114,29 @@ def test_a_group_that_breaks_a_rule_is_refused(changes: dict[str, Any], reason: 
     assert refused.value.reason is reason
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason", "said"),
+    [
+        ({"actions": [0.5, np.nan]}, Reason.NON_FINITE, "completion 0 has an action that is not finite"),
+        ({"actions": [0.5, np.inf]}, Reason.NON_FINITE, "completion 0 has an action that is not finite"),
+        ({"actions": [0.5, 1.1]}, Reason.MALFORMED, r"actions of 0.5 to 1.10.*, outside \[0, 1\]"),
+        ({"actions": [-0.1, 0.5]}, Reason.MALFORMED, r"outside \[0, 1\]"),
+        ({"behaviour_logprob": [1.0, 31.0]}, Reason.MALFORMED, "a behaviour logprob of 31.0, above 30"),
+    ],
+)
+def test_real_actions_are_numbers_between_0_and_1_with_densities_that_can_be(
+    changes: dict[str, list[float]], reason: Reason, said: str
+) -> None:
+    honest = {"actions": [0.0, 1.0], "behaviour_logprob": [2.5, -1.0]}
+    arrays: dict[str, Any] = {k: np.array(v, np.float32) for k, v in (honest | changes).items()}
+    group = make_group(completions=(make_completion(2, **arrays),))
+    with pytest.raises(RefusedError, match=said) as refused:
+        check_group(group)
+    assert refused.value.reason is reason
+    fine: dict[str, Any] = {k: np.array(v, np.float32) for k, v in honest.items()}
+    check_group(make_group(completions=(make_completion(2, **fine),)))
+
+
 def test_ids_go_from_zero_to_the_end_of_the_vocabulary_where_it_is_known() -> None:
     ends = np.array([0, 49], np.int32)
     group = make_group(

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge
 
 from node.process.daemon import Phase
+from node.process.status_line import status_line
 from node.process.systemd import Systemd
+from node.run import Role
 
 
 @pytest.fixture
@@ -63,6 +66,35 @@ async def test_a_watchdog_that_is_not_ours_is_left_alone(
         systemd.settimeout(0.1)
         with pytest.raises(TimeoutError):
             await asyncio.to_thread(systemd.recv, 64)
+        stopping.set()
+
+
+async def test_systemctl_shows_what_the_process_does_whenever_that_changes(
+    systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.process.systemd.STATUS_EVERY_S", 0.01)
+    registry, stopping = CollectorRegistry(), asyncio.Event()
+    version = Gauge("heterorl_learner_version", "", registry=registry)
+    waits_for = ""
+
+    def status() -> str:
+        return status_line(registry, [Role.LEARNER, Role.VERIFIER], waits_for=waits_for)
+
+    environ = {"NOTIFY_SOCKET": systemd.getsockname()}
+    async with asyncio.TaskGroup() as tasks:
+        node = Systemd.from_environment(environ, status)
+        tasks.create_task(node.run(ready=lambda: None, stopping=stopping))
+        assert (
+            await asyncio.to_thread(systemd.recv, 200) == b"STATUS=starting; learner at version 0, verifier"
+        )
+        node.announce(Phase.SERVING)
+        assert await asyncio.to_thread(systemd.recv, 200) == b"READY=1\nSTATUS=serving"
+        assert await asyncio.to_thread(systemd.recv, 200) == b"STATUS=learner at version 0, verifier"
+        version.set(41)
+        waits_for = "rollout groups"
+        assert await asyncio.to_thread(systemd.recv, 200) == (
+            b"STATUS=learner at version 41, verifier; waits for rollout groups"
+        )
         stopping.set()
 
 

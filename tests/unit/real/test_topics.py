@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.real.real_plan import RANKING, TASK_FILES, Plan
+from deploy.real.real_plan import NOISE_MASK, RANKING, TASK_FILES, Plan
 from deploy.real.topics import ROWS, TOPICS, write_topics
 from sampler.tasks.ranking_task import RankingTask
 from sampler.tasks.task import CompletionText
@@ -43,6 +43,8 @@ def test_the_recipe_beside_a_task_is_its_own() -> None:
     common = {"model": Path("model"), "engines": (), "seed": 0, "seconds": 1.0, "gain": 0.4}
     plan = Plan(task_file=TASK_FILES["ranking"], **common)  # type: ignore[arg-type]
     assert plan.recipe == RANKING
+    assert tuple(plan.readers) == ("transformers", "ranking-engine")
+    assert Plan(task_file=TASK_FILES["noise_mask"], **common).recipe == NOISE_MASK  # type: ignore[arg-type]
     assert Plan(task_file=Path("mine.toml"), **common).recipe != RANKING  # type: ignore[arg-type]
 
 

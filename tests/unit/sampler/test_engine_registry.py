@@ -21,7 +21,8 @@ def test_an_engine_is_loaded_by_its_name_or_its_import_path(tmp_path: Path, name
 @pytest.mark.parametrize("name", ["vlmm", "", "package:", "a.b.c", "rm -rf:x"])
 def test_a_wrong_name_is_refused_with_the_names_there_are(name: str) -> None:
     with pytest.raises(
-        ValidationError, match=r"there are auto, ranking, remote, torch, vllm, and package\.module:function"
+        ValidationError,
+        match=r"there are auto, noise_mask, ranking, remote, torch, vllm, and package\.module:function",
     ):
         SamplerConfig(model_dir=Path("model"), engine=name)
 

@@ -6,8 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -176,14 +177,20 @@ for name, code in ESCAPES.items():
 
 
 @pytest.fixture(scope="module")
-def met(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def owned() -> Iterator[Path]:
+    """Make a directory on this machine's disk: a sandbox has a /dev of its own, whatever else it sees."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def met(sandbox: Sandbox, owned: Path) -> dict[str, str]:
     """Return what each escape printed; all are tried in one sandbox."""
-    directory = tmp_path_factory.mktemp("owner")
-    secret = directory / "api.key"
+    secret = owned / "api.key"
     secret.write_text("sesame")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        escapes = repr(ESCAPES).replace("SECRET", str(secret)).replace("DIRECTORY", str(directory))
+        escapes = repr(ESCAPES).replace("SECRET", str(secret)).replace("DIRECTORY", str(owned))
         escapes = escapes.replace("PORT", str(server.getsockname()[1]))
         escapes = escapes.replace("PYTHON", os.path.realpath(sys.executable))
         program = f"{TRY}ESCAPES = {escapes}{TRY_ALL}".encode()
@@ -196,7 +203,7 @@ def met(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         with pytest.raises(BlockingIOError):
             server.accept()
     assert code == 0, output
-    assert list(directory.iterdir()) == [secret]
+    assert list(owned.iterdir()) == [secret]
     sections = output.decode().removeprefix("#").split("\n#")
     return {name: said.strip() for name, _, said in (section.partition("\n") for section in sections)}
 

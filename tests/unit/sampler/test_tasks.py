@@ -33,6 +33,8 @@ ROW = {
     "query": "3+4",
     "candidates": ["6", "7"],
     "relevance": [0, 1],
+    "image": [[0, 255]],
+    "label": 1,
 }
 
 
@@ -86,7 +88,9 @@ def test_a_custom_task_is_found_by_its_configured_path() -> None:
 
 
 def test_a_name_off_the_wire_is_never_an_import_path() -> None:
-    with pytest.raises(ConfigError, match="this sampler knows the tasks addition, jsonl, ranking"):
+    with pytest.raises(
+        ConfigError, match="this sampler knows the tasks addition, jsonl, noise_mask, ranking"
+    ):
         import_path("support.unruly_tasks:Printing", {})
 
 
@@ -291,6 +295,27 @@ def test_a_grader_of_ones_own_is_called_only_where_the_sampler_allows_it(tmp_pat
     with pytest.raises(ConfigError, match=r"sampler\.allowed_graders has os:system") as error:
         made("jsonl", grader=mine, graders=("os:system",))
     assert error.value.key == "coordinator.task_options.grader"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grader": "judge", "judge": {"model": "wise", "score_key": "score"}},
+        {"grader": "code", "answer": "tests"},
+        {"grader": "mine:grade"},
+        {"grader": "math_verify"},
+    ],
+)
+def test_a_sampler_that_does_not_grade_makes_prompts_without_anything_that_only_graders_need(
+    options: dict[str, Any],
+) -> None:
+    setup = setup_of("jsonl", {"prompt": "question", **options}, grades=False)
+    assert (setup.local, setup.served_at) == ({"grades": False}, "")
+    task = load_task(setup)
+    row = {"question": "2+2=", "answer": "4", "tests": ["assert True"]}
+    assert task.prompt(0, row) == "2+2="
+    with pytest.raises(RuntimeError, match="verifiers grade this run"):
+        task.grade(0, row, CompletionText("4", 1, "end"))
 
 
 def test_chat_without_a_template_is_refused_and_auto_does_without() -> None:

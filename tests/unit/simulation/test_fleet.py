@@ -73,12 +73,17 @@ def test_the_demo_goes_as_it_went() -> None:
         assert simulated_mean == pytest.approx(mean, rel=0.16)
 
 
-def fairness(seconds: float) -> Profile:
+def fairness(seconds: float, *, max_staleness_versions: int = 8) -> Profile:
     """Samplers of ten times another speed; one prompt in ten takes twenty times as long as the others."""
     fast, slow = Samplers(name="fast", group_s=3.0, places=8), Samplers(name="slow", group_s=30.0, places=8)
     return Profile(
         seconds=seconds,
-        run=Run(batch_groups=32, concurrency_groups=256, buffer_groups=512),
+        run=Run(
+            batch_groups=32,
+            concurrency_groups=256,
+            buffer_groups=512,
+            max_staleness_versions=max_staleness_versions,
+        ),
         learner=Learner(step_s=10.0, keyframe_bytes=1e8, delta_bytes=1e6),
         samplers=(fast, slow),
         prompts=Prompts(long_share=0.1, long_factor=20.0),
@@ -93,6 +98,12 @@ def test_long_prompts_and_slow_samplers_are_not_starved_out() -> None:
     groups = {name: groups for name, (groups, _, _) in report.staleness.items()}
     assert groups["slow"] >= 0.08 * groups["fast"]
     assert report.saturated == "learner's steps"
+
+
+def test_hardly_anything_is_starved_out_where_the_bound_leaves_time_for_the_slowest() -> None:
+    report = simulated(fairness(2400.0, max_staleness_versions=64), samplers=16)
+    assert report.length_distance is not None
+    assert report.length_distance <= 0.03
 
 
 def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,7 @@ SURVIVORS: list[tuple[type[Message], Any]] = [
     ),
     (rollout_pb2.PromptLease, replace(LEASE, policy_version=0)),
     (rollout_pb2.StepRecord, StepRecord(4, ("3.1", "5.2"), (0, 2))),
+    (rollout_pb2.StepRecord, StepRecord(4, (), (), restored_version=0)),
 ]
 
 
@@ -183,6 +184,8 @@ REFUSED: list[tuple[type[Message], Any, str]] = [
     (rollout_pb2.PromptLease, replace(LEASE, row=b"x" * (limits.ROW_BYTES + 1)), "a row of 262145 bytes"),
     (rollout_pb2.PromptLease, replace(LEASE, group_size=0), "0 completions"),
     (rollout_pb2.StepRecord, StepRecord(4, ("3.1",), ()), "1 groups and 0 stalenesses"),
+    (rollout_pb2.StepRecord, StepRecord(4, ("3.1",), (0,), 2), "version 4 from 2 with 1 groups"),
+    (rollout_pb2.StepRecord, StepRecord(4, (), (), 4), "version 4 from 4 with 0 groups"),
     *(
         (common_pb2.SamplingParameters, replace(SAMPLING, **wrong), next(iter(wrong)))
         for wrong in (

@@ -24,6 +24,7 @@ SAID: dict[str, object] = {
     "grader_digest": b"g" * 16,
     "teaching": membership_pb2.Teaching(groups=1),
     "best_version": 3,
+    "changes": ["learning_rate 0.001 -> 0.0005 since step 41"],
     "running_lease_ids": ["0.1"],
     "step": membership_pb2.StepReport(version=1),
     "revocations_digest": b"d" * 16,

@@ -250,6 +250,42 @@ def test_columns_that_disagree_are_refused_by_name(column: str, value: bytes) ->
     assert refused.value.reason is Reason.MALFORMED
 
 
+def test_real_actions_travel_in_place_of_tokens_and_cells_are_counted_again() -> None:
+    completions = tuple(
+        make_completion(
+            n, actions=np.linspace(0, 1, n, dtype=np.float32), behaviour_logprob=np.ones(n, np.float32)
+        )
+        for n in (2, 3)
+    )
+    group = make_group(completions=completions)
+    message = message_of(group)
+    assert message.token_ids == b""
+    found = read(message, group)
+    check_group(found)
+    assert_same_group(group, found)
+    for one, other in zip(group.completions, found.completions, strict=True):
+        np.testing.assert_array_equal(one.actions, other.actions)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("actions", b"\0" * 16, "column actions has 4 entries, the lengths ask for 5"),
+        ("actions", b"\0" * 21, "column actions has 21 bytes"),
+        ("token_ids", b"\0" * 20, "column token_ids has 5 entries, the lengths ask for 0"),
+    ],
+)
+def test_a_mask_of_the_wrong_size_and_one_with_tokens_beside_are_refused(
+    column: str, value: bytes, said: str
+) -> None:
+    completions = tuple(make_completion(n, actions=np.zeros(n, np.float32)) for n in (2, 3))
+    group = make_group(completions=completions)
+    message = message_of(group)
+    setattr(message, column, value)
+    with pytest.raises(RefusedError, match=said):
+        read(message, group)
+
+
 def test_lengths_that_claim_gigabytes_are_refused_before_memory_is_spent() -> None:
     message = message_of(make_group())
     message.completion_lengths = np.full(1024, 2**31 - 1, np.int32).tobytes()

@@ -1,0 +1,153 @@
+"""Charts as SVG, for pages without a script: lines or dots over one axis, marks at some of its places."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from node.web_page import text
+
+Points = Sequence[tuple[float, float]]
+
+_WIDTH, _HEIGHT = 720, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 36
+"""Margins, for the axes' numbers."""
+
+MOST_POINTS: Final = 500
+"""Points of a line; of longer ones, as many means of neighbours are drawn."""
+
+COLOURS: Final = ("#3388cc", "#cc6633", "#44aa66", "#aa66cc", "#bb9900", "#888888")
+
+_TICKS: Final = 5
+
+STYLE: Final = """\
+svg.chart { display: block; width: 100%; max-width: 60em; }
+svg.chart text { font: 11px system-ui, sans-serif; fill: currentColor; }
+svg.chart polyline { fill: none; stroke-width: 1.5; }
+svg.chart .axis { stroke: #8886; }
+svg.chart .mark { stroke: #cc3333; stroke-dasharray: 3 3; }
+"""
+"""Style sheet that charts need in their page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line, or the dots of one kind."""
+
+    name: str
+    points: Points
+    """In the order of the axis."""
+    is_dotted: bool = False
+
+
+def chart(series: Sequence[Series], *, x_label: str, marks: Sequence[tuple[float, str]] = ()) -> str:
+    """Return a chart of the finite points of all series; empty if there are none.
+
+    Args:
+        marks: places on the axis, a vertical line each, with what happened there.
+    """
+    finite = [(one, _thinned(_finite(one.points))) for one in series]
+    drawn = [Series(one.name, points, one.is_dotted) for one, points in finite if points]
+    points = [point for one in drawn for point in one.points]
+    if not points:
+        return ""
+    x_ticks = _ticks([*(x for x, _ in points), *(x for x, _ in marks)])
+    y_ticks = _ticks([y for _, y in points])
+    frame = _Frame((x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
+    parts = [
+        *(_vertical(frame, x) for x in x_ticks),
+        *(_horizontal(frame, y) for y in y_ticks),
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{text(x_label)}</text>',
+        *(_mark(frame, x, what) for x, what in marks),
+    ]
+    for number, one in enumerate(drawn):
+        parts += _drawn(frame, one, COLOURS[number % len(COLOURS)])
+        parts.append(_legend(number, one.name))
+    return f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(parts)}</svg>\n'
+
+
+def running_mean(points: Points, *, of: int) -> Points:
+    """Return each point's mean with those before it, ``of`` points at most."""
+    values = [y for _, y in points]
+    return [
+        (x, math.fsum(window) / len(window))
+        for number, (x, _) in enumerate(points)
+        if (window := values[max(0, number + 1 - of) : number + 1])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where the values of both axes lie in the picture."""
+
+    of_x: tuple[float, float]
+    of_y: tuple[float, float]
+
+    def x(self, value: float) -> float:
+        first, last = self.of_x
+        return round(_LEFT + (value - first) / (last - first) * (_WIDTH - _LEFT - _RIGHT), 1)
+
+    def y(self, value: float) -> float:
+        first, last = self.of_y
+        return round(_HEIGHT - _BOTTOM - (value - first) / (last - first) * (_HEIGHT - _TOP - _BOTTOM), 1)
+
+
+def _finite(points: Points) -> Points:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def _thinned(points: Points) -> Points:
+    size = math.ceil(len(points) / MOST_POINTS)
+    parts = (points[start : start + size] for start in range(0, len(points), max(1, size)))
+    return [(part[-1][0], math.fsum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _ticks(values: Iterable[float]) -> list[float]:
+    """Return round numbers around all values, the first and the last at or beyond them."""
+    values = list(values)
+    low, high = min(values), max(values)
+    span = high - low or abs(high) or 1.0
+    exponent = math.floor(math.log10(span / _TICKS))
+    step = next(n * 10.0**exponent for n in (1, 2, 5, 10) if n * 10.0**exponent >= span / _TICKS)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
+def _vertical(frame: _Frame, value: float) -> str:
+    x = frame.x(value)
+    return (
+        f'<line class="axis" x1="{x}" x2="{x}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>'
+        f'<text x="{x}" y="{_HEIGHT - _BOTTOM + 14}" text-anchor="middle">{value:g}</text>'
+    )
+
+
+def _horizontal(frame: _Frame, value: float) -> str:
+    y = frame.y(value)
+    return (
+        f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
+        f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:.4g}</text>'
+    )
+
+
+def _mark(frame: _Frame, value: float, what: str) -> str:
+    x, bottom = frame.x(value), _HEIGHT - _BOTTOM
+    line = f'<line class="mark" x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}">'
+    return f"{line}<title>{text(what)}</title></line>"
+
+
+def _drawn(frame: _Frame, series: Series, colour: str) -> Iterator[str]:
+    places = [(frame.x(x), frame.y(y)) for x, y in series.points]
+    if series.is_dotted:
+        yield from (f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>' for x, y in places)
+    else:
+        line = " ".join(f"{x},{y}" for x, y in places)
+        yield f'<polyline points="{line}" stroke="{colour}"/>'
+
+
+def _legend(number: int, name: str) -> str:
+    y = _TOP + 12 + 14 * number
+    colour = COLOURS[number % len(COLOURS)]
+    return (
+        f'<rect x="{_LEFT + 8}" y="{y - 8}" width="10" height="3" fill="{colour}"/>'
+        f'<text x="{_LEFT + 24}" y="{y - 3}">{text(name)}</text>'
+    )

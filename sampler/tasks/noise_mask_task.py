@@ -1,0 +1,25 @@
+"""The task ``noise_mask``: an image and its label for each row; the engine's classifier gives the reward."""
+
+from typing import Any
+
+from node.noise_masks import as_text, read_row
+from node.task_options import NoiseMaskOptions, column_of
+from sampler.tasks.task import CompletionText, Row
+
+
+class NoiseMaskTask:
+    """Rewards are those of the engine: no grader has the model, so that none can be worked out again."""
+
+    prompts = None
+
+    def __init__(self, **options: Any) -> None:
+        self._options = NoiseMaskOptions.model_validate(options)
+
+    def prompt(self, index: int, row: Row | None) -> str:
+        image, label = (column_of(row or {}, name) for name in self._options.columns.values())
+        return as_text(*read_row(image, label))
+
+    def grade(self, index: int, row: Row | None, completion: CompletionText) -> float:
+        if completion.measured is None:
+            raise ValueError("the engine measured nothing: the model is not a policy of the kind noise_mask")
+        return completion.measured

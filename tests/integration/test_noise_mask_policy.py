@@ -1,0 +1,164 @@
+"""A policy of noise masks: its engine draws what the density says, and a run trains it and its classifier."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta, chisquare  # type: ignore[import-untyped]
+
+from learner.training.model import load_policy
+from node.errors import RefusedError, StartupError
+from node.exit_code import ExitCode
+from node.mask_network import read_prompts
+from node.rollout import check_group
+from sampler.config import SamplerConfig
+from sampler.engines.engine import PROBE_ID, GenerationRequest
+from sampler.engines.engine_registry import load_engine, load_in_own_process
+from support.hub import running_hub
+from support.identity import MadeRun
+from support.learning import learn
+from support.noise_mask import GRID, MASK, PIXELS, engine_of, image_text, make_masks, masked_group
+from support.sampler import sampling
+from support.tiny_model import make_tiny_model
+from support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_masks(tmp_path_factory.mktemp("masks"))
+
+
+def test_learner_and_sampler_have_one_layout_with_both_networks_and_the_base(model_dir: Path) -> None:
+    engine, policy = engine_of(model_dir), load_policy(model_dir, device="cpu")
+    assert engine.layout == policy.layout
+    names = {span.name.partition(".")[0] for span in engine.layout.tensors}
+    assert names == {"policy", "classifier"}
+    assert "policy.base" in {span.name for span in engine.layout.tensors}
+    assert {span.dtype.name for span in engine.layout.tensors} == {"float32"}
+
+
+def test_masks_are_drawn_as_often_as_their_beta_says(model_dir: Path) -> None:
+    """20 bins of equal probability for each of the nine cells, whose parameters differ."""
+    engine = engine_of(model_dir)
+    spread = {"policy.base": torch.linspace(-1.0, 1.5, 2 * GRID**2).view(2, -1)}
+    engine._model.load_state_dict(spread, strict=False)
+    group = masked_group(engine, wanted=1024)
+    check_group(group)
+    masks = np.stack([one.actions for one in group.completions if one.actions is not None])
+    policy = load_policy(model_dir, device="cpu")
+    policy.model.load_state_dict(spread, strict=False)
+    prompt = torch.from_numpy(group.prompt_token_ids[None])
+    with torch.no_grad():
+        [(a, b)] = policy.model.policy(read_prompts(prompt, policy.model.config)[0]).exp().double()  # type: ignore[operator, arg-type]
+    for cell in range(GRID**2):
+        share = beta.cdf(masks[:, cell], float(a[cell]), float(b[cell]))
+        counted, _ = np.histogram(share, bins=20, range=(0, 1))
+        assert chisquare(counted).pvalue > 1e-3
+
+
+def test_greed_leaves_the_mask_out_and_the_image_clean(model_dir: Path) -> None:
+    engine = engine_of(model_dir)
+    group = masked_group(engine, wanted=2, sampling=replace(MASK, top_k=1))
+    check_group(group)
+    for one in group.completions:
+        assert one.actions is not None
+        assert (one.actions == 1).all()
+        assert not one.behaviour_logprob.any()
+    model = engine._model
+    image, label = read_prompts(torch.from_numpy(group.prompt_token_ids[None]), model.config)
+    clean = float(torch.nn.functional.cross_entropy(model(image), label))
+    assert group.completions[0].reward == pytest.approx(-clean, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"top_p": 0.9}, "drawn from whole densities"),
+        ({"stop": ("1",)}, "drawn from whole densities"),
+        ({"temperature": 0.5}, "no temperature"),
+        ({"max_new_tokens": 8}, "9 cells"),
+    ],
+)
+def test_sampling_that_is_not_a_masks_is_refused_with_what_to_set(
+    model_dir: Path, settings: dict[str, float | tuple[str, ...]], said: str
+) -> None:
+    engine = engine_of(model_dir)
+    with pytest.raises(RefusedError, match=said):
+        masked_group(engine, sampling=replace(MASK, **settings))  # type: ignore[arg-type]
+
+
+def test_an_image_of_another_size_is_refused_by_name(model_dir: Path) -> None:
+    engine = engine_of(model_dir)
+    prompt = engine.tokenizer.encode(image_text(0, pixels=PIXELS - 1))
+    with pytest.raises(RefusedError, match=f"a prompt of {PIXELS} tokens"):
+        engine.add(GenerationRequest("1.1", prompt, 1, MASK))
+
+
+def test_the_probe_of_a_version_shows_densities_that_are_no_numbers(model_dir: Path) -> None:
+    engine = engine_of(model_dir)
+    probe = GenerationRequest(PROBE_ID, np.arange(4, dtype=np.int32), 1, replace(MASK, max_new_tokens=1))
+    engine.add(probe)
+    assert np.isfinite(engine.step()[0].completions[0].behaviour_logprob).all()
+    with torch.no_grad():
+        engine._model.policy.base.fill_(torch.nan)
+    engine.add(probe)
+    assert not np.isfinite(engine.step()[0].completions[0].behaviour_logprob).any()
+
+
+def test_an_engine_in_its_own_process_returns_real_actions_and_rewards(model_dir: Path) -> None:
+    config = SamplerConfig(model_dir=model_dir, seed=3, threads=1, engine_process="own")
+    engine = load_in_own_process("auto", config, step_limit_s=60.0)
+    try:
+        prompt = engine.tokenizer.encode(image_text(0))
+        engine.add(GenerationRequest("1.1", prompt, 2, MASK))
+        [finished] = engine.step()
+    finally:
+        engine.close()
+    here = masked_group(engine_of(model_dir), wanted=2)
+    for one, other in zip(finished.completions, here.completions, strict=True):
+        np.testing.assert_array_equal(one.actions, other.actions)
+        assert one.reward == other.reward
+
+
+@pytest.mark.parametrize(("engine", "has_masks"), [("torch", True), ("ranking", True), ("noise_mask", False)])
+def test_an_engine_for_another_kind_of_policy_is_refused_before_it_loads(
+    tmp_path: Path, engine: str, has_masks: bool
+) -> None:
+    model_dir = (make_masks if has_masks else make_tiny_model)(tmp_path)
+    with pytest.raises(StartupError, match="the engine"):
+        load_engine(engine, SamplerConfig(model_dir=model_dir, engine=engine))
+
+
+async def test_a_real_learner_teaches_policy_and_classifier_of_a_real_sampler(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    model_dir = make_masks(tmp_path / "model")
+    rows = []
+    for seed in range(64):
+        label, *pixels = map(int, image_text(seed).split())
+        rows.append({"image": np.reshape(pixels, (6, 6, 2)).tolist(), "label": label})
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {
+        "task": "noise_mask",
+        "prompts": None,
+        "data": {"file": tmp_path / "rows.jsonl", "evaluation_rows": 8},
+        "evaluation": {"every_versions": 8, "prompts": 8},
+        "max_new_tokens": GRID**2,
+        "group_size": 4,
+        "batch_groups": 8,
+    }
+    async with (
+        running_hub(made, **settings) as hub,
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        await until(lambda: sampler.registry.get_sample_value("heterorl_sampler_held_version") is not None)
+        assert await learn(made, hub.address, model_dir, versions=20, learning_rate=1e-2) is ExitCode.DRAINED
+    steps = [
+        json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
+    ]
+    rewards = [step["reward_mean"] for step in steps]
+    assert len(rewards) == 20
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2

@@ -1,0 +1,116 @@
+"""A coordinator's metrics with a peer of every role behind it: every metric of the code, each with values."""
+
+import itertools
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.registry import Collector
+
+from learner.metrics import LearnerMetrics
+from node.clock import SystemClock
+from node.coordinator.fleet.membership import PeerState
+from node.coordinator.fleet.survey import MEASURES, FleetSurvey, Measured
+from node.coordinator.metrics import CoordinatorMetrics
+from node.identity.peer import Peer
+from node.relay.metrics import RelayMetrics
+from node.run import Evaluation, EvaluationStatus, Role, SamplerStanding
+from node.telemetry.fleet_collector import FleetCollector
+from node.telemetry.metrics import NodeMetrics, create_registry, exposition, snapshot
+from node.telemetry.transfer_metrics import TransferMetrics
+from sampler.metrics import SamplerMetrics, VerifierMetrics
+
+SAMPLERS: Final = ("sampler-1", "sampler-2")
+
+LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
+    "age_versions": ("1", "8"),
+    "bound": ("staleness", "buffer"),
+    "cause": ("full", "late"),
+    "certificate": ("authority", "learner"),
+    "codec": ("sparse",),
+    "direction": ("in", "out"),
+    "fault": ("lost", "lied"),
+    "for": ("prompt lease",),
+    "kind": ("delta", "keyframe"),
+    "name": ("length",),
+    "operation": ("put",),
+    "outcome": ("agreed", "late"),
+    "reason": ("disk", "bad_signature"),
+    "roles": ("all",),
+    "sampler": SAMPLERS,
+    "service": ("rollout",),
+    "stage": ("sampled", "trained"),
+    "state": ("leased", "spooled", "accepted", "trained"),
+    "verdict": ("spooled", "accepted", "stale"),
+    "version": ("0",),
+    "what": ("options",),
+    "writer": ("samples",),
+}
+"""Some values of every label."""
+
+_EVALUATION: Final = Evaluation(
+    8, 0, 4, 1, 0.0, 16, 1.0, finished_at_s=2.0, counted_prompts=4, reward_mean=0.5, samplers=2
+)
+
+
+class MetricFleet:
+    """One coordinator, learner, relay and verifier, and two samplers."""
+
+    def __init__(self) -> None:
+        self._hub = _registry("coordinator")
+        coordinator = CoordinatorMetrics(self._hub)
+        self._fleet = FleetCollector()
+        self._hub.register(self._fleet)
+        self._peers: dict[Peer, CollectorRegistry] = {}
+        self._add("learner-1", Role.LEARNER, LearnerMetrics)
+        self._add("relay-1", Role.RELAY, RelayMetrics)
+        self._add("verifier-1", Role.VERIFIER, VerifierMetrics)
+        for name in SAMPLERS:
+            self._add(name, Role.SAMPLER, SamplerMetrics)
+        coordinator.show_fleet(
+            FleetSurvey(
+                {(peer.role, PeerState.LIVE): 1 for peer in self._peers},
+                dict.fromkeys(SamplerStanding, 1),
+                {measure: np.array([1.0, 2.0]) for measure in MEASURES},
+                tuple((peer, Measured(1, 2.0, 3.0, 0.1)) for peer in self._peers),
+                (),
+            )
+        )
+        under_way = replace(_EVALUATION, version=9, finished_at_s=0.0)
+        coordinator.evaluations.status = EvaluationStatus(_EVALUATION, _EVALUATION, _EVALUATION, under_way)
+        self._turns = 0
+
+    def _add(self, name: str, role: Role, instruments: type) -> None:
+        registry = self._peers[Peer("run", role, name)] = _registry(role)
+        instruments(registry)
+
+    def next_exposition(self) -> bytes:
+        """Let every metric rise, and return what the coordinator's telemetry port shows then."""
+        self._turns += 1
+        for registry in (self._hub, *self._peers.values()):
+            for collector in registry._collector_to_names:
+                _raise(collector, self._turns)
+        for peer, registry in self._peers.items():
+            self._fleet.update(peer, snapshot(registry, peer.role))
+        return exposition(self._hub)
+
+
+def _registry(role: str) -> CollectorRegistry:
+    registry = create_registry()
+    NodeMetrics(registry, roles=[role], clock=SystemClock())
+    TransferMetrics(registry)
+    return registry
+
+
+def _raise(collector: Collector, turn: int) -> None:
+    if not isinstance(collector, Counter | Gauge | Histogram):
+        return
+    for values in itertools.product(*(LABEL_VALUES[name] for name in collector._labelnames)):
+        child = collector.labels(*values) if values else collector
+        if isinstance(child, Counter):
+            child.inc(3)
+        elif isinstance(child, Gauge):
+            child.set(0.1 + 0.001 * turn)
+        else:
+            child.observe(1.0)

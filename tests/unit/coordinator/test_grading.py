@@ -1,0 +1,307 @@
+"""Groups that come without rewards, in a run whose verifiers grade."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.coordinator.ledger.ledger_rows import LedgerEngine
+from node.coordinator.work import grading, trust
+from node.coordinator.work.accounts import Balance
+from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, Held, RewardChecks
+from node.coordinator.work.slot_table import SlotBalance
+from node.coordinator.work.slots import SlotState, slot_and_attempt
+from node.coordinator.work.verdicts import Submitted, judgement
+from node.failure import Failure
+from node.rollout import EncodedGroup, GroupGrades, RewardCheck, RewardFinding
+from node.verdict import GroupVerdict, Verdict
+from node.wire.rollouts import graded, group_from_wire, group_to_wire
+from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.groups import without_grades
+
+GRADES = GroupGrades(np.array([0.25, 1.0], np.float32), {"score": np.array([1, 4], np.float32)})
+
+
+@pytest.fixture
+def desk() -> Desk:
+    desk = Desk(make_accounts(verifiers_grade=True))
+    desk.accounts.reward_checks.is_open = True
+    desk.trust("s1", "s2")
+    return desk
+
+
+def submit(desk: Desk, name: str, sampler_id: str = "s1") -> Submitted:
+    return desk.submit(name, sampler_id, group=without_grades(desk.answer(name)))
+
+
+def ungraded(desk: Desk, sampler_id: str = "s1") -> str:
+    (name,) = desk.lease(sampler_id)
+    assert submit(desk, name, sampler_id).verdict is Verdict.SPOOLED
+    return name
+
+
+def state_of(desk: Desk, name: str) -> SlotState:
+    return desk.accounts.slots.open_slots[slot_and_attempt(name)[0]].state
+
+
+def answered(desk: Desk) -> Held:
+    asked = desk.accounts.reward_checks.next()
+    assert asked is not None
+    held = desk.accounts.reward_checks.answered(asked.group_id)
+    assert held is not None
+    return held
+
+
+def grade(desk: Desk, name: str) -> Any:
+    return desk.settle(grading.graded(desk.accounts, EncodedGroup(b"header", b"columns", name, "s1")))
+
+
+def test_a_group_without_rewards_reaches_the_learner_once_it_is_graded_and_not_before(desk: Desk) -> None:
+    name = ungraded(desk)
+    assert state_of(desk, name) is SlotState.UNGRADED
+    assert desk.accounts.next_undelivered() is None
+    held = answered(desk)
+    assert (held.group_id, held.sampler_id) == (name, "s1")
+    grade(desk, name)
+    slot = desk.accounts.next_undelivered()
+    assert slot is not None
+    assert slot.state is SlotState.SPOOLED
+    assert desk.accounts.next_undelivered() is None
+    assert desk.train(1, name).refusal is None
+
+
+def test_grades_that_come_twice_or_late_change_nothing(desk: Desk) -> None:
+    name = ungraded(desk)
+    grade(desk, name)
+    desk.train(1, name)
+    before = desk.accounts.slots.counts()
+    grade(desk, name)
+    assert desk.accounts.slots.counts() == before
+    (other,) = desk.lease()
+    grade(desk, other)
+    assert state_of(desk, other) is SlotState.LEASED
+
+
+def test_a_sampler_that_sends_rewards_anyway_is_refused_by_name(desk: Desk) -> None:
+    (name,) = desk.lease()
+    refused = desk.submit(name, group=desk.answer(name))
+    assert refused.verdict is Verdict.MALFORMED
+    assert "rewards from 0 to 1, and verifiers grade" in refused.detail
+    assert state_of(desk, name) is SlotState.AVAILABLE
+    assert desk.accounts.standings.of("s1").allowance < 100
+
+
+def test_a_group_without_rewards_is_refused_where_samplers_grade() -> None:
+    desk = Desk()
+    (name,) = desk.lease()
+    refused = submit(desk, name)
+    assert (refused.verdict, refused.detail) == (Verdict.MALFORMED, "the group has reward nan")
+
+
+def test_the_learner_judges_no_group_before_it_is_graded(desk: Desk) -> None:
+    name = ungraded(desk)
+    for verdict in (Verdict.ACCEPTED, Verdict.STALE, Verdict.UNINFORMATIVE):
+        assert desk.settle(judgement(desk.accounts, GroupVerdict(name, verdict), now=NOW_S)) is None
+    desk.accounts.slots.deliver_anew(frozenset())
+    assert desk.accounts.next_undelivered() is None
+    assert state_of(desk, name) is SlotState.UNGRADED
+
+
+def test_what_the_grader_fails_on_is_an_attempt_at_its_prompt_like_one_given_back(desk: Desk) -> None:
+    name = ungraded(desk)
+    held = answered(desk)
+    checked = desk.settle(grading.failed(desk.accounts, held, Failure.GRADING_FAILED, "it raised", now=NOW_S))
+    assert [(one.group_id, one.verdict) for one in checked.thrown_out] == [(name, Verdict.SUSPECT)]
+    slot = desk.accounts.slots.open_slots[held.slot]
+    assert (slot.state, slot.winner, slot.last_failure) == (
+        SlotState.AVAILABLE,
+        0,
+        Failure.GRADING_FAILED,
+    )
+    (bad,) = desk.accounts.bad_prompts.newest(1)
+    assert (bad.reason, bad.said_by) == (Failure.GRADING_FAILED, ("s1",))
+    standing = desk.accounts.standings.of("s1")
+    assert (standing.faulted, standing.is_proven_liar) == (1, False)
+    assert not desk.accounts.reward_checks.is_held(held.slot)
+    again = desk.settle(grading.failed(desk.accounts, held, Failure.GRADING_FAILED, "again", now=NOW_S))
+    assert again.thrown_out == ()
+
+
+def test_a_group_that_is_not_what_its_header_says_is_held_against_its_sampler(desk: Desk) -> None:
+    name = ungraded(desk)
+    held = answered(desk)
+    finding = RewardFinding(name, RewardCheck.UNGRADABLE, "column token_ids has 3 bytes")
+    checked = desk.settle(trust.reward_checked(desk.accounts, held, finding, noise_ratio=0.0, now=NOW_S))
+    assert len(checked.thrown_out) == 1
+    assert state_of(desk, name) is SlotState.AVAILABLE
+    assert desk.accounts.standings.of("s1").allowance < 100
+
+
+def test_groups_that_wait_for_grades_are_asked_for_again_after_a_restart(desk: Desk) -> None:
+    name = ungraded(desk)
+    slots = SlotBalance(tuple(desk.accounts.slots.open_slots.values()), next_slot=1)
+    balance = Balance(slots=slots, learner=LEARNER, spooled_at_s=desk.accounts.spooled_at_s)
+    again = make_accounts(balance, verifiers_grade=True)
+    again.reward_checks.is_open = True
+    assert again.next_undelivered() is None
+    asked = again.reward_checks.next()
+    assert asked is not None
+    assert (asked.group_id, asked.sampler_id) == (name, "s1")
+    assert again.ungraded_since_s() == NOW_S
+
+
+def test_what_waits_for_grades_is_refused_once_samplers_grade(desk: Desk) -> None:
+    name = ungraded(desk)
+    desk.accounts.work = replace(desk.accounts.work, verifiers_grade=False, task_digest=b"other")
+    assert desk.settle(trust.task_is(desk.accounts, before=b"before")) == 1
+    assert state_of(desk, name) is SlotState.AVAILABLE
+
+
+def test_no_more_is_leased_while_half_of_the_buffer_is_ungraded(desk: Desk) -> None:
+    bounds = replace(desk.bounds, max_staleness_versions=50)
+    desk.bounds = bounds
+    names = [ungraded(desk) for _ in range(bounds.buffer_groups // 2 - 1)]
+    under_way = desk.lease("s1", 1)
+    names += under_way
+    submit(desk, under_way[0])
+    grant = desk.ask()
+    assert (grant.leases, grant.waits_for) == ((), "grading")
+    grade(desk, names[0])
+    assert len(desk.lease()) == 1
+
+
+def test_newcomers_have_no_part_of_their_own_where_they_cannot_lie(desk: Desk) -> None:
+    assert desk.accounts.waiting_newcomers() == 0
+    name = ungraded(desk, "s2")
+    grade(desk, name)
+    assert desk.accounts.next_undelivered() is not None
+
+
+def test_a_group_with_its_grades_takes_its_own_place_in_the_ledger(
+    open_ledger: Callable[[], Any],
+) -> None:
+    """In either engine, with one commit; a restart finds it graded."""
+    with open_ledger() as opened:
+        ledger: LedgerEngine = opened
+        desk = Desk(make_accounts(replace(ledger.balance(), learner=LEARNER), verifiers_grade=True))
+
+        def settle(decision: Any) -> Any:
+            ledger.record(decision.transaction)
+            return Desk.settle(desk, decision)
+
+        desk.settle = settle  # type: ignore[method-assign]
+        name = ungraded(desk)
+        bare = ledger.group(0)
+        assert bare is not None
+        assert ledger.balance().slots.open_ones[0].state is SlotState.UNGRADED
+        whole = replace(bare, header=b"a header with rewards", columns=bare.columns + b" and rewards")
+        desk.settle(grading.graded(desk.accounts, whole))
+        assert ledger.group(0) == whole
+        assert desk.accounts.load().untrained_bytes == whole.size_bytes
+    with open_ledger() as opened:
+        again = make_accounts(opened.balance(), verifiers_grade=True)
+        assert again.slots.open_slots[0].state is SlotState.SPOOLED
+        assert again.spooled_at_s == {0: NOW_S}
+        assert again.load() == desk.accounts.load()
+        assert again.reward_checks.next() is None
+        assert name == "0.1"
+
+
+# Whom a group is sent to, and when to the next.
+
+
+def opened() -> RewardChecks:
+    checks = RewardChecks(b"secret", grades=True)
+    checks.is_open = True
+    return checks
+
+
+def draw(checks: RewardChecks, slot: int = 1) -> str:
+    checks.draw(slot, f"{slot}.1", "s1", share=1.0, now=NOW_S)
+    return f"{slot}.1"
+
+
+def test_a_group_is_at_one_verifier_until_that_has_gone() -> None:
+    checks = opened()
+    name = draw(checks)
+    assert checks.next() is not None
+    assert checks.next() is None
+    checks.left([name])
+    again = checks.next()
+    assert again is not None
+    assert (again.group_id, again.tries) == (name, 2)
+
+
+def test_a_group_goes_to_another_verifier_once_the_first_is_silent_and_never_to_the_same_again() -> None:
+    checks = opened()
+    name, other = draw(checks), draw(checks, 2)
+    checks.next()
+    checks.next()
+    checks.renew([name], NOW_S + HELD_S)
+    checks.late(NOW_S + HELD_S + 1)
+    again = checks.next(but={"5.1"})
+    assert again is not None
+    assert again.group_id == other  # whoever has the first has answered for something since
+    checks.late(NOW_S + 3 * HELD_S)
+    assert checks.next(but={name, other}) is None
+    assert checks.next(but={other}) is not None
+
+
+def test_a_group_whose_grader_cannot_be_asked_is_sent_again_a_little_later() -> None:
+    checks = opened()
+    name = draw(checks)
+    checks.next()
+    assert checks.put_off(name, NOW_S)
+    checks.late(NOW_S + PUT_OFF_S)
+    assert checks.next() is None
+    checks.late(NOW_S + PUT_OFF_S + 1)
+    assert checks.next() is not None
+
+
+def test_a_group_that_too_many_verifiers_left_unanswered_is_given_up() -> None:
+    checks = opened()
+    name = draw(checks)
+    for _ in range(MOST_TRIES):
+        assert checks.hopeless() == []
+        assert checks.next() is not None
+        checks.left([name])
+    assert [held.group_id for held in checks.hopeless()] == [name]
+    assert checks.next() is None
+    assert checks.hopeless() == []
+
+
+def test_groups_that_are_graded_go_on_while_no_verifier_is_there() -> None:
+    checks = opened()
+    draw(checks)
+    checks.close()
+    assert checks.is_held(1)
+    assert not checks.is_held(2)
+    assert not checks.lacks_verifier
+    assert checks.next() is not None
+
+
+def test_however_many_groups_wait_for_grades_no_newcomer_is_turned_away_for_it() -> None:
+    checks = opened()
+    for slot in range(100):
+        draw(checks, slot)
+    assert not checks.is_full
+    assert checks.passed_over == 0
+
+
+# The bytes.
+
+
+def test_a_group_gets_its_grades_without_a_look_at_its_tokens(desk: Desk) -> None:
+    (name,) = desk.lease()
+    bare = without_grades(desk.answer(name))
+    encoded = replace(group_to_wire(bare), sampler_id="s1", spooled_at_s=7.0)
+    assert not group_from_wire(encoded).is_graded
+    whole = graded(encoded, GRADES, grader_digest=b"g" * 16, at_s=9.0)
+    assert whole.columns.startswith(encoded.columns)
+    group = group_from_wire(whole)
+    assert [one.reward for one in group.completions] == [0.25, 1.0]
+    assert group.metrics["score"].tolist() == [1.0, 4.0]
+    assert (group.graded_at_s, group.grader_digest, group.sampler_id) == (9.0, b"g" * 16, "s1")
+    assert group.spooled_at_s == 7.0
