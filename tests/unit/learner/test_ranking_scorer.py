@@ -55,9 +55,9 @@ def test_rankings_of_different_lengths_side_by_side_have_the_logprobs_and_gradie
     padded = torch.stack([torch.cat([one, ABSENT.expand(6 - len(one))]) for one in scores])
     order = torch.full((3, 5), 5)
     is_ranked = torch.zeros(3, 5, dtype=torch.bool)
-    for row, one in enumerate(orders):
-        order[row, : len(one)] = torch.from_numpy(one)
-        is_ranked[row, : len(one)] = True
+    for row, ranking in enumerate(orders):
+        order[row, : len(ranking)] = torch.from_numpy(ranking)
+        is_ranked[row, : len(ranking)] = True
     together = ranking_logprobs(padded, order)[is_ranked]
     alone = [ranking_logprob(one.detach().numpy(), each) for one, each in zip(scores, orders, strict=True)]
     np.testing.assert_allclose(together.detach().numpy(), np.concatenate(alone), atol=1e-12)
