@@ -8,8 +8,9 @@ write, at any time, and while they start. An independent witness reads signature
 logs, and says whether anyone served weights that were not signed, went back, or lost or doubled work. Prints
 its progress on standard error and a JSON summary; exits with 1 if a promise was broken.
 
-With ``--ranks 2`` the learner has two ranks, and they alone are killed: the first or another, at an entry of
-the journal, while a checkpoint or a version is written, while steps are taken again.
+With ``--task ranking`` the model ranks; ``--roles`` names who is killed, the coordinator too if asked. With
+``--ranks 2`` the learner has two ranks, and they alone are killed: the first or another, at an entry of the
+journal, while a checkpoint or a version is written, while steps are taken again.
 """
 
 import sys
@@ -18,13 +19,15 @@ from pathlib import Path
 
 from bench.kill_lab import command
 from bench.kill_lab.campaign import Campaign
-from bench.kill_lab.plan import FRAMES, FRAMES_OF_RANKS, Plan
+from bench.kill_lab.instants import INSTANTS
+from bench.kill_lab.plan import FRAMES, FRAMES_OF_RANKS, KILLED, Plan
 from bench.kill_lab.rank_campaign import RankCampaign
 from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness
 from deploy.runs.processes import Children
 from node.identity.run_description import RunDescription
+from node.policy_kind import PolicyKind
 
 
 async def run(plan: Plan, root: Path) -> command.Summary:
@@ -48,10 +51,32 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="how many; default: %(default)s")
     parser.add_argument("--samplers", type=int, default=2, help="how many take part; default: %(default)s")
     parser.add_argument("--ranks", type=int, default=1, help="of the learner; above 1 they alone are killed")
+    parser.add_argument(
+        "--task",
+        type=PolicyKind,
+        choices=tuple(PolicyKind),
+        default=PolicyKind.CAUSAL_LM,
+        help="kind of the policy that is trained; default: %(default)s",
+    )
+    parser.add_argument(
+        "--roles",
+        nargs="+",
+        choices=sorted(INSTANTS),
+        default=KILLED,
+        help="whose processes are killed; default: sampler relay learner",
+    )
     arguments = parser.parse_args()
     samplers = tuple(f"sampler-{number + 1}" for number in range(arguments.samplers))
     frames = FRAMES_OF_RANKS if arguments.ranks > 1 else FRAMES
-    plan = Plan(arguments.kills, arguments.seed, samplers, arguments.ranks, frames)
+    plan = Plan(
+        arguments.kills,
+        arguments.seed,
+        samplers,
+        arguments.ranks,
+        frames,
+        policy=arguments.task,
+        roles=tuple(arguments.roles),
+    )
     return command.main("kills", arguments.dir, plan.seed, partial(run, plan))
 
 

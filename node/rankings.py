@@ -148,7 +148,7 @@ def pairs_of(
 
 
 def ranking_logprob(scores: NDArray[np.floating], order: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return log p of each position of rankings, nats: [..., ranked].
+    """Return log p of each position of rankings, nats: [..., ranked]; NaN where a score is.
 
     Args:
         scores: [candidates]
@@ -157,11 +157,12 @@ def ranking_logprob(scores: NDArray[np.floating], order: NDArray[np.integer]) ->
     chosen = scores.astype(np.float64)[order]
     is_ranked = (order[..., None] == np.arange(len(scores))).any(axis=-2)
     others = np.where(is_ranked, -np.inf, scores)
-    rest = np.logaddexp.reduce(others, axis=-1)
-    # Of position k and all after it, from the last one backwards.
-    remaining = np.logaddexp.accumulate(
-        np.concatenate([rest[..., None], chosen[..., ::-1]], axis=-1), axis=-1
-    )[..., :0:-1]
+    with np.errstate(invalid="ignore"):
+        rest = np.logaddexp.reduce(others, axis=-1)
+        # Of position k and all after it, from the last one backwards.
+        remaining = np.logaddexp.accumulate(
+            np.concatenate([rest[..., None], chosen[..., ::-1]], axis=-1), axis=-1
+        )[..., :0:-1]
     logprob: NDArray[np.float64] = np.minimum(chosen - remaining, 0.0)
     return logprob
 

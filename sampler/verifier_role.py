@@ -3,27 +3,23 @@
 import asyncio
 import os
 import random
-from pathlib import Path
 
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.reward_checks import RewardCheckClient
 from node.errors import StartupError
 from node.identity.peer import Peer
-from node.policy_kind import PolicyKind, kind_of, model_config
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
-from node.rankings import separator_of
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import snapshot
 from sampler.config import VerifierConfig
-from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.ranking_tokenizer import RankingTokenizer
+from sampler.engines.ranking_tokenizer import tokenizer_of
 from sampler.metrics import VerifierMetrics
 from sampler.process_tree import cpu_seconds
-from sampler.rollouts.verification import Decoder, Verification
+from sampler.rollouts.verification import Verification
 
 
 async def build(context: RoleContext) -> list[Service]:
@@ -37,7 +33,7 @@ async def build(context: RoleContext) -> list[Service]:
     if target is None:
         raise StartupError("The verifier has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
     try:
-        decoder = await asyncio.to_thread(_decoder, config.model_dir)
+        decoder = await asyncio.to_thread(tokenizer_of, config.model_dir)
     except (OSError, ValueError) as error:
         raise StartupError(
             f"the tokenizer of {config.model_dir} cannot be loaded: {error}",
@@ -79,10 +75,3 @@ async def build(context: RoleContext) -> list[Service]:
     )
     verifying = StopsAfter(verification)
     return [StopsAfter(membership, other=verifying), verifying]
-
-
-def _decoder(model_dir: Path) -> Decoder:
-    tokenizer = ModelTokenizer(model_dir)
-    if kind_of(model_dir) is PolicyKind.RANKING:
-        return RankingTokenizer(tokenizer, separator=separator_of(model_config(model_dir)))
-    return tokenizer

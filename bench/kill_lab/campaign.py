@@ -120,7 +120,7 @@ class Campaign:
         return kill.instant if kill.has_come else ANY_TIME.name
 
     async def _kill_one(self, watches: asyncio.TaskGroup) -> None:
-        role = self._draw.choice(("sampler", "relay", "learner"))
+        role = self._draw.choice(self._stage.plan.roles)
         name = self._draw.choice([name for name in self._stage.plan.daemons if role_of(name) == role])
         instant = choose(role, self._draw)
         if instant is STARTING and self.kills:
@@ -142,7 +142,7 @@ class Campaign:
         self._say(
             f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}"
         )
-        if role != "learner" and instant is not STARTING:
+        if role in ("sampler", "relay") and instant is not STARTING:
             watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
 
     async def _before_drain(self) -> None:

@@ -54,10 +54,17 @@ _LEARNER: Final = (
     Instant("artifact whole", "published/complete/*"),
     Instant("mark being written", "published/.head.json.new"),
 )
+_COORDINATOR: Final = (
+    Instant("ledger written", "ledger.sqlite-wal", is_change=True),
+    Instant("artifact begun", "versions/incoming/*"),
+    Instant("artifact whole", "versions/complete/*"),
+    Instant("mark being written", "versions/.head.json.new"),
+)
 INSTANTS: Final[Mapping[str, tuple[Instant, ...]]] = {
     "sampler": _SAMPLER,
     "relay": _RELAY,
     "learner": _LEARNER,
+    "coordinator": _COORDINATOR,
 }
 
 

@@ -11,13 +11,21 @@ from pathlib import Path
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    OPTConfig,
+    OPTForCausalLM,
+    OPTForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from node.policy_kind import PolicyKind
 
 _PAD, _END = "<pad>", "<end>"
 _WIDTH = 64
 
 
-def make_model(directory: Path, *, seed: int, frames: int) -> None:
+def make_model(directory: Path, *, seed: int, frames: int, policy: PolicyKind) -> None:
     """Save a random bf16 model and its tokenizer of one token a character."""
     tokens = [_PAD, _END, *string.digits, "="]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=_PAD))
@@ -41,8 +49,11 @@ def make_model(directory: Path, *, seed: int, frames: int) -> None:
         eos_token_id=1,
         bos_token_id=None,
     )
+    model_class: type[PreTrainedModel] = OPTForCausalLM
+    if policy is PolicyKind.RANKING:
+        model_class, config.num_labels = OPTForSequenceClassification, 1
     torch.manual_seed(seed)
-    OPTForCausalLM(config).bfloat16().save_pretrained(directory)
+    model_class(config).bfloat16().save_pretrained(directory)
 
 
 def _main() -> None:
@@ -50,9 +61,10 @@ def _main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--frames", type=int, required=True, help="of position embeddings")
+    parser.add_argument("--policy", type=PolicyKind, choices=tuple(PolicyKind), default=PolicyKind.CAUSAL_LM)
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    make_model(arguments.directory, seed=arguments.seed, frames=arguments.frames)
+    make_model(arguments.directory, seed=arguments.seed, frames=arguments.frames, policy=arguments.policy)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@
 The links are slow enough for a version to be under way for a while.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bench.kill_lab.task import EvenDigitsTask
+from bench.kill_lab.task import EvenDigitsTask, RankedDigitsTask
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of
+from node.policy_kind import PolicyKind
 
 RELAY: Final = "relay-1"
 HUB_LINK: Final = "hub-link"
@@ -38,8 +40,15 @@ FRAMES_OF_RANKS: Final = 2
 
 RANK_TIMEOUT_S: Final = 60
 
-_TASK: Final = "even-digits"
-_TASKS: Final[Section] = {_TASK: f"{EvenDigitsTask.__module__}:{EvenDigitsTask.__name__}"}
+KILLED: Final = ("sampler", "relay", "learner")
+"""Roles whose processes are killed by default."""
+
+TASKS: Final[Mapping[PolicyKind, type[EvenDigitsTask]]] = {
+    PolicyKind.CAUSAL_LM: EvenDigitsTask,
+    PolicyKind.RANKING: RankedDigitsTask,
+}
+
+_TASK: Final = "kill-lab"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,9 @@ class Plan:
     """Size of the model."""
     pause_s: float = 0.0
     """Taken to grade a completion; a run of many cores has none."""
+    policy: PolicyKind = PolicyKind.CAUSAL_LM
+    roles: tuple[str, ...] = KILLED
+    """Roles whose processes are killed, as often each; not asked where ranks are."""
 
     @property
     def daemons(self) -> tuple[str, ...]:
@@ -78,7 +90,8 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
         if name == COORDINATOR:
             document["coordinator.task_options"] = {"pause_s": plan.pause_s}
         if name in plan.samplers:
-            document["sampler.custom_tasks"] = _TASKS
+            task = TASKS[plan.policy]
+            document["sampler.custom_tasks"] = {_TASK: f"{task.__module__}:{task.__name__}"}
         documents[name] = document
     return documents
 

@@ -91,4 +91,5 @@ class Stage(RunSession):
 
     async def _make_model(self) -> None:
         sizes = ("--seed", str(self.plan.seed), "--frames", str(self.plan.frames))
-        await self._children.run("model", "bench.kill_lab.model", str(self.model), *sizes)
+        kind = ("--policy", self.plan.policy)
+        await self._children.run("model", "bench.kill_lab.model", str(self.model), *sizes, *kind)

@@ -1,9 +1,11 @@
-"""A task that even a random model is rewarded for: what is learned does not matter here."""
+"""Tasks that even a random model is rewarded for: what is learned does not matter here."""
 
 import random
+import string
 import time
 from typing import Final
 
+from node.rankings import as_text
 from sampler.tasks.task import CompletionText
 
 _EVEN: Final = frozenset("02468")
@@ -29,3 +31,10 @@ class EvenDigitsTask:
         time.sleep(self._pause_s)
         share = sum(character in _EVEN for character in completion.text) / max(1, len(completion.text))
         return share + random.uniform(0, 0.1)
+
+
+class RankedDigitsTask(EvenDigitsTask):
+    """All digits are candidates, and the run's completions rank some of them: the even ones are rewarded."""
+
+    def prompt(self, index: int, row: object) -> str:
+        return as_text(super().prompt(index, row), string.digits)

@@ -140,7 +140,7 @@ class Witness:
         if role_of(name) == "sampler":
             self._examine_sampler(name, by_key)
         else:
-            store = self._stage.state(name) / ("versions" if name == RELAY else "published")
+            store = self._stage.state(name) / ("published" if name == LEARNER else "versions")
             for whole in read_artifacts((store / "complete").iterdir(), self._public_key):
                 if not whole.is_whole:
                     self._violate(f"{name}: complete version {whole.signed.version} has wrong payloads")

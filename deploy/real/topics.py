@@ -53,7 +53,7 @@ def write_topics(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def encoder_directory(directory: Path) -> Path:
+def encoder_directory(directory: Path, *, seed: int = SEED) -> Path:
     """Save a two-layer encoder with one score and random weights, with a tokenizer of whole words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -66,7 +66,7 @@ def encoder_directory(directory: Path) -> Path:
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<sep>"
     ).save_pretrained(directory)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
         config = BertConfig(
             vocab_size=len(known),
             hidden_size=64,

@@ -1,19 +1,27 @@
 """A model that gives a score to each pair of query and candidate, asked for logprobs of rankings.
 
-A micro-batch is that of token models: rows of prompt and ranking, and where its actions are. The prompts of
-a group's rankings are one, and are scored once.
+A micro-batch is that of token models: rows of prompt and ranking, and where its actions are. Its size counts
+what the model reads: the pairs of a group's prompt, which are scored once for all of its rankings in it.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from learner.training.scorer import UNBOUNDED, Scorer
-from node.rankings import Pairs, objection, pairs_of, separator_of
+from node.limits import PAIRED_TOKENS
+from node.rankings import Pairs, objection, pair_lengths, pairs_of, separator_of
 from node.rollout import RolloutGroup
+
+_NO_CANDIDATE: Final = -1e20
+"""Score that no sum sees. An infinite one would have no gradient where all candidates are ranked."""
 
 
 class RankingScorer(Scorer):
@@ -33,6 +41,17 @@ class RankingScorer(Scorer):
             group, separator=self.separator, pair_tokens=self._pair_tokens
         )
 
+    def row_tokens(self, groups: Sequence[RolloutGroup]) -> list[int]:
+        """Return each ranking's share of its group's pairs, which are read once for all of them."""
+        tokens = []
+        for group in groups:
+            lengths = pair_lengths(
+                group.prompt_token_ids, separator=self.separator, pair_tokens=self._pair_tokens
+            )
+            rows = len(group.completions)
+            tokens += [math.ceil(lengths.max() * len(lengths) / rows)] * rows
+        return tokens
+
     def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
         """Return log p of the candidate at each position of the rankings; see ``Scorer.forward``."""
         ids, places = inputs.cpu().numpy(), positions.cpu().numpy()
@@ -42,31 +61,53 @@ class RankingScorer(Scorer):
             return temperature + 0.0 * self._scores(idle, inputs.device).sum()
         ends = places[starts] % ids.shape[1] + 1
         prompts = [ids[row, :end].tobytes() for row, end in zip(rows, ends, strict=True)]
-        scores = self._scores_by_prompt(dict.fromkeys(prompts), inputs.device)
-        orders = torch.split(target_ids, ranked.tolist())
+        distinct = list(dict.fromkeys(prompts))
+        scores = self._scores_of(distinct, inputs.device)
+        is_ranked = torch.from_numpy(np.arange(ranked.max()) < ranked[:, None]).to(inputs.device)
+        # The last column of the scores belongs to no candidate.
+        order = target_ids.new_full(is_ranked.shape, scores.shape[1] - 1)
+        order[is_ranked] = target_ids
+        number = {prompt: n for n, prompt in enumerate(distinct)}
+        of_rows = torch.tensor([number[prompt] for prompt in prompts], device=inputs.device)
         temperatures = temperature[torch.from_numpy(starts).to(temperature.device)]
-        return torch.cat(
-            [
-                _ranking_logprob(scores[prompt] / of_row, order)
-                for prompt, order, of_row in zip(prompts, orders, temperatures, strict=True)
-            ]
-        )
+        return ranking_logprobs(scores[of_rows] / temperatures[:, None], order)[is_ranked]
 
-    def _scores_by_prompt(self, prompts: Iterable[bytes], device: torch.device) -> dict[bytes, Tensor]:
-        """Return the scores of each prompt's candidates, of one pass over all of them."""
-        pairs = {
-            prompt: pairs_of(np.frombuffer(prompt, np.int64), separator=self.separator, padding=self.padding)
+    def _scores_of(self, prompts: Sequence[bytes], device: torch.device) -> Tensor:
+        """Return the scores of each prompt's candidates, [prompts, most candidates + 1], padded.
+
+        All pairs go through the model at once, unless padding makes them more than PAIRED_TOKENS.
+        """
+        pairs = [
+            pairs_of(np.frombuffer(prompt, np.int64), separator=self.separator, padding=self.padding)
             for prompt in prompts
-        }
-        longest = max(one.input_ids.shape[1] for one in pairs.values())
+        ]
+        shapes = [one.input_ids.shape for one in pairs]
+        passes: list[list[int]] = [[]]
+        count = 0
+        for number in sorted(range(len(pairs)), key=lambda number: shapes[number][1]):
+            candidates, longest = shapes[number]
+            if passes[-1] and (count + candidates) * longest > PAIRED_TOKENS:
+                passes.append([])
+                count = 0
+            passes[-1].append(number)
+            count += candidates
+        scores: dict[int, Tensor] = {}
+        for numbers in passes:
+            of_pass = self._scores_of_pass([pairs[number] for number in numbers], device)
+            scores |= zip(numbers, of_pass, strict=True)
+        in_order = [scores[number] for number in range(len(pairs))]
+        padded = pad_sequence(in_order, batch_first=True, padding_value=_NO_CANDIDATE)
+        return pad(padded, (0, 1), value=_NO_CANDIDATE)
+
+    def _scores_of_pass(self, pairs: Sequence[Pairs], device: torch.device) -> Sequence[Tensor]:
+        longest = max(one.input_ids.shape[1] for one in pairs)
         input_ids = [
             np.pad(ids, ((0, 0), (0, longest - ids.shape[1])), constant_values=self.padding)
-            for ids, _ in pairs.values()
+            for ids, _ in pairs
         ]
-        lengths = [one.lengths for one in pairs.values()]
+        lengths = [one.lengths for one in pairs]
         scores = self._scores(Pairs(np.concatenate(input_ids), np.concatenate(lengths)), device)
-        of_prompts = torch.split(scores, list(map(len, lengths)))
-        return dict(zip(pairs, of_prompts, strict=True))
+        return torch.split(scores, list(map(len, lengths)))
 
     def _scores(self, pairs: Pairs, device: torch.device) -> Tensor:
         ids = torch.from_numpy(pairs.input_ids).to(device)
@@ -79,10 +120,15 @@ class RankingScorer(Scorer):
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def _ranking_logprob(scores: Tensor, order: Tensor) -> Tensor:
-    """Return log p at each position of one ranking, [ranked]; as ``node.rankings.ranking_logprob``."""
-    chosen = scores[order]
+def ranking_logprobs(scores: Tensor, order: Tensor) -> Tensor:
+    """Return log p at each position of rankings, [rankings, ranked]; as ``node.rankings.ranking_logprob``.
+
+    Args:
+        scores: [rankings, candidates], _NO_CANDIDATE where there is none.
+        order: [rankings, ranked], of such where a ranking has ended.
+    """
+    chosen = scores.gather(1, order)
     # Those never ranked, then the ranked from the last one backwards: sums over what is left at a position.
-    rest = scores.index_fill(0, order, -torch.inf).logsumexp(dim=0, keepdim=True)
-    left = chosen.flip(0) if len(order) == len(scores) else torch.cat([rest, chosen.flip(0)])
-    return chosen - left.logcumsumexp(dim=0)[-len(order) :].flip(0)
+    rest = scores.scatter(1, order, _NO_CANDIDATE).logsumexp(dim=1, keepdim=True)
+    left = torch.cat([rest, chosen.flip(1)], dim=1).logcumsumexp(dim=1)
+    return chosen - left[:, 1:].flip(1)

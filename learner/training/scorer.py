@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from learner.training.micro_batches import MicroBatch
+from learner.training.micro_batches import MicroBatch, row_lengths
 from learner.training.token_logprob import VocabularySlice
 from node.rollout import RolloutGroup
 
@@ -41,6 +41,10 @@ class Scorer(torch.nn.Module, ABC):
         if any(completion.actions is not None for completion in group.completions):
             return "it has real actions, and the actions of this run's policy are tokens"
         return None
+
+    def row_tokens(self, groups: Sequence[RolloutGroup]) -> list[int]:
+        """Return how many tokens the model reads for each row: what ``micro_batch_tokens`` is a bound of."""
+        return row_lengths(groups)
 
     def beside_loss(self, part: MicroBatch) -> Tensor | None:
         """Return the loss of what is trained beside the policy, summed over rows; None: there is nothing."""

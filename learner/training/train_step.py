@@ -25,7 +25,7 @@ from learner.objective.staleness import (
     sequence_learning_rate_factor,
     version_discount,
 )
-from learner.training.micro_batches import MicroBatch, collate, objective_batch, row_lengths
+from learner.training.micro_batches import MicroBatch, collate, objective_batch
 from learner.training.model import Policy, ScoringModel
 from learner.training.rate_schedule import RateSchedule
 from learner.training.step_loss import LossOutcome, StepLoss, add_gradient, logprobs_of
@@ -174,9 +174,10 @@ def train_step(
             device=device,
             expected_kl_nats=expected_kl_nats,
         )
+        row_tokens = policy.scorer.row_tokens(groups)
         parts = [
             collate(groups, part, width=batch.mask.shape[1], dtype=dtype, device=device)
-            for part in policy.ranks.share_out(row_lengths(groups), budget_tokens=settings.micro_batch_tokens)
+            for part in policy.ranks.share_out(row_tokens, budget_tokens=settings.micro_batch_tokens)
         ]
         if reference is not None:
             batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))

@@ -19,7 +19,10 @@ from node.weights.format.layout import Layout
 from sampler.engines.model_words import LiveWords
 
 PROBE_ID: Final = "probe"
-"""The request that tries a new version: a prompt of four tokens, whatever the kind of policy."""
+"""The request that tries a new version: the engine's ``probe``, answered with one action."""
+
+TEXT_PROBE: Final = np.arange(4, dtype=np.int32)
+"""The ``probe`` of engines that write text: tokens that any vocabulary has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +124,11 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's."""
+
+    @property
+    def probe(self) -> NDArray[np.int32]:
+        """A prompt that the engine accepts: each new version is asked for one action of it, whose logprob
+        must be finite."""
 
     @property
     def running(self) -> int:

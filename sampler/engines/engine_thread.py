@@ -7,8 +7,8 @@
 A version is handed over as a change of the engine's live words. The caller waits until the change is made, so
 at most one is pending. After a change that fails, the live words are no version: the served policy is lost.
 
-Every version is probed: a fixed prompt is completed by one token along with the requests. An engine that
-raises, or that draws the probe with no finite logprob, is closed and loaded again; its requests and its words
+Every version is probed: the engine's ``probe`` is answered with one action along with the requests. An engine
+that raises, or that draws it with no finite logprob, is closed and loaded again; its requests and its words
 are lost. A version that fails two probes is not sampled from.
 
 A call that takes longer than the limit hangs. An engine in a process of its own is then killed, and fails
@@ -42,7 +42,6 @@ not mend, such as a broken CUDA context, a new process may."""
 IDLE_CHECK_S: Final = 10.0
 """How often an engine with nothing to do is asked whether it still answers."""
 
-_PROBE: Final = np.arange(4, dtype=np.int32)
 _PROBE_SAMPLING: Final = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1)
 
 Result = TypeVar("Result")
@@ -222,7 +221,7 @@ class EngineThread:
         if version is not None:
             self._engine.serve(version.number)
             self._engine.cancel([PROBE_ID])
-            self._engine.add(GenerationRequest(PROBE_ID, _PROBE, 1, _PROBE_SAMPLING))
+            self._engine.add(GenerationRequest(PROBE_ID, self._engine.probe, 1, _PROBE_SAMPLING))
             self._metrics.swap_seconds.observe(time.perf_counter() - started)
         return version
 

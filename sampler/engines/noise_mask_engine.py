@@ -6,6 +6,7 @@ nothing: the policy is dropped and the image is clean.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from node.errors import Reason, RefusedError
 from node.mask_network import NoiseMaskModel, log_density, read_prompts
 from node.noise_masks import EDGE, MaskSizes
 from node.rollout import Completion, Finish
-from sampler.engines.engine import PROBE_ID, EngineSettings, GenerationRequest
+from sampler.engines.engine import PROBE_ID, TEXT_PROBE, EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
 from sampler.engines.whole_request_engine import WholeRequestEngine
 
@@ -24,6 +25,7 @@ class NoiseMaskEngine(WholeRequestEngine):
     """See ``sampler.engines.engine.Engine``; computes in float32, as the learner does."""
 
     _model: NoiseMaskModel
+    probe: Final = TEXT_PROBE  # a black image is asked in its place
 
     def __init__(self, settings: EngineSettings) -> None:
         """Load policy and classifier as version 0.

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from node.errors import Reason, RefusedError
 from node.limits import PAIRED_TOKENS
 from node.policy_kind import model_config
-from node.rankings import Pairs, pairs_of, ranking_logprob, separator_of
+from node.rankings import Pairs, pairs_of, prompt_of, ranking_logprob, separator_of
 from node.rollout import Completion, Finish
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
@@ -48,6 +48,9 @@ class RankingEngine(WholeRequestEngine):
         if self._model.config.pad_token_id is None:
             self._model.config.pad_token_id = self._separator
         self.tokenizer = RankingTokenizer(loaded.tokenizer, separator=self._separator)
+        # A query with two candidates, of neither token that has a meaning of its own.
+        ordinary = [n for n in range(5) if n not in (self._separator, self._model.config.pad_token_id)]
+        self.probe = prompt_of(ordinary[:1], [ordinary[1:2], ordinary[2:3]], separator=self._separator)
 
     def check(self, request: GenerationRequest) -> None:
         sampling = request.sampling
@@ -85,14 +88,7 @@ class RankingEngine(WholeRequestEngine):
     def _pairs(self, prompt: NDArray[np.int32]) -> Pairs:
         config = self._model.config
         limit = getattr(config.get_text_config(), "max_position_embeddings", None) or PAIRED_TOKENS
-        try:
-            return pairs_of(prompt, separator=self._separator, padding=config.pad_token_id, pair_tokens=limit)
-        except RefusedError as refused:
-            if refused.reason is Reason.OVER_LIMIT or len(prompt) > limit:
-                raise
-            # Our tokenizer makes no such prompt, but a new version's probe is one: a text by itself, whose
-            # score must be a number.
-            return Pairs(prompt[None].astype(np.int64), np.array([len(prompt)]))
+        return pairs_of(prompt, separator=self._separator, padding=config.pad_token_id, pair_tokens=limit)
 
     def _scores(self, pairs: Pairs, first: int) -> NDArray[np.float32]:
         rows = slice(first, first + _PAIRS_AT_ONCE)

@@ -1,14 +1,24 @@
 """The tokenizer of a model that ranks: queries with candidates to tokens, rankings to text."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.rankings import prompt_of, read_text
+from node.policy_kind import PolicyKind, kind_of, model_config
+from node.rankings import prompt_of, read_text, separator_of
 from sampler.engines.model_tokenizer import ModelTokenizer
+
+
+def tokenizer_of(model_dir: Path) -> "ModelTokenizer | RankingTokenizer":
+    """Return the tokenizer of a model of either kind; OSError or ValueError if it cannot be loaded."""
+    tokenizer = ModelTokenizer(model_dir)
+    if kind_of(model_dir) is PolicyKind.RANKING:
+        return RankingTokenizer(tokenizer, separator=separator_of(model_config(model_dir)))
+    return tokenizer
 
 
 class RankingTokenizer:

@@ -11,6 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from node.errors import Reason, RefusedError, StartupError
 from node.weights.format.layout import Layout
 from sampler.engines.engine import Engine, GenerationRequest, Tokenizer
@@ -46,6 +49,7 @@ class RestartableEngine:
         self._engine: Engine | None = engine
         self.layout: Layout = engine.layout
         self.tokenizer: Tokenizer = engine.tokenizer
+        self.probe: NDArray[np.int32] = engine.probe
         self.weights: LiveWords = _RestartableWords(self)
 
     @property

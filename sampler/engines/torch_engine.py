@@ -31,7 +31,7 @@ from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
 from sampler.engines.decoding.row_reader import RowReader
 from sampler.engines.decoding.rows import MemoryBudget, RunningRequest, requests_of
 from sampler.engines.decoding.sampling import by_inverse, by_noise
-from sampler.engines.engine import EngineSettings, GenerationRequest, check_fits
+from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import TorchOptions
 from sampler.engines.live_model import LiveModel
 
@@ -54,6 +54,8 @@ def load(settings: EngineSettings) -> "TorchEngine":
 
 class TorchEngine:
     """See ``sampler.engines.engine.Engine``."""
+
+    probe: Final = TEXT_PROBE
 
     def __init__(
         self,

@@ -14,24 +14,30 @@ from scipy.stats import chisquare  # type: ignore[import-untyped]
 
 from learner.training.micro_batches import collate
 from learner.training.model import Policy, load_policy
-from node.errors import RefusedError, StartupError
+from node.errors import Reason, RefusedError, StartupError
 from node.exit_code import ExitCode
 from node.rankings import as_text
 from node.rollout import Completion, Finish, RolloutGroup
 from node.sampling_parameters import SamplingParameters
+from node.verdict import Verdict
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine
+from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.ranking_engine import RankingEngine
+from sampler.sampler_role import load_configured_engine
 from support.groups import make_group
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.learning import learn
 from support.ranking import make_ranker
 from support.sampler import sampling, verifying
+from support.scripted_hub import scripted_hub
 from support.tiny_model import make_tiny_model
+from support.training_loop import RunningLearner, learner
 from support.waiting import until
 
+SEPARATOR = 1
 TEMPERED = SamplingParameters(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=16)
 QUERY = as_text("1+2", ["3", "4", "12+5="])
 
@@ -125,6 +131,51 @@ def test_a_pair_beyond_the_models_context_is_refused_and_many_short_ones_are_not
     assert policy.scorer.objection(claimed) == "query and candidate have 62 tokens, the model takes 48"
 
 
+@pytest.mark.parametrize("ids", [[5], [5, 6], [5, SEPARATOR], [5, SEPARATOR, 6], [SEPARATOR, 5, SEPARATOR]])
+def test_a_request_that_is_not_a_query_with_candidates_is_refused_however_short(
+    model_dir: Path, ids: list[int]
+) -> None:
+    engine = engine_of(model_dir)
+    with pytest.raises(RefusedError, match="is not a query and candidates") as refused:
+        engine.add(GenerationRequest("1.1", np.array(ids, np.int32), 1, TEMPERED))
+    assert refused.value.reason is Reason.MALFORMED
+    assert engine.running == 0
+
+
+def test_the_engines_probe_is_a_ranking_whose_logprob_says_whether_the_scores_are_numbers(
+    model_dir: Path,
+) -> None:
+    engine = engine_of(model_dir)
+    one_position = replace(TEMPERED, max_new_tokens=1)
+    for words, is_finite in ((None, True), (0x7FC0, False)):
+        if words is not None:
+            broken = ArrayWords(np.full(engine.layout.words, words, np.uint16))
+            copy_words(broken, engine.weights.live, layout=engine.layout)
+            engine.weights.settle()
+        engine.add(GenerationRequest("probe", engine.probe, 1, one_position))
+        [probe] = engine.step()
+        assert bool(np.isfinite(probe.completions[0].behaviour_logprob).all()) is is_finite
+
+
+def test_a_ranking_engine_in_a_process_of_its_own_has_the_same_probe_and_reads_the_same_prompts(
+    tmp_path: Path,
+) -> None:
+    model_dir = make_ranker(tmp_path)
+    inside = engine_of(model_dir)
+    own = load_configured_engine(SamplerConfig(model_dir=model_dir, seed=3, threads=1, engine_process="own"))
+    try:
+        assert own.probe.tolist() == inside.probe.tolist()
+        prompt = own.tokenizer.encode(QUERY)
+        assert prompt.tolist() == inside.tokenizer.encode(QUERY).tolist()
+        own.add(GenerationRequest("1.1", prompt, 4, TEMPERED))
+        [finished] = own.step()
+        drawn_inside = drawn(inside, QUERY, 4)
+        for one, other in zip(finished.completions, drawn_inside, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+    finally:
+        own.close()
+
+
 @pytest.mark.parametrize("ids", [[0, 1], [0, 1, 1], [0, 1, 3], [2, 1, 0, 0], [0]])
 def test_a_completion_that_is_no_ranking_is_named(model_dir: Path, ids: list[int]) -> None:
     engine, policy = engine_of(model_dir), load_policy(model_dir, device="cpu")
@@ -142,6 +193,42 @@ def test_a_completion_that_is_no_ranking_is_named(model_dir: Path, ids: list[int
     assert told.startswith("completion 1 is not a ranking")
 
 
+async def test_rankings_that_cannot_be_are_refused_by_a_learner_by_name_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_dir = make_ranker(tmp_path / "model")
+    engine = engine_of(model_dir)
+
+    def with_first(running: RunningLearner, group_id: str, **changes: object) -> RolloutGroup:
+        first, second, *_ = group_of(engine, QUERY).completions
+        good = replace(second, reward=0.25)
+        return replace(
+            running.delivered(group_id),
+            prompt_token_ids=engine.tokenizer.encode(QUERY),
+            completions=(replace(first, **changes), good),  # type: ignore[arg-type]
+            sampling=TEMPERED,
+        )
+
+    wrong: dict[str, tuple[dict[str, object], str]] = {
+        "1.1": ({"token_ids": np.array([0, 1, 1], np.int32)}, "completion 0 is not a ranking"),
+        "2.1": ({"token_ids": np.array([0, 1, 3], np.int32)}, "where 3 of 3 are to be ranked"),
+        "3.1": ({"behaviour_logprob": np.full(3, np.nan, np.float32)}, "logprob that is not finite"),
+        "4.1": ({"reward": float("nan")}, "reward nan"),
+    }
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path / "state") as running:
+        bad = [with_first(running, name, **changes) for name, (changes, _) in wrong.items()]
+        other = replace(with_first(running, "5.1"), prompt_token_ids=np.array([5, 6, SEPARATOR], np.int32))
+        await hub.give(*bad, other, *(with_first(running, f"{n}.1") for n in (6, 7)))
+        await hub.wait_until(lambda: len(hub.verdicts) >= 7)
+        assert [hub.verdicts_of(group.group_id) for group in (*bad, other)] == [[Verdict.MALFORMED]] * 5
+        await hub.wait_until(lambda: hub.trained_group_ids == ["6.1", "7.1"])
+        assert running.shown("groups_total", verdict="malformed") == 5
+    told = {record.group_id: record.detail for record in caplog.records if record.message == "group refused"}  # type: ignore[attr-defined]
+    for name, (_, says) in wrong.items():
+        assert says in told[name]
+    assert "not a query and candidates" in told["5.1"]
+
+
 async def test_a_real_learner_teaches_a_ranker_which_candidate_is_relevant(
     made: MadeRun, tmp_path: Path
 ) -> None:
@@ -154,6 +241,7 @@ async def test_a_real_learner_teaches_a_ranker_which_candidate_is_relevant(
         candidates[relevant] = f"z{relevant}"
         relevance = [float(n == relevant) for n in range(5)]
         rows.append({"query": "find", "candidates": candidates, "relevance": relevance})
+    rows[7]["relevance"] = [1.0]  # one number for five candidates
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     settings = {
         "task": "ranking",
@@ -173,6 +261,10 @@ async def test_a_real_learner_teaches_a_ranker_which_candidate_is_relevant(
         assert verifier.value("checks_total", outcome="agreed") > 0
         odd = ("disagreed", "ungradable", "skipped")
         assert [verifier.value("checks_total", outcome=outcome) for outcome in odd] == [0, 0, 0]
+        # The wrong row was refused by name, and the run went on without it.
+        assert hub.metric("heterorl_coordinator_prompt_faults_total", reason="prompt_failed") > 0
+        async with hub.peer() as asking:
+            assert [bad.prompt_index for bad in (await asking.status()).bad_prompts] == [7]
     steps = [
         json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
     ]

@@ -1,11 +1,13 @@
 """A few of the kills that ``python -m bench.kills`` does by the hundred."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.kill_lab.plan import Plan
+from bench.kill_lab.plan import KILLED, Plan
 from bench.kills import run
+from node.policy_kind import PolicyKind
 
 KILLS = 4
 
@@ -13,17 +15,21 @@ PAUSE_S = 0.06
 """Four steps a second: a run that waits for nothing takes all cores for as long as it is looked at."""
 
 
+PLAN = Plan(kills=KILLS, seed=402, samplers=("sampler-1",), frames=2, pause_s=PAUSE_S)
+RANKING = replace(PLAN, policy=PolicyKind.RANKING, roles=(*KILLED, "coordinator"), seed=90)
+"""Seeds with which a process of each role is killed."""
+
+
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(280)
+@pytest.mark.parametrize("plan", [PLAN, RANKING], ids=["text", "ranking"])
 async def test_whatever_is_killed_whenever_nothing_unsigned_is_served_and_everything_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, plan: Plan
 ) -> None:
-    summary = await run(
-        Plan(kills=KILLS, seed=402, samplers=("sampler-1",), frames=2, pause_s=PAUSE_S), tmp_path / "kills"
-    )
+    summary = await run(plan, tmp_path / "kills")
     assert summary["violations"] == []
     assert summary["kills"] == KILLS
-    assert set(summary["killed"]) == {"sampler", "relay", "learner"}
+    assert set(summary["killed"]) == set(plan.roles)
     # The witness has looked: an empty list of violations alone would not say so.
     assert summary["compared"]["claims"] > 0
     assert summary["compared"]["checkpoints"] > 0

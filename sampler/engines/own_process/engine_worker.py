@@ -43,7 +43,8 @@ def main(memory_fd: int, calls_fd: int, moves_fd: int) -> None:
     answer = partial(_moved, engine, rooms, ThreadPoolExecutor(len(rooms)))
     threading.Thread(target=_serve, args=(Connection(moves_fd), answer), daemon=True).start()
     tensors = [(span.name, span.shape, span.dtype.name) for span in engine.layout.tensors]
-    send(calls, {"tensors": tensors, "layout_digest": engine.layout.digest.hex()})
+    layout_digest = engine.layout.digest.hex()
+    send(calls, {"tensors": tensors, "layout_digest": layout_digest, "probe": engine.probe})
     _serve(calls, partial(_called, engine))
     engine.close()
 

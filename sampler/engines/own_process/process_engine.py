@@ -21,13 +21,15 @@ from multiprocessing.connection import Connection
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Final
 
+import numpy as np
+
 from node.errors import ConfigError, StartupError
 from node.weights.format.layout import Layout, TensorSpec
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.frame_memory import mapped, unnamed_frame_memory
-from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.model_words import THREADS
 from sampler.engines.own_process.messages import Message, error_from, receive, request_from, send
+from sampler.engines.ranking_tokenizer import tokenizer_of
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.engines.shared_words import SharedWords
 from sampler.process_tree import kill_tree
@@ -60,7 +62,7 @@ class ProcessEngine:
                 "an engine in a process of its own has new versions written over the old one",
                 fix='Leave sampler.apply out, or set sampler.engine_process = "inside".',
             )
-        self.tokenizer = ModelTokenizer(settings.model_dir)
+        self.tokenizer = tokenizer_of(settings.model_dir)
         memory = unnamed_frame_memory(slots=THREADS)
         self._process = _Process(memory, limit_s=step_limit_s)
         self.process_id = self._process.process_id
@@ -78,6 +80,7 @@ class ProcessEngine:
             TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in description["tensors"]
         )
         assert self.layout.digest.hex() == description["layout_digest"]
+        self.probe = np.array(description["probe"], np.int32)
         self._step_limit_s = step_limit_s
         self.weights = SharedWords(
             self.layout,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.errors import StartupError
-from sampler.engines.engine import EngineSettings, GenerationRequest, check_fits
+from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.remote.server_session import ServerSession
@@ -42,6 +42,8 @@ class _Running:
 
 class RemoteEngine:
     """See ``sampler.engines.engine.Engine``."""
+
+    probe: Final = TEXT_PROBE
 
     def __init__(self, settings: EngineSettings) -> None:
         """Connect to the server once it has started; StartupErrors as of ``ServerSession``."""

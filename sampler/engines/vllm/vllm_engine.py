@@ -24,7 +24,7 @@ import torch
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import Completion
-from sampler.engines.engine import EngineSettings, GenerationRequest, check_fits
+from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import VllmOptions
 from sampler.engines.frame_memory import Rooms, make_frame_memory, remove_frame_memory
 from sampler.engines.model_tokenizer import ModelTokenizer
@@ -66,6 +66,8 @@ class WorkerRefusedError(RuntimeError):
 
 class VllmEngine:
     """See ``sampler.engines.engine.Engine``."""
+
+    probe: Final = TEXT_PROBE
 
     def __init__(self, settings: EngineSettings) -> None:
         """Load the base model and verify it against its files; StartupError if vLLM cannot serve it."""

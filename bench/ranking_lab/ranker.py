@@ -1,0 +1,82 @@
+"""The sampler's engine, driven by hand: serves versions, ranks rows and grades the rankings."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.rankings import as_text
+from node.rollout import Completion, RolloutGroup
+from node.sampling_parameters import SamplingParameters
+from sampler.config import SamplerConfig
+from sampler.engines.engine import GenerationRequest
+from sampler.engines.engine_registry import load_engine
+from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.tasks.ranking_task import RankingTask
+from sampler.tasks.task import CompletionText
+
+Row = Mapping[str, Any]
+
+_SAMPLED: Final = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
+_GREEDY: Final = replace(_SAMPLED, top_k=1)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a task."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Ranker:
+    """An engine and the task ``ranking`` with nDCG as its reward."""
+
+    def __init__(self, model_dir: Path, *, seed: int) -> None:
+        self._engine = load_engine("auto", SamplerConfig(model_dir=model_dir, threads=1, seed=seed))
+        self._task = RankingTask()
+
+    def serve(self, version: int, words: NDArray[np.uint16]) -> None:
+        """Rank by a version from now on, which is none older than before."""
+        copy_words(ArrayWords(words), self._engine.weights.live, layout=self._engine.layout)
+        self._engine.weights.settle()
+        self._engine.serve(version)
+
+    def group(self, row: Row, number: int, *, size: int) -> RolloutGroup:
+        """Return ``size`` graded rankings that were drawn."""
+        prompt, completions = self._ranked(row, size, _SAMPLED)
+        return RolloutGroup(
+            run_id="lab",
+            group_id=f"{number}.1",
+            layout_digest=self._engine.layout.digest,
+            tokenizer_digest=self._engine.tokenizer.digest,
+            task="ranking",
+            prompt_index=number,
+            sampling=_SAMPLED,
+            sampling_started_at_s=0.0,
+            sampling_finished_at_s=0.0,
+            graded_at_s=0.0,
+            prompt_token_ids=prompt,
+            completions=tuple(replace(one, reward=self._reward(row, one)) for one in completions),
+            sampler_id="lab",
+        )
+
+    def score(self, rows: Sequence[Row]) -> float:
+        """Return the mean nDCG of each row's likeliest ranking."""
+        return fmean(self._reward(row, *self._ranked(row, 1, _GREEDY)[1]) for row in rows)
+
+    def _ranked(
+        self, row: Row, wanted: int, sampling: SamplingParameters
+    ) -> tuple[NDArray[np.int32], tuple[Completion, ...]]:
+        prompt = self._engine.tokenizer.encode(as_text(row["query"], row["candidates"]))
+        self._engine.add(GenerationRequest("lab", prompt, wanted, sampling))
+        [finished] = self._engine.step()
+        return prompt, finished.completions
+
+    def _reward(self, row: Row, completion: Completion) -> float:
+        text = self._engine.tokenizer.decode(completion.token_ids)
+        graded = self._task.grade(0, row, CompletionText(text, len(completion.token_ids), "end"))
+        assert isinstance(graded, tuple)
+        return float(graded[0])
