@@ -89,7 +89,9 @@ class SubmissionStream:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not writing.cancel() and not writing.cancelled():
+            if writing.cancel():  # what is not known to be written must not be answered on this stream
+                call.cancel()
+            elif not writing.cancelled():
                 writing.exception()  # looked at, or it would be logged as lost
 
     async def _read(self, call: Any) -> None:

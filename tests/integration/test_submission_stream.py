@@ -283,3 +283,20 @@ async def test_a_group_for_a_hub_that_accepts_connections_and_says_nothing_goes_
                 assert other.streams == [["b", "a"]]
                 await stream.close()
                 connected[0].close()
+
+
+async def test_a_group_that_is_given_up_before_it_is_written_does_not_get_the_answer_of_the_next(
+    made: MadeRun,
+) -> None:
+    hub = Hub()
+    async with submitting(made, hub) as stream:
+        assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "a")]
+        (given_up,) = submitted(stream, "b")
+        while not stream._waiting:  # it has its place among those that wait for answers
+            await asyncio.sleep(0)
+        given_up.cancel()
+        found = await outcomes(submitted(stream, "c", "d"))
+        again = await outcomes(submitted(stream, "c", "d"))
+    for name, each in zip("cd", found, strict=True):
+        assert isinstance(each, ConnectionLost) or each == (Verdict.SPOOLED, name)
+    assert again == [(Verdict.SPOOLED, "c"), (Verdict.SPOOLED, "d")]

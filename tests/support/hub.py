@@ -39,7 +39,7 @@ from support.roles import role_context
 from support.waiting import WITHIN_S, until
 
 TIMEOUT_S = WITHIN_S
-"""Of a call, and of a stream for as long as a test uses it."""
+"""Deadline of a call, and of a stream for as long as a test uses it."""
 LAYOUT, TOKENIZER = b"l" * 16, b"t" * 16
 LEASE_TTL_S = 60.0
 
