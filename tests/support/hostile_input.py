@@ -185,7 +185,7 @@ def doors(directory: Path) -> list[Door]:
         Door("signing-request", (signing_request(read_curve_key(made.sampler.key_pem)),), request),
         Door("join", (_filled(membership_pb2.JoinRequest()),), join),
         Door("heartbeat", (_filled(membership_pb2.HeartbeatRequest()),), heartbeat),
-        *(Door(kind.__name__, (_filled(kind()),), reads(kind, value)) for kind, value in _VALUES),
+        *(Door(kind.__name__, _good(kind), reads(kind, value)) for kind, value in _VALUES),
     ]
 
 
@@ -199,6 +199,16 @@ def _bombs() -> list[bytes]:
     """Return payloads that would become far more than a frame."""
     zeros = zstandard.compress(bytes(1 << 26))
     return [bytes([number, codec]) + zeros for number in range(3) for codec in range(len(Codec))]
+
+
+def _good(kind: type[Any]) -> tuple[bytes, ...]:
+    """Return messages with something in each field; a step's record has groups or what it restores."""
+    filled = _filled(kind())
+    if kind is not rollout_pb2.StepRecord:
+        return (filled,)
+    step = kind.FromString(filled)
+    step.ClearField("restored_version")
+    return step.SerializeToString(), kind(version=2, restored_version=1).SerializeToString()
 
 
 def _filled(message: Any, depth: int = 3) -> bytes:

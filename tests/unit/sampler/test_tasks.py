@@ -300,8 +300,8 @@ def test_a_grader_of_ones_own_is_called_only_where_the_sampler_allows_it(tmp_pat
 @pytest.mark.parametrize(
     "options",
     [
-        {"grader": "judge", "judge": {"model": "wise", "score_key": "score"}},
-        {"grader": "code", "answer": "tests"},
+        {"grader": "judge", "judge": {"model": "wise", "template": "{completion}", "score_key": "score"}},
+        {"grader": "code", "code": {}, "answer": "tests"},
         {"grader": "mine:grade"},
         {"grader": "math_verify"},
     ],
