@@ -49,8 +49,9 @@ async def test_while_the_engine_is_busy_newer_versions_replace_older_ones(
     async with policy_hub(made, tmp_path / "hub") as hub, syncing(hub, state_dir) as serving:
         await serving.reaches(hub.learner.versions[0])
         serving.is_taking.clear()
+        offers = serving.offers
         await asyncio.to_thread(hub.learner.put, hub.store, (1, 0))
-        await until(lambda: len(hub.servicer.fetches) > 0)
+        await until(lambda: serving.offers > offers)
         await asyncio.to_thread(hub.learner.put, hub.store, (2, 1), (3, 2), (9, None))
         serving.is_taking.set()
         await serving.reaches(hub.learner.versions[9])
