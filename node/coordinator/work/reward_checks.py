@@ -218,11 +218,14 @@ class RewardChecks:
 
     def late(self, now: float) -> int:
         """Let groups go that have been held for too long; return how many. Where a verifier is required, ask
-        for those again that one has been sent."""
+        for those again that one has been sent, or has answered for and gone before that was on disk."""
         if self._is_required:
             for held in [held for held in self._sent.values() if now - held.since_s > HELD_S]:
                 self._sent[held.group_id] = again = replace(held, since_s=now)
                 self._wait_again(again)
+            for held in [held for held in self._answered.values() if now - held.since_s > HELD_S]:
+                del self._answered[held.group_id]
+                self._wait_again(replace(held, since_s=now))
             return 0
         asked = (*self._waiting.values(), *self._sent.values(), *self._answered.values())
         due = [held for held in asked if now - held.since_s > HELD_S]

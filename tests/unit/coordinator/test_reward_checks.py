@@ -207,6 +207,22 @@ def test_a_required_check_is_asked_for_again_when_it_is_late_and_when_the_last_v
     assert checks.next() is not None
 
 
+def test_a_required_check_whose_finding_never_came_to_disk_is_asked_for_again() -> None:
+    """Its verifier went while the finding was being written, and the disk refused it."""
+    checks = required()
+    checks.is_open = True
+    draw(checks, 1)
+    assert checks.next() is not None
+    assert checks.answered("1.1") is not None
+    checks.late(NOW_S + HELD_S)
+    assert checks.next() is None
+    checks.late(NOW_S + HELD_S + 1)
+    again = checks.next()
+    assert again is not None
+    assert again.group_id == "1.1"
+    assert checks.is_held(1)
+
+
 def test_a_late_answer_to_a_required_check_is_taken_and_the_group_is_not_sent_again() -> None:
     checks = required()
     checks.is_open = True
