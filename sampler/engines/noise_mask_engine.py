@@ -6,7 +6,6 @@ nothing: the policy is dropped and the image is clean.
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from node.errors import Reason, RefusedError
 from node.mask_network import NoiseMaskModel, log_density, read_prompts
 from node.noise_masks import EDGE, MaskSizes
 from node.rollout import Completion, Finish
-from sampler.engines.engine import PROBE_ID, TEXT_PROBE, EngineSettings, GenerationRequest
+from sampler.engines.engine import PROBE_ID, EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
 from sampler.engines.whole_request_engine import WholeRequestEngine
 
@@ -25,7 +24,6 @@ class NoiseMaskEngine(WholeRequestEngine):
     """See ``sampler.engines.engine.Engine``; computes in float32, as the learner does."""
 
     _model: NoiseMaskModel
-    probe: Final = TEXT_PROBE  # a black image is asked in its place
 
     def __init__(self, settings: EngineSettings) -> None:
         """Load policy and classifier as version 0.
@@ -44,9 +42,13 @@ class NoiseMaskEngine(WholeRequestEngine):
         super().__init__(loaded)
         self.tokenizer = loaded.tokenizer
         self._sizes = MaskSizes.of(self._model.config.to_dict())
+        self.probe = np.zeros(
+            1 + self._sizes.pixels, np.int32
+        )  # a black image, whose densities must be numbers
 
     def check(self, request: GenerationRequest) -> None:
-        if request.request_id == PROBE_ID:
+        self._sizes.check_prompt(request.prompt_token_ids)
+        if request.request_id == PROBE_ID:  # is sampled as every engine's is
             return
         sampling = request.sampling
         if sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 1 or sampling.stop:
@@ -63,13 +65,9 @@ class NoiseMaskEngine(WholeRequestEngine):
                 f"has no temperature, and {self._sizes.cells} cells",
                 fix=f"set coordinator.temperature = 1 and coordinator.max_new_tokens = {self._sizes.cells}",
             )
-        self._sizes.check_prompt(request.prompt_token_ids)
 
     def drawn(self, request: GenerationRequest) -> Iterable[Completion]:
-        prompt = request.prompt_token_ids
-        if request.request_id == PROBE_ID:  # a black image, whose densities must be numbers
-            prompt = np.zeros(1 + self._sizes.pixels, np.int32)
-        prompts = torch.from_numpy(prompt[None]).to(self._model.device)
+        prompts = torch.from_numpy(request.prompt_token_ids[None]).to(self._model.device)
         image, label = read_prompts(prompts, self._model.config)
         [parameters] = self._model.policy(image)
         size = (request.wanted, self._sizes.cells)

@@ -99,7 +99,7 @@ def test_an_image_of_another_size_is_refused_by_name(model_dir: Path) -> None:
 
 def test_the_probe_of_a_version_shows_densities_that_are_no_numbers(model_dir: Path) -> None:
     engine = engine_of(model_dir)
-    probe = GenerationRequest(PROBE_ID, np.arange(4, dtype=np.int32), 1, replace(MASK, max_new_tokens=1))
+    probe = GenerationRequest(PROBE_ID, engine.probe, 1, replace(MASK, max_new_tokens=1))
     engine.add(probe)
     assert np.isfinite(engine.step()[0].completions[0].behaviour_logprob).all()
     with torch.no_grad():
