@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from node.errors import StartupError
+from node.commands.terminal import state_of
 from node.identity.files import cannot_make
 from node.run import Role
 
@@ -20,13 +20,7 @@ def add_learner_state(parser: argparse.ArgumentParser) -> None:
 
 def learner_state(arguments: argparse.Namespace) -> Path:
     """Return the learner's directory below ``--state-dir``; a StartupError if there is none."""
-    directory: Path = arguments.state_dir / Role.LEARNER
-    if not directory.is_dir():
-        raise StartupError(
-            f"There is no learner's state in {arguments.state_dir}",
-            fix="Run this where the learner runs, with its node.state_dir as --state-dir.",
-        )
-    return directory
+    return state_of(Role.LEARNER, arguments)
 
 
 @contextmanager

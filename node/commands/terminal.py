@@ -28,11 +28,16 @@ def add_coordinator_state(parser: argparse._ActionsContainer, *, required: bool 
 
 def coordinator_state(arguments: argparse.Namespace) -> Path:
     """Return the coordinator's directory below ``--state-dir``; a StartupError if there is none."""
-    directory: Path = arguments.state_dir / Role.COORDINATOR
+    return state_of(Role.COORDINATOR, arguments)
+
+
+def state_of(role: Role, arguments: argparse.Namespace) -> Path:
+    """Return a role's directory below ``--state-dir``; a StartupError if there is none."""
+    directory: Path = arguments.state_dir / role
     if not directory.is_dir():
         raise StartupError(
-            f"There is no coordinator's state in {arguments.state_dir}",
-            fix="Run this where the coordinator runs, with its node.state_dir as --state-dir.",
+            f"There is no {role}'s state in {arguments.state_dir}",
+            fix=f"Run this where the {role} runs, with its node.state_dir as --state-dir.",
         )
     return directory
 
