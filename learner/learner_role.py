@@ -49,6 +49,7 @@ from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_drain import RolloutDrain
 from node.clock import Clock
+from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
@@ -101,11 +102,12 @@ async def build(context: RoleContext) -> list[Service]:
     evidence = Evidence(config, clock=context.clock, metrics=instruments.metrics)
     caller = context.identity or Peer(context.run.run_id, Role.LEARNER, context.node_id)
     hub = Hub(target)
+    moved = MovedCoordinator(hub, context.run, context.state_dir)
     control, rollouts, *bulk = (
         dial(hub, caller, purpose=purpose, now=context.clock.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
     )
-    coordinator = _join(context, hub, control, config, restored, evidence)
+    coordinator = _join(context, moved, control, config, restored, evidence)
     drain = _drain(rollouts, config, restored, instruments)
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
@@ -256,7 +258,7 @@ class JoinedCoordinator:
 
 def _join(
     context: RoleContext,
-    hub: Hub,
+    moved: MovedCoordinator,
     control: Channel,
     config: LearnerConfig,
     restored: _Restored,
@@ -288,12 +290,12 @@ def _join(
         control,
         member,
         reports=reports,
-        notices=Notices(),
+        notices=Notices(moved=moved.learn),
         clock=clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
-        hub=hub,
+        hub=moved.hub,
     )
     return JoinedCoordinator(membership, member, control, clock)
 

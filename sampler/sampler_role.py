@@ -21,14 +21,14 @@ import grpc.aio
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.rollout_client import SamplerRolloutClient
+from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.group_proof import GroupSigner
-from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.identity.relay_voucher import vouch
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Backoff, Caller, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics, snapshot
@@ -84,13 +84,14 @@ async def build(context: RoleContext) -> list[Service]:
     engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
     caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
     hub = Hub(target, relays=config.hub_relays)
+    moved = MovedCoordinator(hub, context.run, context.state_dir)
     control = dial(hub, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
     policy_sync = _policy_sync(context, _sources(context, hub, caller, control), held, metrics)
     pipeline = _pipeline(
         context, engine, engine_thread, policy, work_queue, hub=hub, caller=caller, metrics=metrics
     )
-    membership = _membership(context, hub, caller, control, engine, pipeline, policy_sync, policy, held)
+    membership = _membership(context, moved, caller, control, engine, pipeline, policy_sync, policy, held)
     rollouts = RolloutLoop(
         pipeline,
         membership=membership,
@@ -114,7 +115,7 @@ async def build(context: RoleContext) -> list[Service]:
     return [StopsAfter(membership, other=sampling), syncing, sampling]
 
 
-def _sources(context: RoleContext, hub: Hub, caller: Identity | Peer, control: grpc.aio.Channel) -> Sources:
+def _sources(context: RoleContext, hub: Hub, caller: Caller, control: grpc.aio.Channel) -> Sources:
     config, target = context.config.section(SamplerConfig), context.config.node.coordinator
     dial_one = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
     wanted = dict.fromkeys((*config.hub_relays, *config.weight_sources))
@@ -190,7 +191,7 @@ def _pipeline(
     work_queue: WorkQueue,
     *,
     hub: Hub,
-    caller: Identity | Peer,
+    caller: Caller,
     metrics: SamplerMetrics,
 ) -> GroupPipeline:
     config = context.config.section(SamplerConfig)
@@ -219,8 +220,8 @@ def _pipeline(
 
 def _membership(
     context: RoleContext,
-    hub: Hub,
-    caller: Identity | Peer,
+    moved: MovedCoordinator,
+    caller: Caller,
     control: grpc.aio.Channel,
     engine: Engine,
     pipeline: GroupPipeline,
@@ -251,12 +252,13 @@ def _membership(
             lost_leases=pipeline.lost,
             task_changed=pipeline.task_changed.set,
             must_repair=policy_sync.doubt,
+            moved=moved.learn,
         ),
         clock=context.clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
-        hub=hub,
+        hub=moved.hub,
         vouch=lambda relay_id, instance: vouch(caller, relay_id, instance=instance, now=context.clock.now()),
     )
 

@@ -7,6 +7,7 @@ import random
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.reward_checks import RewardCheckClient
+from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.peer import Peer
 from node.process.role_context import RoleContext
@@ -41,6 +42,7 @@ async def build(context: RoleContext) -> list[Service]:
         ) from error
     caller = context.identity or Peer(context.run.run_id, Role.VERIFIER, context.node_id)
     hub = Hub(target)
+    moved = MovedCoordinator(hub, context.run, context.state_dir)
     control, rollouts = (
         dial(hub, caller, purpose=purpose, now=context.clock.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
@@ -54,7 +56,7 @@ async def build(context: RoleContext) -> list[Service]:
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry, Role.VERIFIER),
         ),
-        notices=Notices(task_changed=task_changed.set),
+        notices=Notices(task_changed=task_changed.set, moved=moved.learn),
         clock=context.clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,6 +85,8 @@ class Notices:
     """The words that the peer holds are not as signed."""
     revocations: Callable[[Revocations], None] = lambda _: None
     """Relays: who is shut out now. Called in a thread: it may write a file."""
+    moved: Callable[[bytes], None] = lambda _: None
+    """A notice of where the coordinator will be. Called in a thread as well."""
 
 
 class Heartbeats:
@@ -128,7 +130,9 @@ class Heartbeats:
         """Wait for the next answer."""
         await self._next_answer.wait()
 
-    async def send(self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], None]) -> None:
+    async def send(
+        self, *, interval_s: float, stopping: asyncio.Event, answered: Callable[[], Awaitable[None]]
+    ) -> None:
         """Send heartbeats on a new stream until ``stopping``, then a last one, and say goodbye.
 
         Raises RefusedError, ConnectionLost: the stream ended before.
@@ -143,7 +147,7 @@ class Heartbeats:
                 while not stopping.is_set():
                     sequence += 1
                     await self._send_one(stream, sequence)
-                    answered()
+                    await answered()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause_s(self._next_heartbeat_s, interval_s=interval_s)):
                             await stopping.wait()
@@ -186,6 +190,8 @@ class Heartbeats:
         # Unless what it reported was repaired or replaced since.
         if answer.must_repair and self._reports.held() == held:
             self._notices.must_repair()
+        if answer.moved:
+            await asyncio.to_thread(self._notices.moved, answer.moved)
         if answer.HasField("revocations"):
             revocations = from_wire(Revocations, answer.revocations)
             await asyncio.to_thread(self._notices.revocations, revocations)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ import grpc.aio
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
-from node.clock import Clock
+from node.clock import Clock, moment
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
+from node.identity.own_identity import OwnIdentity
 from node.identity.relay_voucher import RelayVoucher
 from node.protocol import OURS, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
@@ -34,6 +36,9 @@ from node.wire.members import spoken_from_wire
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S: Final = 15.0
+
+RENEWAL_RETRY_S: Final = 3600.0
+"""Pause after a renewal that brought no certificate: the authority's key may be kept elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +71,26 @@ class MembershipClient:
         clock: Clock,
         backoff: Backoff,
         waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-        identity: Identity | None = None,
+        identity: Identity | OwnIdentity | None = None,
         hub: Hub | None = None,
         vouch: Callable[[str, str], RelayVoucher] | None = None,
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
-        ``waiting`` counts a wait under its name, as ``NodeMetrics.waiting``; ``identity`` is this peer's,
-        whose dates are compared with the clocks, None where TLS is off; ``hub``, where the channel leads,
-        moves on to the next one from one that does not serve; ``vouch`` lets a relay of this name speak for
-        this process, by its instance; None: this peer does not join by relays.
+        Args:
+            waiting: Counts a wait under its name, as ``NodeMetrics.waiting``.
+            identity: This peer's, which is renewed in time; its dates are compared with the clocks. None: TLS
+                is off.
+            hub: Where the channel leads; it moves on to the next one from one that does not serve.
+            vouch: Lets a relay of this name speak for this process, by its instance. None: this peer does not
+                join by relays.
         """
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
         self._held = reports.held
         self._base = reports.base
         self._task_changed = notices.task_changed
+        self._moved = notices.moved
         self._backoff = backoff
         self._instance = secrets.token_hex(8)
         self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=clock)
@@ -93,6 +102,7 @@ class MembershipClient:
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
         self._joins = 0
+        self._next_renewal_s = -math.inf
         self._prompts = 0
         self._task_digest = b""
         self._grader_digest = b""
@@ -189,10 +199,34 @@ class MembershipClient:
             with wait:
                 await self._backoff.wait(stopping)
 
-    def _note_answer(self) -> None:
+    async def _note_answer(self) -> None:
         self._backoff.reset()
         if self._hub is not None and self._hub.answered(self._clock.monotonic()):
             raise _FirstHubAgainError
+        await self._renew_if_due()
+
+    async def _renew_if_due(self) -> None:
+        """Join once more where this peer's certificate is late in its time; the answer has the next one."""
+        if not isinstance(self._identity, OwnIdentity) or not self._identity.is_due(self._clock.now()):
+            return
+        if self._clock.monotonic() < self._next_renewal_s:
+            return
+        self._next_renewal_s = self._clock.monotonic() + RENEWAL_RETRY_S
+        try:
+            await self._call_join()
+        except (RefusedError, ConnectionLost) as error:
+            _log(error)
+
+    def _take_certificate(self, certificate_pem: bytes) -> None:
+        identity = self._identity
+        if not certificate_pem or not isinstance(identity, OwnIdentity):
+            return
+        try:
+            identity.renew(certificate_pem)
+        except (RefusedError, OSError) as error:
+            logger.error("certificate not renewed", extra={"detail": str(error)})
+            return
+        logger.info("certificate renewed", extra={"until": moment(identity.current.not_after_s)})
 
     def _has_another_word(self) -> bool:
         return self._hub is not None and self._hub.has_another_word()
@@ -206,7 +240,8 @@ class MembershipClient:
 
         Raises RefusedError: EXPIRED; both clocks agree that the certificate has.
         """
-        finding = compare_clocks(error, self._identity, now=self._clock.now())
+        identity = None if self._identity is None else self._identity.current
+        finding = compare_clocks(error, identity, now=self._clock.now())
         if finding is not None and finding.has_expired:
             raise RefusedError(Reason.EXPIRED, finding.what, fix=finding.fix) from error
         if finding is None or finding.waits_for is None:
@@ -249,6 +284,9 @@ class MembershipClient:
             voucher = self._vouch(response.relay_id, self._instance)
             request.voucher.CopyFrom(to_wire(membership_pb2.RelayVoucher, voucher))
             response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
+        self._take_certificate(response.certificate)
+        if response.moved:
+            await asyncio.to_thread(self._moved, response.moved)
         # A coordinator of before the first number admits whatever a later release says.
         check_common(OURS, spoken_from_wire(response), peer_name=f"this {self._member.role}")
         return from_wire(RunSettings, response)

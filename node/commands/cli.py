@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
     "pause": ("node.commands.pause_command", "lease nothing more, until resumed; what is begun is finished"),
     "resume": ("node.commands.resume_command", "end a pause"),
+    "move": ("node.commands.move_command", "tell all peers where the coordinator will be"),
     "drain": ("node.commands.drain_command", "give a sampler no more leases, so that it can be stopped"),
     "pardon": ("node.commands.pardon_command", "ask again what a sampler failed, hold nothing against it"),
     "rollback": ("learner.rollback_command", "go on from an earlier version, under a new number"),

@@ -121,7 +121,11 @@ class CarriedSamplers:
             what = f"relay {self._relay.node_id} speaks for {CARRIED_SESSIONS} samplers already"
             raise RefusedError(Reason.BUSY, what, fix="start another relay")
         response = await self._members.join(
-            peer, request, address=f"relay {self._relay.node_id}", via=self._relay.node_id
+            peer,
+            request,
+            address=f"relay {self._relay.node_id}",
+            certificate=voucher.certificate,
+            via=self._relay.node_id,
         )
         session = Session(peer, request.instance, voucher.not_after_s)
         self._sessions[number] = self._sessions_of[peer] = session

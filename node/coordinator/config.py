@@ -153,6 +153,10 @@ class CoordinatorConfig(BaseModel):
     """Where members connect. Port 0: any free one, printed at the start."""
     enrolment_listen: Address = "127.0.0.1:7701"
     """Where new peers exchange a token for a certificate. Unused where TLS is off."""
+    certificate_lifetime_s: float = Field(default=365 * 86_400, ge=10, le=3650 * 86_400)
+    """How long a member's certificate lasts; members fetch the next one by themselves in its last third.
+    Shorter shuts out sooner who has only stolen a key; a peer that is off for longer enrols again with a
+    token. The coordinator's, learner's and operator's from `init` last ten years."""
     ledger: str | None = Field(default=None, max_length=1000)
     """The PostgreSQL database of the run's ledger, as postgresql://USER@HOST/DATABASE?sslmode=verify-full.
     Coordinators that share it take over from each other. The password stands in PGPASSWORD or in a file

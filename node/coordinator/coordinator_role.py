@@ -44,12 +44,15 @@ from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.task_size import NO_DATA, agreed_data
 from node.coordinator.work.trust import task_is
-from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger, note_incomplete
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
+from node.enrolment.move_notice import FILE_NAME as MOVE_FILE
+from node.enrolment.move_notice import MoveNoticeFile
+from node.enrolment.renewal import Renewal
 from node.errors import ConfigError, DeposedError, StartupError
+from node.identity.own_identity import RenewedCertificates
 from node.identity.relay_voucher import VoucherVerifier
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
@@ -225,7 +228,7 @@ def _members_server(
     revocations: RevocationList,
     bucket: BucketMirror | None,
 ) -> RpcServer:
-    group_bytes, clock = _group_bytes(config), context.clock
+    group_bytes, clock, renewed = _group_bytes(config), context.clock, RenewedCertificates()
     policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
     requests = PeerRequests(report.table.peers, spool, revocations, clock)
     rollouts = RunRollouts(
@@ -235,6 +238,13 @@ def _members_server(
     members = RunMembers(
         requests,
         report,
+        renewal=Renewal(
+            context.state_dir / AUTHORITY_DIRECTORY,
+            renewed,
+            lifetime_s=config.certificate_lifetime_s,
+            clock=clock,
+        ),
+        move=MoveNoticeFile(context.state_dir / MOVE_FILE),
         settings=to_wire(
             membership_pb2.JoinResponse,
             _settings(config, spool.rows, group_bytes=group_bytes),
@@ -245,8 +255,8 @@ def _members_server(
     )
     membership_servicer = MembershipServicer(members)
     rollout_servicer = RolloutServicer(rollouts, submission_door(context, hands_on=False))
-    identity = context.identity
-    vouchers = VoucherVerifier(None if identity is None else identity.ca_pem, run_id=context.run.run_id)
+    ca_pem = None if context.identity is None else context.identity.current.ca_pem
+    vouchers = VoucherVerifier(ca_pem, run_id=context.run.run_id)
     relay_servicer = RelayServicer(members, rollouts, vouchers=vouchers, clock=clock)
     return make_server(
         context,
@@ -254,6 +264,7 @@ def _members_server(
         limits=ServerLimits(RpcLimits(submission_bytes=group_bytes + limits.SUBMISSION_HEADER_BYTES)),
         listen=config.listen,
         revocations=revocations,
+        renewed=renewed,
         servicers=(
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership_servicer),
             partial(model_pb2_grpc.add_ModelServiceServicer_to_server, models),
@@ -336,7 +347,8 @@ def _enrolment_servers(
     if context.identity is None:
         return []
     servicer = EnrolmentServicer(
-        authority=Authority.load(context.state_dir / AUTHORITY_DIRECTORY),
+        authority=context.state_dir / AUTHORITY_DIRECTORY,
+        lifetime_s=config.certificate_lifetime_s,
         ledger=records or EnrolmentLedger(context.state_dir / ENROLMENT_FILE),
         revocations=revocations,
         clock=context.clock,

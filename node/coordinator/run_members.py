@@ -4,7 +4,7 @@ import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2
@@ -14,6 +14,8 @@ from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.run_status import RunReport
 from node.coordinator.work.agreement import DIGEST_BYTES
 from node.coordinator.work.model_check import Learner
+from node.enrolment.move_notice import MoveNoticeFile
+from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -58,10 +60,20 @@ class RunMembers:
     """The head of the run is filled in for each answer."""
     revocations: RevocationList
     clock: Clock
+    renewal: Renewal
+    move: MoveNoticeFile
+    _told: tuple[bytes, set[Peer]] = field(default_factory=lambda: (b"", set()))
+    """A notice of a move, and who has it."""
     _shared_status: tuple[float, membership_pb2.GetStatusResponse] | None = None
 
     async def join(
-        self, peer: Peer, request: membership_pb2.JoinRequest, *, address: str, via: str = ""
+        self,
+        peer: Peer,
+        request: membership_pb2.JoinRequest,
+        *,
+        address: str,
+        certificate: bytes,
+        via: str = "",
     ) -> membership_pb2.JoinResponse:
         """Admit a peer that has the run's model; ``via`` names the relay that speaks for it."""
         if request.run_id != self.run.run_id:
@@ -107,6 +119,8 @@ class RunMembers:
         response.CopyFrom(self.settings)
         grader = self.requests.peers.accounts.grader
         response.grader_digest, response.grader_said_by = grader.digest, grader.said_by
+        response.certificate = self.renewal.certificate_for(peer, certificate)
+        response.moved = self._notice_for(peer, joins=True)
         if (head := self.requests.peers.head) is not None:
             response.head.CopyFrom(to_wire(common_pb2.PolicyVersion, head))
         return response
@@ -225,8 +239,23 @@ class RunMembers:
             evaluating_version=answer.evaluating_version,
             is_evaluated=answer.is_evaluated,
             revocations=self._revocations_for(peer, request.revocations_digest),
+            moved=self._notice_for(peer, joins=False),
             sent_at_s=self.clock.now(),
         )
+
+    def _notice_for(self, peer: Peer, *, joins: bool) -> bytes:
+        """Return the notice of a move for a peer that joins, or does not have it yet; else nothing.
+
+        One whose answer is lost joins again.
+        """
+        notice = self.move.current()
+        if notice != self._told[0]:
+            self._told = notice, set()
+        told = self._told[1]
+        if not notice or (peer in told and not joins):
+            return b""
+        told.add(peer)
+        return notice
 
     def _revocations_for(self, peer: Peer, digest: bytes) -> membership_pb2.Revocations | None:
         if peer.role is not Role.RELAY:

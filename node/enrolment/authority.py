@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from node.errors import Reason, RefusedError, StartupError
-from node.identity.certificates import key_to_pem, new_key, read_certificate, read_curve_key
+from node.identity.certificates import CLOCK_SKEW_S, key_to_pem, new_key, read_certificate, read_curve_key
 from node.identity.files import make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import HUB_ROLES, Peer, hub_name
 from node.limits import SIGNING_REQUEST_BYTES
@@ -28,14 +28,10 @@ CERTIFICATE_FILE: Final = "ca.pem"
 
 AUTHORITY_LIFETIME_S: Final = 10 * 365 * 86400.0
 LEAF_LIFETIME_S: Final = 365 * 86400.0
-"""Longer than a run: an expired peer enrols again with a new token, a stolen key is revoked by name."""
+"""As `coordinator.certificate_lifetime_s` is by default."""
 
 TOKEN_ALGORITHM: Final = "ES256"
 """ECDSA on P-256 with SHA-256, like the certificates."""
-
-CLOCK_SKEW_S: Final = 86400.0
-"""Certificates are valid from this long before they are made. Clocks are off by minutes, or by a time zone
-(up to 14 h) where local time was set as UTC; a key that did not exist then is no danger."""
 
 
 class Authority:
@@ -123,6 +119,14 @@ class Authority:
     def sign_token(self, payload: bytes, *, typ: str) -> str:
         """Return ``payload`` as a compact JSON Web Signature with header ``typ``; ``tokens`` reads it."""
         return jwt.PyJWS().encode(payload, self._key, TOKEN_ALGORITHM, headers={"typ": typ})
+
+
+def present_authority(directory: Path) -> Authority | None:
+    """Read an authority whose key may be kept elsewhere; None while it is not in ``directory``.
+
+    Raises StartupError: as ``Authority.load``.
+    """
+    return Authority.load(directory) if (directory / KEY_FILE).exists() else None
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey) -> bytes:

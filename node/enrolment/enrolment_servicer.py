@@ -6,6 +6,7 @@ Asking again with the same token and the same key succeeds, so a lost answer cos
 import asyncio
 import hashlib
 import logging
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.enrolment.authority import Authority, read_signing_request
+from node.enrolment.authority import KEY_FILE, present_authority, read_signing_request
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import redeem
 from node.errors import Reason, RefusedError
@@ -27,9 +28,17 @@ class EnrolmentServicer(membership_pb2_grpc.EnrolmentServiceServicer):
     """Serves a port of its own, for callers without a certificate."""
 
     def __init__(
-        self, *, authority: Authority, ledger: EnrolmentLedger, revocations: RevocationList, clock: Clock
+        self,
+        *,
+        authority: Path,
+        lifetime_s: float,
+        ledger: EnrolmentLedger,
+        revocations: RevocationList,
+        clock: Clock,
     ) -> None:
+        """Issue certificates of ``lifetime_s`` with the authority in a directory, while its key is there."""
         self._authority = authority
+        self._lifetime_s = lifetime_s
         self._ledger = ledger
         self._revocations = revocations
         self._clock = clock
@@ -52,12 +61,21 @@ class EnrolmentServicer(membership_pb2_grpc.EnrolmentServiceServicer):
             )
         now = self._clock.now()
         key = read_signing_request(request.signing_request_der)
-        token = redeem(request.token, authority=self._authority, node_id=node_id, now=now)
+        authority = present_authority(self._authority)
+        if authority is None:
+            raise RefusedError(
+                Reason.TOKEN_REFUSED,
+                "the authority's key is kept away from the coordinator now, so that nobody is let in",
+                fix=f"ask the operator to bring {KEY_FILE} back; the token is not spent",
+            )
+        token = redeem(request.token, authority=authority, node_id=node_id, now=now)
         der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         async with self._turn:
             await asyncio.to_thread(
                 self._ledger.spend, token, node_id=node_id, key_digest=hashlib.sha256(der).digest(), now=now
             )
-        certificate_pem = self._authority.issue(Peer(token.run_id, token.role, node_id), key, now=now)
+        certificate_pem = authority.issue(
+            Peer(token.run_id, token.role, node_id), key, now=now, lifetime_s=self._lifetime_s
+        )
         logger.info("peer enrolled", extra={"node_id": node_id, "role": token.role, "peer": context.peer()})
         return membership_pb2.EnrolResponse(certificate_pem=certificate_pem.decode())

@@ -68,8 +68,8 @@ def issue_identity(
 ) -> Identity:
     """Make a key and its certificate in one place, for peers of the authority's own machine.
 
-    Those of ``init`` live as long as the authority: nobody could renew the coordinator's, and whoever steals
-    it has the authority's key too.
+    Those of ``init`` live as long as the authority: the coordinator's is never renewed, and whoever steals it
+    has the authority's key too.
     """
     key = new_key()
     certificate_pem = authority.issue(peer, key.public_key(), hosts=hosts, now=now, lifetime_s=lifetime_s)

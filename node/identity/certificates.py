@@ -1,5 +1,7 @@
 """Keys and certificates as PEM, and the peer that a certificate names. Bad input is a ValueError."""
 
+from typing import Final
+
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -7,6 +9,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from node.identity.peer import Peer
+
+CLOCK_SKEW_S: Final = 86400.0
+"""Certificates are valid from this long before they are made. Clocks are off by minutes, or by a time zone
+(up to 14 h) where local time was set as UTC; a key that did not exist then is no danger."""
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

@@ -11,6 +11,7 @@ import blake3
 
 from node.identity.certificates import read_curve_key
 from node.identity.identity_store import Identity
+from node.identity.own_identity import OwnIdentity
 from node.identity.sampler_signatures import ALGORITHM, SamplerSignatures
 from node.rollout import EncodedGroup
 
@@ -20,14 +21,15 @@ _DOMAIN: Final = b"heterorl.v1.RolloutGroup\0"
 class GroupSigner:
     """Signs groups as one sampler."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity | OwnIdentity) -> None:
         self._identity = identity
-        self._key = read_curve_key(identity.key_pem)
+        self._key = read_curve_key(identity.current.key_pem)
 
     def signed(self, group: EncodedGroup) -> EncodedGroup:
         """Return a group with its proof."""
-        signature = self._key.sign(_signed_message(self._identity.run_id, group), ALGORITHM)
-        return replace(group, certificate=self._identity.certificate_pem, signature=signature)
+        identity = self._identity.current
+        signature = self._key.sign(_signed_message(identity.run_id, group), ALGORITHM)
+        return replace(group, certificate=identity.certificate_pem, signature=signature)
 
 
 class GroupVerifier:

@@ -14,6 +14,7 @@ from node.clock import moment
 from node.errors import Reason, RefusedError
 from node.identity.certificates import read_curve_key
 from node.identity.identity_store import Identity
+from node.identity.own_identity import OwnIdentity
 from node.identity.peer import Peer, is_name
 from node.identity.sampler_signatures import ALGORITHM, SamplerSignatures
 
@@ -37,14 +38,16 @@ class RelayVoucher:
     signature: bytes = b""
 
 
-def vouch(caller: Identity | Peer, relay_id: str, *, instance: str, now: float) -> RelayVoucher:
+def vouch(caller: Identity | OwnIdentity | Peer, relay_id: str, *, instance: str, now: float) -> RelayVoucher:
     """Return a sampler's voucher for a relay; a caller without an identity has TLS off."""
-    voucher = RelayVoucher(relay_id, caller.node_id, int(now) + VOUCHER_S)
+    not_after_s = int(now) + VOUCHER_S
     if isinstance(caller, Peer):
-        return voucher
-    message = _message(caller.run_id, voucher, instance)
-    signature = read_curve_key(caller.key_pem).sign(message, ALGORITHM)
-    return replace(voucher, certificate=caller.certificate_pem, signature=signature)
+        return RelayVoucher(relay_id, caller.node_id, not_after_s)
+    identity = caller.current
+    voucher = RelayVoucher(relay_id, identity.node_id, not_after_s)
+    message = _message(identity.run_id, voucher, instance)
+    signature = read_curve_key(identity.key_pem).sign(message, ALGORITHM)
+    return replace(voucher, certificate=identity.certificate_pem, signature=signature)
 
 
 class VoucherVerifier:

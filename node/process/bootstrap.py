@@ -18,7 +18,8 @@ from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.exit_code import ExitCode
 from node.file_lock import lock_state_directory
 from node.identity.files import cannot_make, make_private_directory
-from node.identity.identity_store import expiries
+from node.identity.identity_store import Identity, expiries
+from node.identity.own_identity import OwnIdentity
 from node.identity.run_description import RunDescription
 from node.process.abandoned_threads import exit_without_them
 from node.process.daemon import Phase, StartStage, run_daemon
@@ -110,8 +111,9 @@ async def _build(role: Role, node: NodeSection, context_of: Callable[..., RoleCo
     state_dir = node.state_dir / role
     identity = None
     if node.tls:
-        identity = await obtain_identity(
-            state_dir / IDENTITY_DIRECTORY,
+        directory = state_dir / IDENTITY_DIRECTORY
+        obtained = await obtain_identity(
+            directory,
             run=run_description,
             role=role,
             node_id=node.node_id,
@@ -119,19 +121,25 @@ async def _build(role: Role, node: NodeSection, context_of: Callable[..., RoleCo
             now=time.time(),
             warn=lambda detail: logger.warning("token readable by others", extra={"detail": detail}),
         )
-    node_id = identity.node_id if identity else node.node_id or kept_name(state_dir, role=role)
+        identity = OwnIdentity(obtained, directory)
+    node_id = identity.current.node_id if identity else node.node_id or kept_name(state_dir, role=role)
     bind_peer(role=role, node_id=node_id)
     context = context_of(
         role=role, node_id=node_id, state_dir=state_dir, identity=identity, run=run_description
     )
-    for name, not_after_s in () if identity is None else expiries(identity):
-        context.node_metrics.watch_certificate(name, not_after_s=not_after_s)
+    if identity is not None:
+        identity.watch(partial(_show_expiries, context.node_metrics))
     # In a thread: importing torch takes seconds, and the watchdog does not wait.
     build_role = await asyncio.to_thread(load_build, role)
     services = await build_role(context)
     if (section := getattr(context.config, role)) is not None:
         note_settings(state_dir, role=role, settings=section.model_dump(mode="json"))
     return services
+
+
+def _show_expiries(metrics: NodeMetrics, identity: Identity) -> None:
+    for name, not_after_s in expiries(identity):
+        metrics.watch_certificate(name, not_after_s=not_after_s)
 
 
 def _hold_state(state_dir: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from node import descriptors
 from node.clock import moment
 from node.config.settings import NodeConfig, NodeSection
-from node.enrolment.authority import Authority
+from node.enrolment.authority import present_authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
 from node.enrolment.tokens import how_to_get_a_token, usable_token
 from node.errors import ConfigError, NotReadyError, StartupError
@@ -118,7 +118,7 @@ def _checks_of_run(
     for role in roles if node.tls else ():
         yield partial(_check_identity, node, role, run, now=now, warn=warn)
     if node.tls and Role.COORDINATOR in roles:
-        yield partial(Authority.load, node.state_dir / Role.COORDINATOR / AUTHORITY_DIRECTORY)
+        yield partial(present_authority, node.state_dir / Role.COORDINATOR / AUTHORITY_DIRECTORY)
     if Role.LEARNER in roles:
         yield partial(_check_signing_key, node.state_dir / Role.LEARNER, run)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from node.clock import Clock
     from node.config.settings import NodeConfig
-    from node.identity.identity_store import Identity
+    from node.identity.own_identity import OwnIdentity
     from node.identity.run_description import RunDescription
     from node.process.daemon import Phase
     from node.process.service import Service
@@ -48,7 +48,7 @@ class RoleContext:
     """This peer's name in the run; the name in its certificate where there is one."""
     state_dir: Path
     """``node.state_dir/<role>``, which exists and belongs to the role alone."""
-    identity: "Identity | None"
+    identity: "OwnIdentity | None"
     """None exactly when ``node.tls`` is off."""
     run: "RunDescription"
     announce: "Callable[[Phase], None]" = lambda _: None

@@ -12,6 +12,7 @@ from heterorl.v1 import membership_pb2, rollout_pb2
 from node import limits
 from node.clock import Clock
 from node.errors import Reason, RefusedError
+from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
 from node.relay.carrier import Carrier
 from node.relay.forwarder import Forwarder
@@ -33,12 +34,14 @@ class CarriedMembers:
     carrier: Carrier
     fleet: FleetCollector
     clock: Clock
+    renewed: RenewedCertificates
+    """Certificates of samplers that the coordinator made anew."""
     clock_offset_s: Callable[[], float]
     """The coordinator's clock minus this relay's."""
     random: Callable[[], float] = randomness.random
 
     async def join(
-        self, peer: Peer, request: membership_pb2.JoinRequest, *, address: str
+        self, peer: Peer, request: membership_pb2.JoinRequest, *, address: str, certificate: bytes
     ) -> membership_pb2.JoinResponse:
         """Ask the coordinator to admit a sampler; one without a voucher is told for whom to write it."""
         if peer.role is not Role.SAMPLER:
@@ -53,6 +56,8 @@ class CarriedMembers:
         answer = await self.carrier.ask(number, join=request)
         self.sessions.open(peer, number, request.instance)
         self.fleet.admit(peer)
+        if answer.joined.certificate:
+            self.renewed.note(answer.joined.certificate, now=self.clock.now())
         answer.joined.relay_id = self.relay_id
         return answer.joined
 

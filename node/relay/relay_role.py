@@ -19,8 +19,9 @@ from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, relay_pb2_grpc, ro
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient
 from node.clients.submission_stream import SubmissionStream
+from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
-from node.identity.identity_store import Identity
+from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
 from node.identity.revocation import COPY_NAME as REVOCATION_COPY
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
@@ -35,7 +36,7 @@ from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
 from node.relay.rollout_spool import RolloutSpool
 from node.relay.sessions import Sessions
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Backoff, Caller, Purpose, dial
 from node.rpc.hub import Hub
 from node.rpc.server import RpcServer
 from node.run import Role
@@ -72,6 +73,7 @@ async def build(context: RoleContext) -> list[Service]:
     clock = context.clock
     caller = context.identity or Peer(context.run.run_id, Role.RELAY, context.node_id)
     hub = Hub(target)
+    moved = MovedCoordinator(hub, context.run, context.state_dir)
     control = dial(hub, caller, purpose=Purpose.CONTROL, now=clock.now())
     store = open_store(context, retained_keyframes=config.retained_keyframes)
     metrics = RelayMetrics(context.registry)
@@ -93,11 +95,12 @@ async def build(context: RoleContext) -> list[Service]:
         carrying.Carry, sessions, metrics=metrics, monotonic=clock.monotonic, random=random.random
     )
     metrics.watch(store, spool, samplers=lambda: len(sessions), requests=carrier.waiting)
-    membership = _membership(context, store, control, hub)
+    membership = _membership(context, store, control, moved)
     bucket = bucket_mirror(context, store, config.bucket)
-    members = _members(context, sessions, carrier, membership)
+    renewed = RenewedCertificates()
+    members = _members(context, sessions, carrier, membership, renewed)
     rollouts = CarriedRollouts(sessions, carrier, forwarder, lambda: membership.group_bytes)
-    serving = StopsAfter(_server(context, config, store, members, rollouts, bucket))
+    serving = StopsAfter(_server(context, config, store, members, rollouts, bucket, renewed))
     mirror = _mirror(context, store, _sources(context, config, hub, caller, control))
     services: list[Service] = [
         serving,
@@ -110,7 +113,7 @@ async def build(context: RoleContext) -> list[Service]:
 
 
 def _sources(
-    context: RoleContext, config: RelayConfig, hub: Hub, caller: Identity | Peer, control: grpc.aio.Channel
+    context: RoleContext, config: RelayConfig, hub: Hub, caller: Caller, control: grpc.aio.Channel
 ) -> Sources:
     dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
     coordinator = dial_upstream(hub, control=control)
@@ -143,7 +146,10 @@ def _mirror(context: RoleContext, store: ArtifactStore, sources: Sources) -> Mir
 
 
 def _membership(
-    context: RoleContext, store: ArtifactStore, control: grpc.aio.Channel, hub: Hub
+    context: RoleContext,
+    store: ArtifactStore,
+    control: grpc.aio.Channel,
+    moved: MovedCoordinator,
 ) -> MembershipClient:
     copy = context.state_dir / REVOCATION_COPY
     return MembershipClient(
@@ -155,17 +161,21 @@ def _membership(
             metrics=lambda: snapshot(context.registry, Role.RELAY),
             revocations=RevocationList(copy).current,
         ),
-        notices=Notices(revocations=partial(_keep, copy)),
+        notices=Notices(revocations=partial(_keep, copy), moved=moved.learn),
         clock=context.clock,
         backoff=Backoff(random.random),
         waiting=context.node_metrics.waiting,
         identity=context.identity,
-        hub=hub,
+        hub=moved.hub,
     )
 
 
 def _members(
-    context: RoleContext, sessions: Sessions, carrier: Carrier, membership: MembershipClient
+    context: RoleContext,
+    sessions: Sessions,
+    carrier: Carrier,
+    membership: MembershipClient,
+    renewed: RenewedCertificates,
 ) -> CarriedMembers:
     fleet = FleetCollector()
     context.registry.register(fleet)
@@ -175,6 +185,7 @@ def _members(
         carrier,
         fleet,
         context.clock,
+        renewed,
         clock_offset_s=lambda: membership.clock_offset_s,
     )
 
@@ -186,6 +197,7 @@ def _server(
     members: CarriedMembers,
     rollouts: CarriedRollouts,
     bucket: BucketMirror | None,
+    renewed: RenewedCertificates,
 ) -> RpcServer:
     policy = PolicyServicer(store, metrics=context.transfer_metrics, bucket=bucket)
     membership_servicer = MembershipServicer(members)
@@ -196,6 +208,7 @@ def _server(
         "relay",
         listen=config.listen,
         revocations=revocations,
+        renewed=renewed,
         servicers=(
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
             partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, membership_servicer),

@@ -136,12 +136,16 @@ def peer_of(context: Context) -> Peer:
     return Peer.from_spiffe_id(names[0])
 
 
-def not_after_of(context: Context) -> float:
-    """Return when the caller's certificate expires, Unix seconds; infinite where it has none."""
-    pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
-    if not pem:
+def certificate_of(context: Context) -> bytes:
+    """Return the certificate, PEM, that the caller's connection was made with; empty where TLS is off."""
+    return b"".join(context.auth_context().get("x509_pem_cert", ()))
+
+
+def not_after_of(certificate_pem: bytes) -> float:
+    """Return when a certificate expires, Unix seconds; infinite where there is none."""
+    if not certificate_pem:
         return float("inf")
-    return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+    return x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc.timestamp()
 
 
 def check_role(peer: Peer, rule: Rule, method: str) -> None:

@@ -12,19 +12,23 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
 from node.errors import HeteroRLError, Reason, RefusedError, StartupError
 from node.identity.identity_store import Identity, check_dates
+from node.identity.own_identity import OwnIdentity
 from node.identity.peer import Peer, hub_name
 from node.limits import MESSAGE_BYTES
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import USER_AGENT_PREFIX
 from node.rpc.hub import Hub, HubChannel
 from node.waits import wait_at_most
+
+Caller: TypeAlias = Identity | OwnIdentity | Peer
+"""Who dials: with a certificate, with one that is made anew while the process runs, or with TLS off."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -161,7 +165,7 @@ class Backoff:
 
 def dial(
     target: str | Hub,
-    caller: Identity | Peer,
+    caller: Caller,
     *,
     purpose: Purpose,
     now: float,
@@ -170,14 +174,28 @@ def dial(
     """Return a channel to the hub at ``target``; it connects at its first call and reconnects by itself.
 
     The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is: to a
-    ``Hub`` of several addresses each call goes where it is then. A caller without an identity has TLS off, on
-    loopback only. ``keepalive`` must be the server's.
+    ``Hub`` each call goes where that is then, and by the certificate that the caller has then. A caller
+    without an identity has TLS off, on loopback only. ``keepalive`` must be the server's.
 
     Raises StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """
-    if isinstance(target, Hub):
-        each = partial(dial, caller=caller, purpose=purpose, now=now, keepalive=keepalive)
-        return HubChannel(target, each) if len(target.addresses) > 1 else each(target.address)
+    if isinstance(caller, OwnIdentity):
+        check_dates(caller.current, now)
+        hub = target if isinstance(target, Hub) else Hub(target)
+        return HubChannel(
+            hub,
+            lambda address: _dialled(address, caller.current, purpose, keepalive),
+            renewals=lambda: caller.renewals,
+        )
+    if isinstance(caller, Identity):
+        check_dates(caller, now)
+    each = partial(_dialled, caller=caller, purpose=purpose, keepalive=keepalive)
+    return HubChannel(target, each) if isinstance(target, Hub) else each(target)
+
+
+def _dialled(
+    target: str, caller: Identity | Peer, purpose: Purpose, keepalive: Keepalive
+) -> grpc.aio.Channel:
     options = _options(MESSAGE_BYTES[purpose], keepalive)
     if purpose is Purpose.BULK:
         options += _BULK_OPTIONS
@@ -185,7 +203,6 @@ def dial(
         _require_loopback(target)
         options.append(("grpc.primary_user_agent", USER_AGENT_PREFIX + caller.spiffe_id))
         return grpc.aio.insecure_channel(target, options)
-    check_dates(caller, now)
     credentials = grpc.ssl_channel_credentials(caller.ca_pem, caller.key_pem, caller.certificate_pem)
     options.append(("grpc.ssl_target_name_override", hub_name(caller.run_id)))
     return grpc.aio.secure_channel(target, credentials, options)

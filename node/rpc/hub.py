@@ -36,6 +36,7 @@ class Hub:
         """The one that is dialled now."""
         self.moves = 0
         self._relays = frozenset(relays)
+        self._coordinators = coordinators
         self._left_first_s: float | None = None
         self._final_refusals: set[str] = set()
         """Addresses that refused for good since the last answer."""
@@ -61,6 +62,18 @@ class Hub:
     def add_channel(self, channel: "HubChannel") -> None:
         """End the calls of a channel where the hub that they are at gives no answer."""
         self._channels.add(channel)
+
+    def learn(self, coordinators: Sequence[str]) -> None:
+        """Dial these addresses before the coordinators that were known, from the next move on.
+
+        Where nothing was dialled yet, from the start; where only relays are configured, never.
+        """
+        if not self._coordinators:
+            return
+        relays = [address for address in self.addresses if address in self._relays]
+        self.addresses = tuple(dict.fromkeys((*relays, *coordinators, *self._coordinators)))
+        if not self._channels:
+            self.address = self.addresses[0]
 
     def has_another_word(self) -> bool:
         """Take the next address after a relay's final refusal; return False where all of them refuse."""
@@ -95,13 +108,18 @@ class Hub:
 class HubChannel(grpc.aio.Channel):
     """A channel to wherever the hub is when a call begins.
 
-    Each move dials anew: a channel that could not connect for a while fails calls until it tries again.
+    Each move dials anew: a channel that could not connect for a while fails calls until it tries again. So
+    does a renewal: a channel keeps the certificate that it was made with.
     """
 
-    def __init__(self, hub: Hub, dial: Callable[[str], grpc.aio.Channel]) -> None:
+    def __init__(
+        self, hub: Hub, dial: Callable[[str], grpc.aio.Channel], *, renewals: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Dial an address; again after each move, and when ``renewals``, of the caller's identity, grows."""
         self._hub = hub
         self._dial = dial
-        self._moves = hub.moves
+        self._renewals = renewals
+        self._dialled_at = (hub.moves, renewals())
         self._channel = dial(hub.address)
         self._calls: weakref.WeakSet[grpc.aio.Call] = weakref.WeakSet()
         hub.add_channel(self)
@@ -114,9 +132,9 @@ class HubChannel(grpc.aio.Channel):
 
     @property
     def current(self) -> grpc.aio.Channel:
-        """The channel to the address that the hub is at."""
-        if self._moves != self._hub.moves:
-            self._moves, self._channel = self._hub.moves, self._dial(self._hub.address)
+        """The channel to the address that the hub is at, by the caller's certificate of now."""
+        if self._dialled_at != (now := (self._hub.moves, self._renewals())):
+            self._dialled_at, self._channel = now, self._dial(self._hub.address)
         return self._channel
 
     async def __aenter__(self) -> "HubChannel":

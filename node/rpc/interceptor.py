@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -24,11 +24,21 @@ import grpc.aio
 
 from node.clock import Clock, moment
 from node.errors import CountRefusal, Reason, Recovery, RefusedError
+from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
-from node.rpc.auth import RULES, Context, Rule, check_role, not_after_of, peer_of, service_of
+from node.rpc.auth import (
+    RULES,
+    Context,
+    Rule,
+    certificate_of,
+    check_role,
+    not_after_of,
+    peer_of,
+    service_of,
+)
 from node.rpc.call_rates import CallRates, Rate
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
 from node.rpc.connection_guard import Owners
@@ -78,8 +88,10 @@ class LiveRpc:
     rule: Rule
     peer: Peer | None
     """None where the rpc asks for no certificate."""
+    certificate_pem: bytes
+    """The one that the connection was made with; empty where TLS is off or none is asked for."""
     not_after_s: float
-    """When the caller's certificate expires, Unix seconds."""
+    """When that expires, Unix seconds."""
     task: asyncio.Task[None]
     ended_by: RefusedError | None = None
     """Why the server ended it; None while it has not."""
@@ -100,6 +112,8 @@ class Admission:
     count_refusal: CountRefusal
     standby: Callable[[], RefusedError] | None = None
     """Returns the refusal of every call, at a hub that serves nothing yet; None: it serves."""
+    renewed: RenewedCertificates = field(default_factory=RenewedCertificates)
+    """Callers' certificates that were made anew since they connected."""
 
 
 class RpcInterceptor(grpc.aio.ServerInterceptor):
@@ -134,7 +148,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             if rpc.peer is None:
                 return None
             is_revoked = rpc.peer.node_id in revoked
-            return self._standing_refusal(rpc.peer, rpc.not_after_s, is_revoked=is_revoked)
+            return self._standing_refusal(
+                rpc.peer, rpc.certificate_pem, rpc.not_after_s, is_revoked=is_revoked
+            )
 
         self._end_each(refusal_of)
 
@@ -313,14 +329,15 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 self._forget(rpc)
 
     def _admit(self, method: str, rule: Rule, context: Context) -> LiveRpc:
-        peer, not_after_s = None, float("inf")
+        peer, certificate_pem, not_after_s = None, b"", float("inf")
         if rule.roles is not None:
-            peer, not_after_s = peer_of(context), not_after_of(context)
+            peer, certificate_pem = peer_of(context), certificate_of(context)
+            not_after_s = not_after_of(certificate_pem)
             if peer.run_id != (run_id := self._admission.run_id):
                 what = f"this is run {run_id}, not {peer.run_id}"
                 raise RefusedError(Reason.FOREIGN_RUN, what, fix="check the address")
             is_revoked = self._admission.revocations.is_revoked(peer.node_id)
-            refusal = self._standing_refusal(peer, not_after_s, is_revoked=is_revoked)
+            refusal = self._standing_refusal(peer, certificate_pem, not_after_s, is_revoked=is_revoked)
             if refusal is not None:
                 raise refusal
             check_role(peer, rule, method)
@@ -330,7 +347,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             raise _draining()
         task = asyncio.current_task()
         assert task is not None
-        rpc = LiveRpc(method, rule, peer, not_after_s, task)
+        rpc = LiveRpc(method, rule, peer, certificate_pem, not_after_s, task)
         self._live.add(rpc)
         self._live_of[rpc.account[0]] += 1
         return rpc
@@ -371,10 +388,12 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             extra = {"peer": peer.node_id, "method": method, "reason": refusal.reason, "detail": str(refusal)}
             logger.warning("peer asks too much", extra=extra)
 
-    def _standing_refusal(self, peer: Peer, not_after_s: float, *, is_revoked: bool) -> RefusedError | None:
+    def _standing_refusal(
+        self, peer: Peer, certificate_pem: bytes, not_after_s: float, *, is_revoked: bool
+    ) -> RefusedError | None:
         """Return why a peer whose certificate ends at ``not_after_s`` is shut out; None: it is not."""
         now = self._clock.now()
-        if now >= not_after_s:
+        if now >= not_after_s and now >= self._admission.renewed.not_after_s(certificate_pem):
             return RefusedError(
                 Reason.EXPIRED,
                 f"the certificate of {peer.node_id} expired at {moment(not_after_s)}, "

@@ -19,6 +19,7 @@ import grpc.aio
 
 from node.errors import StartupError
 from node.identity.identity_store import Identity
+from node.identity.own_identity import OwnIdentity
 from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.channel import KEEPALIVE, Keepalive
@@ -80,7 +81,7 @@ class RpcServer:
         *,
         listen: str,
         servicers: Sequence[Callable[[grpc.aio.Server], None]],
-        identity: Identity | None,
+        identity: Identity | OwnIdentity | None,
         admission: Admission,
         drain_grace_s: float,
         audience: Audience = Audience.MEMBERS,
@@ -172,10 +173,26 @@ class RpcServer:
                     fix="Set node.tls = true, or listen on 127.0.0.1.",
                 )
             return None
-        certificates = [(identity.key_pem, identity.certificate_pem)]
-        if self._audience is Audience.STRANGERS:
-            return grpc.ssl_server_credentials(certificates)
-        return grpc.ssl_server_credentials(certificates, identity.ca_pem, require_client_auth=True)
+        shown = identity.current
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            ca_pem = shown.ca_pem if self._audience is Audience.MEMBERS else None
+            return grpc.ssl_server_certificate_configuration([(shown.key_pem, shown.certificate_pem)], ca_pem)
+
+        # None where nothing has changed, which the stubs do not know.
+        def renewed() -> Any:
+            """Return what the next handshakes use, if it is another; called in any thread."""
+            nonlocal shown
+            if shown is identity.current:
+                return None
+            shown = identity.current
+            return configuration()
+
+        return grpc.dynamic_ssl_server_credentials(
+            configuration(),
+            renewed,
+            require_client_authentication=self._audience is Audience.MEMBERS,
+        )
 
     def _options(self) -> list[tuple[str, Any]]:
         is_for_members = self._audience is Audience.MEMBERS

@@ -8,6 +8,7 @@ import grpc.aio
 
 from node.errors import RefusedError
 from node.identity.group_proof import GroupVerifier
+from node.identity.own_identity import RenewedCertificates
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.rpc.interceptor import Admission
@@ -47,7 +48,7 @@ def submission_door(context: RoleContext, *, hands_on: bool) -> SubmissionDoor:
     """Return what checks the groups that are handed in; see ``SubmissionDoor``."""
     identity = context.identity
     return SubmissionDoor(
-        None if identity is None else GroupVerifier(identity.ca_pem, run_id=context.run.run_id),
+        None if identity is None else GroupVerifier(identity.current.ca_pem, run_id=context.run.run_id),
         hands_on=hands_on,
         count_refusal=context.node_metrics.count_refusal,
         metrics=context.transfer_metrics,
@@ -65,6 +66,7 @@ def make_server(
     audience: Audience = Audience.MEMBERS,
     limits: ServerLimits | None = None,
     standby: Callable[[], RefusedError] | None = None,
+    renewed: RenewedCertificates | None = None,
 ) -> RpcServer:
     """Return a server of the run's for one port; arguments as ``RpcServer``'s and ``Admission``'s."""
     return RpcServer(
@@ -73,7 +75,12 @@ def make_server(
         servicers=servicers,
         identity=context.identity,
         admission=Admission(
-            context.run.run_id, revocations, context.clock, context.node_metrics.count_refusal, standby
+            context.run.run_id,
+            revocations,
+            context.clock,
+            context.node_metrics.count_refusal,
+            standby,
+            renewed or RenewedCertificates(),
         ),
         drain_grace_s=context.config.node.drain_timeout_s / 2,
         audience=audience,

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.identity.peer import Peer
-from node.rpc.auth import Context, peer_of
+from node.rpc.auth import Context, certificate_of, peer_of
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +19,9 @@ class Members(Protocol):
     """Answers members; raises RefusedError where it refuses."""
 
     async def join(
-        self, peer: Peer, request: membership_pb2.JoinRequest, *, address: str
+        self, peer: Peer, request: membership_pb2.JoinRequest, *, address: str, certificate: bytes
     ) -> membership_pb2.JoinResponse:
-        """Admit a peer that calls from ``address``."""
+        """Admit a peer that calls from ``address``, by a ``certificate`` (PEM; empty: TLS is off)."""
         ...
 
     def heartbeat(
@@ -53,7 +53,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     async def Join(  # noqa: N802 - the rpc's name
         self, request: membership_pb2.JoinRequest, context: Context
     ) -> membership_pb2.JoinResponse:
-        return await self._members.join(peer_of(context), request, address=context.peer())
+        return await self._members.join(
+            peer_of(context), request, address=context.peer(), certificate=certificate_of(context)
+        )
 
     async def Heartbeat(  # noqa: N802 - the rpc's name
         self, request_iterator: AsyncIterator[membership_pb2.HeartbeatRequest], context: Context

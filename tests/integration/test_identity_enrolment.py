@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
-from node.enrolment.authority import signing_request
+from node.enrolment.authority import LEAF_LIFETIME_S, signing_request
 from node.enrolment.enrolment_client import obtain_identity
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.enrolment_servicer import EnrolmentServicer
@@ -40,7 +40,8 @@ async def enrolment_port(
     authority_dir = made.directory / "coordinator" / "authority"
     with contextlib.closing(EnrolmentLedger(authority_dir / "enrolments.sqlite")) as ledger:
         servicer = EnrolmentServicer(
-            authority=made.authority,
+            authority=authority_dir,
+            lifetime_s=LEAF_LIFETIME_S,
             ledger=ledger,
             revocations=RevocationList(authority_dir / "revoked"),
             clock=clock,

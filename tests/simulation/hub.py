@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from heterorl.v1 import membership_pb2, relay_pb2
@@ -39,8 +40,11 @@ from node.coordinator.work.history import Hello
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.trust import task_is
 from node.coordinator.work.verdicts import Submitted
+from node.enrolment.move_notice import MoveNoticeFile
+from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
+from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
 from node.identity.relay_voucher import VoucherVerifier
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
@@ -265,6 +269,8 @@ class Hub:
                 ),
                 revocations=lists,
                 clock=clock,
+                renewal=Renewal(Path(), RenewedCertificates(), lifetime_s=0.0, clock=clock),
+                move=MoveNoticeFile(Path("none")),
             ),
             RunRollouts(self.requests, self.spool, checking, group_bytes=1 << 20, metrics=instruments),
             vouchers=VoucherVerifier(None, run_id=RUN_ID),

@@ -10,6 +10,7 @@ from node.coordinator.peers import HeartbeatReport
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
+from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
 from node.identity.relay_voucher import vouch
 from node.policy import PolicyVersion
@@ -103,7 +104,14 @@ class SimulatedRelay:
         )
         fleet = FleetCollector()
         self.members = CarriedMembers(
-            "relay", sessions, self.carrier, fleet, clock, clock_offset_s=lambda: 0.0, random=draw.random
+            "relay",
+            sessions,
+            self.carrier,
+            fleet,
+            clock,
+            RenewedCertificates(),
+            clock_offset_s=lambda: 0.0,
+            random=draw.random,
         )
         self.rollouts = CarriedRollouts(sessions, self.carrier, self.forwarder, lambda: None)
 
@@ -128,7 +136,7 @@ class SimulatedRelay:
             prompts=prompts,
             voucher=to_wire(membership_pb2.RelayVoucher, voucher),
         )
-        await self.members.join(peer, request, address=peer.node_id)
+        await self.members.join(peer, request, address=peer.node_id, certificate=b"")
 
     async def heartbeat(
         self, peer: Peer, report: HeartbeatReport, running: tuple[str, ...]

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.enrolment.authority import CLOCK_SKEW_S, LEAF_LIFETIME_S, Authority
+from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import init_run, issue_identity
+from node.identity.certificates import CLOCK_SKEW_S
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.identity.run_description import RunDescription

@@ -12,6 +12,7 @@ from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity
+from node.identity.own_identity import OwnIdentity
 from node.process.role_context import RoleContext
 from node.process.service import StopsAfter
 from node.relay.config import RelayConfig
@@ -67,7 +68,7 @@ async def running_relay(
         clock=clock,
         node_id=name,
         state_dir=directory,
-        identity=made.issue(Role.RELAY, name),
+        identity=OwnIdentity(made.issue(Role.RELAY, name), directory),
         run=made.run,
     )
     serving, *others = await build(context)

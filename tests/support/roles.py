@@ -7,6 +7,8 @@ from pydantic import BaseModel
 
 from node.clock import Clock, SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
+from node.identity.identity_store import IDENTITY_DIRECTORY
+from node.identity.own_identity import OwnIdentity
 from node.process.role_context import RoleContext
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
@@ -37,6 +39,6 @@ def role_context(
         clock=clock,
         node_id=made.of(role).node_id,
         state_dir=state_dir,
-        identity=made.of(role),
+        identity=OwnIdentity(made.of(role), state_dir / IDENTITY_DIRECTORY),
         run=made.run,
     )

@@ -17,11 +17,9 @@ from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.clock import Clock
 from node.errors import Reason, Recovery, RefusedError
-from node.identity.identity_store import Identity
-from node.identity.peer import Peer
 from node.policy import Announcement, ArtifactKey
 from node.rpc.address import is_loopback, split_target, split_targets
-from node.rpc.channel import Backoff, ConnectionLost, Purpose, classified, dial
+from node.rpc.channel import Backoff, Caller, ConnectionLost, Purpose, classified, dial
 from node.rpc.hub import Hub
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
@@ -61,7 +59,7 @@ class _Connection:
 
 def dial_source(
     address: str | Hub,
-    caller: Identity | Peer,
+    caller: Caller,
     *,
     connections: int,
     now: float,

@@ -259,6 +259,8 @@ class JoinResponse(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     OLDEST_PROTOCOL_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
     RELAY_ID_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task whose prompts are leased."""
@@ -292,6 +294,12 @@ class JoinResponse(_message.Message):
     """The oldest that it speaks. Unset: 1."""
     software_version: _builtins.str
     """Version of the coordinator's software, for people."""
+    certificate: _builtins.bytes
+    """The peer's next certificate, PEM, for the name and key of the one that it joined by, in the last third of that one's
+    time. Empty: none is due, the run's authority has its key elsewhere, or TLS is off.
+    """
+    moved: _builtins.bytes
+    """Where the coordinator will be: a JSON Web Signature of the run's authority, at most 4096 bytes. Empty: it stays."""
     relay_id: _builtins.str
     """Relays: their node id. Where the request had no voucher for this relay, nothing else is set: join again, with one.
     Empty: this is the coordinator.
@@ -324,11 +332,13 @@ class JoinResponse(_message.Message):
         protocol: _builtins.int = ...,
         oldest_protocol: _builtins.int = ...,
         software_version: _builtins.str = ...,
+        certificate: _builtins.bytes = ...,
+        moved: _builtins.bytes = ...,
         relay_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "relay_id", b"relay_id", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json", "verifiers_grade", b"verifiers_grade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "certificate", b"certificate", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "moved", b"moved", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "relay_id", b"relay_id", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json", "verifiers_grade", b"verifiers_grade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -693,6 +703,7 @@ class HeartbeatResponse(_message.Message):
     IS_EVALUATED_FIELD_NUMBER: _builtins.int
     METRICS_EVERY_S_FIELD_NUMBER: _builtins.int
     WANTS_WHOLE_METRICS_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
     NEXT_HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The heartbeat this answers."""
@@ -722,6 +733,8 @@ class HeartbeatResponse(_message.Message):
     """
     wants_whole_metrics: _builtins.bool
     """The coordinator does not know what samples the values of metric_values are of: send the metrics whole next time."""
+    moved: _builtins.bytes
+    """As in JoinResponse, once, where it has changed since the peer joined."""
     next_heartbeat_s: _builtins.float
     """Seconds from this answer to the peer's next heartbeat: in a large fleet more than heartbeat_interval_s, and not the
     same for all. Unset: heartbeat_interval_s.
@@ -761,11 +774,12 @@ class HeartbeatResponse(_message.Message):
         is_evaluated: _builtins.bool = ...,
         metrics_every_s: _builtins.float | None = ...,
         wants_whole_metrics: _builtins.bool = ...,
+        moved: _builtins.bytes = ...,
         next_heartbeat_s: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "next_heartbeat_s", b"next_heartbeat_s", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts", "wants_whole_metrics", b"wants_whole_metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "moved", b"moved", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts", "wants_whole_metrics", b"wants_whole_metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015

@@ -9,14 +9,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from node.enrolment.authority import (
-    CLOCK_SKEW_S,
-    Authority,
-    read_signing_request,
-    signing_request,
-)
+from node.enrolment.authority import Authority, read_signing_request, signing_request
 from node.errors import Reason, RefusedError, StartupError
-from node.identity.certificates import new_key, read_certificate
+from node.identity.certificates import CLOCK_SKEW_S, new_key, read_certificate
 from node.identity.peer import Peer
 from node.limits import SIGNING_REQUEST_BYTES
 from node.run import Role

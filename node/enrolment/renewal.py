@@ -1,0 +1,71 @@
+"""The coordinator's half of a certificate's renewal: a member that joins late in its certificate's time gets
+the next one with the answer, for the same name and key.
+
+    peer --Join, by the old certificate--> coordinator --JoinResponse.certificate--> peer, relays on the way
+
+A member joins again on its own once its certificate is due, so that no token and no operator is needed.
+"""
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from node.clock import Clock
+from node.enrolment.authority import present_authority
+from node.errors import RefusedError
+from node.identity.certificates import peer_in, read_certificate
+from node.identity.own_identity import RenewedCertificates, is_due
+from node.identity.peer import Peer
+
+logger = logging.getLogger(__name__)
+
+NOT_RENEWED: Final = b""
+
+
+class Renewal:
+    """Makes members' certificates anew."""
+
+    def __init__(
+        self, authority: Path, renewed: RenewedCertificates, *, lifetime_s: float, clock: Clock
+    ) -> None:
+        """Issue with the authority in a directory, for ``lifetime_s`` each; note them in ``renewed``."""
+        self._authority = authority
+        self._renewed = renewed
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+
+    def certificate_for(self, peer: Peer, certificate_pem: bytes) -> bytes:
+        """Return a new certificate for a peer that has proved the key of this one; empty where none is due.
+
+        Empty, too, while the authority's key is not on this machine, and where TLS is off.
+        """
+        if not certificate_pem:
+            return NOT_RENEWED
+        certificate, now = read_certificate(certificate_pem), self._clock.now()
+        not_before_s = certificate.not_valid_before_utc.timestamp()
+        not_after_s = certificate.not_valid_after_utc.timestamp()
+        key = certificate.public_key()
+        is_theirs = isinstance(key, ec.EllipticCurvePublicKey) and _names(certificate_pem, peer)
+        if not is_theirs or not is_due(not_before_s, not_after_s, now=now):
+            return NOT_RENEWED
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        authority = present_authority(self._authority)
+        if authority is None:
+            logger.warning(
+                "certificate not renewed: the authority's key is not here",
+                extra={"node_id": peer.node_id, "expires_in_s": round(not_after_s - now)},
+            )
+            return NOT_RENEWED
+        renewed_pem = authority.issue(peer, key, now=now, lifetime_s=self._lifetime_s)
+        self._renewed.note(renewed_pem, now=now)
+        logger.info("certificate renewed", extra={"node_id": peer.node_id, "role": peer.role})
+        return renewed_pem
+
+
+def _names(certificate_pem: bytes, peer: Peer) -> bool:
+    try:
+        return peer_in(read_certificate(certificate_pem)) == peer
+    except RefusedError:
+        return False
