@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bench.learner_steps import CLIP_NORM, LEARNING_RATE, gathered_logprob, make_optimizer, padded_ids
@@ -79,14 +80,14 @@ def bare_step(
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device)
     optimizer = make_optimizer(model)
     rows = max(1, arguments.micro_batch_tokens // (arguments.prompt_tokens + arguments.completion_tokens))
-    parts = padded_ids(groups).to(device).split(rows)
+    parts: tuple[Tensor, ...] = torch.split(padded_ids(groups).to(device), rows)
     total = sum(len(part) for part in parts) * arguments.completion_tokens
 
     def step() -> None:
         for part in parts:
             with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
                 logprob = gathered_logprob(model, part)
-            (-logprob[:, arguments.prompt_tokens - 1 :].sum() / total).backward()  # type: ignore[no-untyped-call]
+            (-logprob[:, arguments.prompt_tokens - 1 :].sum() / total).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -119,7 +120,8 @@ def our_step(
 def measure(model_dir: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a line for each step."""
     groups = random_groups(arguments)
-    steps = {name: bare_step(model_dir, groups, arguments) for name in ("bare", "bare, again")}
+    bare = bare_step(model_dir, groups, arguments)
+    steps = {"bare": bare, "bare, again": bare}
     for objective in OBJECTIVES:
         steps[f"ours, {objective}"] = our_step(model_dir, groups, arguments, objective=objective)
     took: dict[str, list[float]] = {name: [] for name in steps}

@@ -65,4 +65,6 @@ def made_model(directory: Path, size: str, *, device: str = "cpu") -> Path:
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         Qwen3ForCausalLM(config).bfloat16().save_pretrained(directory)
+    if device != "cpu":
+        torch.cuda.empty_cache()  # the weights are gone, and others need the room
     return directory

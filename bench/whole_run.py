@@ -24,6 +24,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -100,6 +101,9 @@ async def measured(arguments: argparse.Namespace, directory: RunDirectory) -> di
     Raises:
         ChildError: a process did not start, or ended.
     """
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)  # or the daemons would go on
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "proto"), *sys.path[1:]]
     environ = {
         **os.environ,
@@ -133,8 +137,9 @@ async def _measured(
     while not _steps(directory) and time.monotonic() < end_s:
         await session.wait_for_last_step(timeout_s=POLL_S)
     first = await _scrapes(session)
-    first_s, held_at_s, gpu_bytes = time.monotonic(), {}, 0
-    looked_s = first_s
+    held_at_s: dict[int, float] = {}
+    looked_s = first_s = time.monotonic()
+    gpu_bytes = 0
     while time.monotonic() < min(end_s, first_s + arguments.seconds):
         metrics = await scrape(session.ports.telemetry[SAMPLER]) or Metrics()
         held = int(metrics.total("heterorl_sampler_held_version"))
@@ -233,6 +238,8 @@ def main(given: Sequence[str] | None = None) -> int:
         made_model(directory.model, arguments.size, device=arguments.device)
         try:
             print(json.dumps(asyncio.run(measured(arguments, directory))), flush=True)
+        except asyncio.CancelledError:
+            return 128 + signal.SIGTERM
         except ChildError as error:
             print(f"the run failed: {error}", file=sys.stderr)
             return 1
