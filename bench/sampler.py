@@ -2,6 +2,7 @@
 
     python -m bench.sampler                 a random model of 33 million parameters: six minutes
     python -m bench.sampler --model DIR     one of your own
+    python -m bench.sampler --size 0.5B --device cuda --dtype bfloat16   half a billion, on a GPU
 
     transformers, torch   transformers' own generate; the torch engine, stepped in a thread as in a sampler.
                           One process, in turns, so that both meet the same disturbances
@@ -46,10 +47,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from bench.measure import CORES
+from bench.random_model import SIZES, made_model
 from bench.sampler_contestants import BareVllm, Contestant, Load, Ours, Round, Transformers
 from learner.training.model import load_policy
 from sampler.engines.engine import GenerationRequest
@@ -63,7 +63,6 @@ PROCESSES: Final = {
 """Which contestants share a process."""
 
 KV_CACHES: Final = ("recompute", "keep")
-VOCABULARY: Final = 49_152
 
 
 def apart(load: Load, groups: Sequence[GenerationRequest]) -> dict[str, float]:
@@ -109,32 +108,6 @@ def measure(names: Sequence[str], load: Load, *, rounds: int, versions: int, eve
             print(json.dumps(line), flush=True)
 
 
-def made_model(directory: Path) -> Path:
-    """Save a random model of 33 million parameters in bfloat16, with a tokenizer of as many words."""
-    vocabulary = {str(number): number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="0", eos_token="1")  # type: ignore[no-untyped-call]
-    saved.save_pretrained(directory)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        head_dim=64,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        Qwen3ForCausalLM(config).bfloat16().save_pretrained(directory)
-    return directory
-
-
 def _contestant(name: str, load: Load, thread: ThreadPoolExecutor) -> Contestant:
     match name:
         case "transformers":
@@ -159,6 +132,7 @@ def main() -> None:
     """Measure the engines that are installed, each group of contestants in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, help="a model directory; without it one is made")
+    parser.add_argument("--size", choices=SIZES, default="33M", help="of the model that is made")
     parser.add_argument(
         "--engines", nargs="+", choices=PROCESSES, help="what to measure; without it all there are"
     )
@@ -176,7 +150,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.model is None:
         with tempfile.TemporaryDirectory() as directory:
-            model_dir = made_model(Path(directory))
+            model_dir = made_model(Path(directory), arguments.size, device=arguments.device)
             again = [sys.executable, "-m", "bench.sampler", *sys.argv[1:], "--model", str(model_dir)]
             sys.exit(subprocess.run(again).returncode)
     if arguments.kv_cache is None or arguments.engines is None or len(arguments.engines) > 1:

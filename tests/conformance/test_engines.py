@@ -21,7 +21,7 @@ from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import tensor_specs
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.model_words import version_of
-from support.engines import WAYS, Driven, load
+from support.engines import NAMES, WAYS, Driven, load, marks_of
 from support.tiny_model import END, make_tiny_model
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12)
@@ -41,7 +41,7 @@ CASES = [
 
 @pytest.fixture(
     scope="module",
-    params=CASES,
+    params=[pytest.param(case, marks=marks_of(case[0])) for case in CASES],
     ids=[f"{name}-{apply}-{'tied' if is_tied else 'untied'}" for name, apply, is_tied in CASES],
 )
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
@@ -162,7 +162,7 @@ def test_versions_that_come_in_the_midst_of_the_one_before_leave_every_logprob_e
     assert max(named) >= 3
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in WAYS}))
+@pytest.mark.parametrize("name", NAMES)
 def test_kept_caches_make_logprobs_those_of_the_mixture_each_token_was_drawn_from(
     tmp_path: Path, name: str
 ) -> None:
@@ -309,7 +309,7 @@ def test_an_older_version_is_refused(driven: Driven) -> None:
         driven.engine.serve(max(driven.versions) - 1)
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in WAYS}))
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("stored_as", ["lm_head.weight", "model.embed_tokens.weight"])
 def test_tied_weights_are_loaded_under_either_name_and_a_closed_engine_frees_its_weights(
     tmp_path: Path, name: str, stored_as: str
@@ -333,7 +333,7 @@ def test_tied_weights_are_loaded_under_either_name_and_a_closed_engine_frees_its
     assert weights() is None
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in WAYS}))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_directory_without_a_model_is_a_startup_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(StartupError, match=r"tokenizer\.json"):
         load(name, tmp_path)

@@ -9,7 +9,7 @@ import torch
 from node.exit_code import ExitCode
 from node.rollout import check_group
 from sampler.engines.torch_engine import TorchEngine
-from support.engines import WAYS, Driven, settings_of
+from support.engines import WAYS, Driven, marks_of, settings_of
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
@@ -17,7 +17,11 @@ from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.waiting import until
 
 
-@pytest.mark.parametrize(("name", "apply"), WAYS, ids=["-".join(way) for way in WAYS])
+@pytest.mark.parametrize(
+    ("name", "apply"),
+    [pytest.param(name, apply, marks=marks_of(name)) for name, apply in WAYS],
+    ids=["-".join(way) for way in WAYS],
+)
 async def test_groups_that_span_a_version_are_scored_under_the_version_each_token_names(
     made: MadeRun, tmp_path: Path, name: str, apply: str
 ) -> None:

@@ -15,6 +15,7 @@ from learner.training.master_words import root_of
 from learner.training.model import Policy
 from node.errors import StartupError
 from node.policy import PolicyVersion
+from support.gpu import DEVICE
 from support.scripted_hub import ScriptedHub, scripted_hub
 from support.training_loop import BATCH, RunningLearner, learner
 from support.waiting import until
@@ -37,14 +38,14 @@ async def take_steps(hub: ScriptedHub, running: RunningLearner, *, until_version
 
 
 async def killed_at(
-    hub: ScriptedHub, model_dir: Path, state: Path, copy: Path, *, version: int
+    hub: ScriptedHub, model_dir: Path, state: Path, copy: Path, *, version: int, device: str = "cpu"
 ) -> PolicyVersion:
     """Train to a version with a checkpoint every four; leave what a kill would have left in ``copy``."""
-    async with learner(hub, model_dir, state, checkpoint_every_versions=4) as running:
+    async with learner(hub, model_dir, state, checkpoint_every_versions=4, device=device) as running:
         await take_steps(hub, running, until_version=version)
         if version > 4:
             await until(lambda: versions_in(state / "checkpoints") == [4])
-        torch.save(parameters(running.policy), state / "parameters")
+        torch.save(parameters(running.policy).cpu(), state / "parameters")
         shutil.copytree(state, copy)
         return head_of(running)
 
@@ -69,6 +70,32 @@ async def test_a_killed_learner_goes_on_bit_for_bit_whatever_its_settings_are_by
         # The records that nobody had acknowledged are said again, and then the next one.
         assert [record.version for record in hub.records][-1] == 7
         assert Counter(hub.trained_group_ids).most_common(1)[0][1] == 1
+
+
+@pytest.mark.gpu
+async def test_a_learner_on_a_gpu_that_was_killed_goes_on_from_its_journal(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """A GPU may not add up twice alike: then the replay says so, and comes near."""
+    async with scripted_hub() as hub:
+        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=6, device=DEVICE)
+    before = torch.load(tmp_path / "a" / "parameters")
+    async with scripted_hub() as hub:
+        async with learner(hub, model_dir, tmp_path / "b", head=head, device=DEVICE) as again:
+            restart, after = again.state.restart, parameters(again.policy).cpu()
+            assert (restart.checkpoint_version, restart.version, restart.changed) == (4, 6, ())
+            assert restart.outcome == ("exact" if torch.equal(after, before) else "inexact")
+            torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-4)
+            await take_steps(hub, again, until_version=7)
+            assert again.policy.is_finite()
+            head, before = head_of(again), parameters(again.policy).cpu()
+        # It ended with a checkpoint, which is exact wherever it was made.
+        async with learner(hub, model_dir, tmp_path / "b", head=head, device=DEVICE) as again:
+            restart = again.state.restart
+            assert (restart.version, restart.replayed_steps, restart.outcome) == (7, 0, "exact")
+            assert torch.equal(parameters(again.policy).cpu(), before)
+        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+            assert torch.equal(parameters(again.policy), before)
 
 
 async def test_a_replay_that_makes_other_words_goes_on_and_leaves_no_checkpoint_of_the_published_number(

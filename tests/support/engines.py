@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -19,6 +20,7 @@ from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_registry import ENGINES, OF_KIND, has_vllm
 from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
+from support.gpu import DEVICE
 from support.model_words import words_of
 from support.torch_engines import put_words, scores_of
 from support.vllm_servers import options_of
@@ -31,8 +33,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "remote": {"poll_s": 0.005},
 }
 
-OWN, TWO = "-own", "-two"
-"""End the name of an engine that is to run in a process of its own, or on two devices, or (-two-own) both."""
+OWN, TWO, CUDA = "-own", "-two", "-cuda"
+"""End the name of an engine that is to run in a process of its own, or on two devices, or (-two-own) both; or
+on a GPU, maybe (-cuda-own) in a process of its own."""
 
 WAYS = [
     (engine, apply)
@@ -40,6 +43,9 @@ WAYS = [
         ("torch", "spare"),
         ("torch", "in_place"),
         ("torch-own", "in_place"),
+        ("torch-cuda", "spare"),
+        ("torch-cuda", "in_place"),
+        ("torch-cuda-own", "in_place"),
         ("vllm", "in_place"),
         ("vllm-own", "in_place"),
         ("vllm-two", "in_place"),
@@ -50,12 +56,20 @@ WAYS = [
 ]
 """Every engine that is installed here, in every process and with every way to give it a version."""
 
+
+def marks_of(engine: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a test's parameter that names an engine: ``gpu`` where it needs one."""
+    return [pytest.mark.gpu] if CUDA in engine else []
+
+
+NAMES = [pytest.param(name, marks=marks_of(name)) for name in sorted({name for name, _ in WAYS})]
+
 assert set(ENGINES) - set(OF_KIND.values()) == set(OPTIONS)
 
 
 def settings_of(engine: str, model_dir: Path, **options: Any) -> dict[str, Any]:
     """Return a sampler's settings for an engine of ``WAYS``, with the smallest memory; start its server."""
-    name = engine.removesuffix(OWN).removesuffix(TWO)
+    name = engine.removesuffix(OWN).removesuffix(TWO).removesuffix(CUDA)
     workers = 2 if TWO in engine else 1
     if name == "remote":
         options |= options_of(model_dir, workers=workers)
@@ -64,6 +78,7 @@ def settings_of(engine: str, model_dir: Path, **options: Any) -> dict[str, Any]:
     return {
         "engine": name,
         "engine_process": "own" if engine.endswith(OWN) else "inside",
+        "device": DEVICE if CUDA in engine else "cpu",
         "engine_options": {**OPTIONS[name], **options},
     }
 

@@ -130,6 +130,7 @@ async def learner(
     run: RunSettings = RUN,
     evaluations: EvaluationNotice = NOT_EVALUATED,
     head: PolicyVersion | None = None,
+    device: str = "cpu",
     **settings: Any,
 ) -> AsyncIterator[RunningLearner]:
     clock = SystemClock()
@@ -137,13 +138,14 @@ async def learner(
     instruments = Instruments.of(registry, NodeMetrics(registry, roles=["learner"], clock=clock), clock=clock)
     config = LearnerConfig(
         model_dir=model_dir,
+        device=device,
         weight_decay=0.01,
         kl_coefficient=0.0,
         staleness_half_life_versions=8.0,
         micro_batch_tokens=256,
         **{"learning_rate": 1e-3, "buffer_groups": 8, "quarantine_mismatch_nats": math.inf, **settings},
     )
-    policy = load_policy(model_dir, device="cpu")
+    policy = load_policy(model_dir, device=device)
     words = policy.master_words
     published = [PolicyVersion(0, root_of(words))]
     base = kept_base(state, words)

@@ -1,0 +1,193 @@
+"""Our step against the least a step can be, on a GPU. One JSON line per step.
+
+    python -m bench.learner_device --size 0.5B              on an H100, a minute
+    python -m bench.learner_device --size tiny --device cpu seconds
+
+Masters are float32 and products bfloat16, in micro-batches of as many rows for all. Steps are taken in turn.
+
+    bare          forward, all logits, log softmax, gather, a mean for a loss, backward, clipping, AdamW,
+                  from tensors that lie ready; twice, which shows the noise
+    ours, NAME    train_step.train_step with that objective, from groups to the step's outcome
+
+    seconds       median over rounds, the device's work included
+    over_bare     of the same round, then the median; quartiles beside it
+    peak_bytes    of the device's memory, above what lay there before: all steps' parameters and moments
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from bench.learner_steps import CLIP_NORM, LEARNING_RATE, gathered_logprob, make_optimizer, padded_ids
+from bench.random_model import SIZES, config_of, made_model
+from learner.config import LearnerConfig
+from learner.training.model import load_policy
+from learner.training.train_step import StepSettings, train_step
+from node.rollout import Completion, Finish, RolloutGroup
+from node.sampling_parameters import SamplingParameters
+
+OBJECTIVES: Final = ("grpo", LearnerConfig.model_fields["objective"].default)
+
+
+def random_groups(arguments: argparse.Namespace) -> list[RolloutGroup]:
+    """Return groups of random tokens, with the logprobs of a model that knows nothing, give or take."""
+    random, vocabulary = np.random.default_rng(0), config_of(arguments.size).vocab_size
+    length = arguments.completion_tokens
+
+    def completion() -> Completion:
+        return Completion(
+            token_ids=random.integers(2, vocabulary, length).astype(np.int32),
+            behaviour_logprob=(-np.log(vocabulary) + random.normal(0, 0.05, length)).astype(np.float32),
+            policy_version=np.zeros(length, np.int32),
+            reward=float(random.random()),
+            finish=Finish.LENGTH,
+        )
+
+    return [
+        RolloutGroup(
+            run_id="bench",
+            group_id=str(number),
+            layout_digest=bytes(16),
+            tokenizer_digest=bytes(16),
+            task="bench",
+            prompt_index=number,
+            prompt_token_ids=random.integers(2, vocabulary, arguments.prompt_tokens).astype(np.int32),
+            completions=tuple(completion() for _ in range(arguments.group_size)),
+            sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=length),
+            sampling_started_at_s=0.0,
+            sampling_finished_at_s=0.0,
+            graded_at_s=0.0,
+        )
+        for number in range(arguments.groups)
+    ]
+
+
+def bare_step(
+    model_dir: Path, groups: list[RolloutGroup], arguments: argparse.Namespace
+) -> Callable[[], Any]:
+    """Return a function that takes the least of a step."""
+    device = arguments.device
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device)
+    optimizer = make_optimizer(model)
+    rows = max(1, arguments.micro_batch_tokens // (arguments.prompt_tokens + arguments.completion_tokens))
+    parts: tuple[Tensor, ...] = torch.split(padded_ids(groups).to(device), rows)
+    total = sum(len(part) for part in parts) * arguments.completion_tokens
+
+    def step() -> None:
+        for part in parts:
+            with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+                logprob = gathered_logprob(model, part)
+            (-logprob[:, arguments.prompt_tokens - 1 :].sum() / total).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def our_step(
+    model_dir: Path, groups: list[RolloutGroup], arguments: argparse.Namespace, *, objective: str
+) -> Callable[[], Any]:
+    """Return a function that takes the learner's step."""
+    config = LearnerConfig(
+        model_dir=model_dir,
+        learning_rate=LEARNING_RATE,
+        objective=objective,
+        gradient_clip_norm=CLIP_NORM,
+        micro_batch_tokens=arguments.micro_batch_tokens,
+    )
+    policy = load_policy(model_dir, device=arguments.device, compute_dtype=torch.bfloat16)
+    optimizer = make_optimizer(policy.model)
+    settings = StepSettings.of(config)
+
+    def step() -> None:
+        outcome = train_step(policy, optimizer, groups, version=0, settings=settings)
+        assert outcome.is_applied, outcome
+
+    return step
+
+
+def measure(model_dir: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a line for each step."""
+    groups = random_groups(arguments)
+    bare = bare_step(model_dir, groups, arguments)
+    steps = {"bare": bare, "bare, again": bare}
+    for objective in OBJECTIVES:
+        steps[f"ours, {objective}"] = our_step(model_dir, groups, arguments, objective=objective)
+    took: dict[str, list[float]] = {name: [] for name in steps}
+    peaks: dict[str, int] = {}
+    for number in range(arguments.rounds + 1):
+        for name in (*list(steps)[number % len(steps) :], *list(steps)[: number % len(steps)]):
+            seconds, peak = _timed(steps[name], torch.device(arguments.device))
+            if number:  # the first makes moments, and compiles
+                took[name].append(seconds)
+                peaks[name] = peak
+    tokens = arguments.groups * arguments.group_size * arguments.completion_tokens
+    lines = []
+    for name, seconds_each in took.items():
+        ratios = [ours / bare for ours, bare in zip(seconds_each, took["bare"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, method="inclusive")
+        seconds = statistics.median(seconds_each)
+        lines.append(
+            {
+                "step": name,
+                "size": arguments.size,
+                "tokens": tokens,
+                "rounds": arguments.rounds,
+                "seconds": round(seconds, 4),
+                "tokens_per_s": round(tokens / seconds),
+                "over_bare": round(middle, 4),
+                "over_bare_quartiles": (round(low, 4), round(high, 4)),
+                "peak_bytes": peaks[name],
+            }
+        )
+    return lines
+
+
+def _timed(step: Callable[[], Any], device: torch.device) -> tuple[float, int]:
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.perf_counter()
+    step()
+    if is_cuda:
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - began
+    return seconds, torch.cuda.max_memory_allocated(device) - before if is_cuda else 0
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Print the lines."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.learner_device", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--size", choices=SIZES, default="0.5B")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--completion-tokens", type=int, default=256)
+    parser.add_argument("--micro-batch-tokens", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--model", type=Path, help="a directory that bench.random_model made")
+    arguments = parser.parse_args(given)
+    with tempfile.TemporaryDirectory() as directory:
+        made = arguments.model or made_model(Path(directory), arguments.size, device=arguments.device)
+        for line in measure(made, arguments):
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
