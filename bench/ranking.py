@@ -69,7 +69,7 @@ def main() -> int:
                 for baseline in OBJECTIVES
                 for seed in seeds
             ]
-            outcomes = asyncio.run(_runs(plans, root, progress))
+            outcomes = asyncio.run(_runs(plans, root, progress, at_once=arguments.at_once))
             cells = [
                 Cell(seed, staleness, arguments.lab_versions, models[seed], data, HELD_OUT, LEARNING_RATE)
                 for seed in seeds
@@ -122,8 +122,8 @@ def lost_points(curves: Sequence[Curve]) -> float:
     return 100 * fmean(ends[seed, STALENESS[0]] - ends[seed, STALENESS[-1]] for seed in seeds)
 
 
-async def _runs(plans: Sequence[Plan], root: Path, progress: Progress) -> list[Outcome]:
-    turns = asyncio.Semaphore(AT_ONCE)
+async def _runs(plans: Sequence[Plan], root: Path, progress: Progress, *, at_once: int) -> list[Outcome]:
+    turns = asyncio.Semaphore(at_once)
 
     async def run(plan: Plan) -> Outcome:
         async with turns:
@@ -174,6 +174,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--lab-versions", type=int, default=VERSIONS, help="of each simulated run; default: %(default)s"
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=AT_ONCE, help="daemon runs beside each other; default: %(default)s"
     )
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="where runs go; default: %(default)s")
     parser.add_argument("--out", type=Path, default=_OUT, help="the result; default: %(default)s")
