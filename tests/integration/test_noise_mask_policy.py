@@ -72,15 +72,14 @@ def test_requests_of_one_step_get_what_each_gets_alone(model_dir: Path) -> None:
     for request in requests:
         together.add(request)
     first, last = together.step(), together.step()
-    assert ([len(one.completions) for one in first], [len(one.completions) for one in last]) == (
-        [4, 2, 1],
-        [60],
-    )
+    assert [[len(one.completions) for one in of_step] for of_step in (first, last)] == [[4, 2, 1], [60]]
     for request, found in zip(requests, first + last, strict=True):
         alone.add(request)
         [expected] = alone.step()
         assert found.request_id == request.request_id
         for one, other in zip(found.completions, expected.completions, strict=True):
+            assert one.actions is not None
+            assert other.actions is not None
             np.testing.assert_allclose(one.actions, other.actions, atol=1e-5)
             np.testing.assert_allclose(one.behaviour_logprob, other.behaviour_logprob, atol=1e-4)
             assert one.reward == pytest.approx(other.reward, abs=1e-5)

@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ def test_requests_of_one_step_get_what_each_gets_alone(model_dir: Path) -> None:
         together.add(GenerationRequest(f"{number}.1", together.tokenizer.encode(text), 5, TEMPERED))
     steps = [together.step() for _ in range(3)]
     assert [[one.request_id for one in of_step] for of_step in steps] == [["0.1", "1.1"], ["2.1"], ["3.1"]]
-    for text, found in zip(texts, sum(steps, []), strict=True):
+    for text, found in zip(texts, chain(*steps), strict=True):
         for one, other in zip(found.completions, drawn(alone, text, 5), strict=True):
             assert one.token_ids.tolist() == other.token_ids.tolist()
             np.testing.assert_allclose(one.behaviour_logprob, other.behaviour_logprob, atol=1e-5)
