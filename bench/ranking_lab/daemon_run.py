@@ -37,8 +37,9 @@ FAR_GROUPS: Final = 32
 """At work at the far sampler: most of their time they are under way."""
 
 ENOUGH: Final = 0.97
-"""Mean nDCG of rankings that were drawn, over the learner's default window, at which a run ends early. Beyond it
-ever more batches are all of best rankings, teach nothing and make no version: the last ones would not come."""
+"""Mean nDCG of drawn rankings, over the learner's default window of batches, at which a run ends early.
+Beyond it ever more batches hold nothing but best rankings, teach nothing and make no version, so that the last
+of many versions would not come."""
 
 READY_TIMEOUT_S: Final = 300.0
 STALL_S: Final = 300.0
