@@ -38,7 +38,7 @@ FAR_GROUPS: Final = 32
 
 ENOUGH: Final = 0.97
 """Mean nDCG of drawn rankings, over the learner's default window of batches, at which a run ends early.
-Beyond it ever more batches hold nothing but best rankings, teach nothing and make no version, so that the last
+Beyond it ever more batches are of best rankings alone, teach nothing and make no version, so that the last
 of many versions would not come."""
 
 READY_TIMEOUT_S: Final = 300.0
