@@ -8,9 +8,10 @@ write, at any time, and while they start. An independent witness reads signature
 logs, and says whether anyone served weights that were not signed, went back, or lost or doubled work. Prints
 its progress on standard error and a JSON summary; exits with 1 if a promise was broken.
 
-With ``--task ranking`` the model ranks; ``--roles`` names who is killed, the coordinator too if asked. With
-``--ranks 2`` the learner has two ranks, and they alone are killed: the first or another, at an entry of the
-journal, while a checkpoint or a version is written, while steps are taken again.
+With ``--task ranking`` the model ranks, with ``--task noise_mask`` it draws masks; ``--roles`` names who is
+killed, the coordinator too if asked. With ``--ranks 2`` the learner has two ranks, and they alone are killed:
+the first or another, at an entry of the journal, while a checkpoint or a version is written, while steps are
+taken again.
 """
 
 import sys

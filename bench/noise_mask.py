@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 from bench.forked_context import forked_context
+from bench.measure import CORES
 from learner.classifier import IMAGES_AT_ONCE, error, fine_tune
 from learner.config import LearnerConfig
 from learner.training.model import Policy, load_policy
@@ -62,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=400, help="5 steps each; a quarter of them clean")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=CORES, help="seeds beside each other")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     lines = []

@@ -1,7 +1,8 @@
 """``python -m bench.ranking``: a policy that ranks learns through the real daemon, and at any staleness.
 
     baselines   coordinator, learner and two samplers over TLS, one behind 2.5 s each way, for each baseline
-                and seed: nDCG in training, and of the exported model on held-out rows
+                and seed: nDCG in training, and of the exported model on held-out rows; a run ends early
+                once it is learned
     staleness   the default objective on groups 64 versions old and on fresh ones, production's step and
                 engine in one process: what old groups cost
 
@@ -69,7 +70,7 @@ def main() -> int:
                 for baseline in OBJECTIVES
                 for seed in seeds
             ]
-            outcomes = asyncio.run(_runs(plans, root, progress))
+            outcomes = asyncio.run(_runs(plans, root, progress, at_once=arguments.at_once))
             cells = [
                 Cell(seed, staleness, arguments.lab_versions, models[seed], data, HELD_OUT, LEARNING_RATE)
                 for seed in seeds
@@ -122,8 +123,8 @@ def lost_points(curves: Sequence[Curve]) -> float:
     return 100 * fmean(ends[seed, STALENESS[0]] - ends[seed, STALENESS[-1]] for seed in seeds)
 
 
-async def _runs(plans: Sequence[Plan], root: Path, progress: Progress) -> list[Outcome]:
-    turns = asyncio.Semaphore(AT_ONCE)
+async def _runs(plans: Sequence[Plan], root: Path, progress: Progress, *, at_once: int) -> list[Outcome]:
+    turns = asyncio.Semaphore(at_once)
 
     async def run(plan: Plan) -> Outcome:
         async with turns:
@@ -146,12 +147,14 @@ def _simulated(cells: Sequence[Cell], progress: Progress) -> Iterator[Curve]:
 
 def _baselines(outcomes: Sequence[Outcome]) -> Table:
     table = Table(
-        "baseline", "seed", "drawn", "held out", "staleness near", "far", "far groups", "s", title="nDCG"
+        *("baseline", "seed", "versions", "drawn", "held out"),
+        *("staleness near", "far", "far groups", "s"),
+        title="nDCG",
     )
     for one in outcomes:
         (_, near), (groups, far) = (one.staleness_versions[name] for name in (NEAR, FAR))
         table.add_row(
-            *(one.baseline, str(one.seed), f"{one.first:.3f} -> {one.last:.3f}"),
+            *(one.baseline, str(one.seed), str(one.versions), f"{one.first:.3f} -> {one.last:.3f}"),
             *(f"{one.held_out_base:.3f} -> {one.held_out:.3f}", f"{near:.1f}", f"{far:.1f}", str(groups)),
             f"{one.elapsed_s:.0f}",
         )
@@ -170,10 +173,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.ranking", description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many; default: %(default)s")
     parser.add_argument(
-        "--versions", type=int, default=RUN_VERSIONS, help="of each daemon's run; default: %(default)s"
+        "--versions", type=int, default=RUN_VERSIONS, help="most of a daemon's run; default: %(default)s"
     )
     parser.add_argument(
         "--lab-versions", type=int, default=VERSIONS, help="of each simulated run; default: %(default)s"
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=AT_ONCE, help="daemon runs beside each other; default: %(default)s"
     )
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="where runs go; default: %(default)s")
     parser.add_argument("--out", type=Path, default=_OUT, help="the result; default: %(default)s")

@@ -147,6 +147,16 @@ def pairs_of(
     return Pairs(ids, lengths)
 
 
+def joined(pairs: Sequence[Pairs], *, padding: int) -> Pairs:
+    """Return the pairs of several prompts, padded to the longest."""
+    longest = max(one.input_ids.shape[1] for one in pairs)
+    ids = [
+        np.pad(one.input_ids, ((0, 0), (0, longest - one.input_ids.shape[1])), constant_values=padding)
+        for one in pairs
+    ]
+    return Pairs(np.concatenate(ids), np.concatenate([one.lengths for one in pairs]))
+
+
 def ranking_logprob(scores: NDArray[np.floating], order: NDArray[np.integer]) -> NDArray[np.float64]:
     """Return log p of each position of rankings, nats: [..., ranked]; NaN where a score is.
 

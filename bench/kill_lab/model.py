@@ -1,7 +1,8 @@
 """``python -m bench.kill_lab.model DIR --seed N --frames N``: a model of many words that is computed fast.
 
-Nearly all of its words are position embeddings, which are looked up and never multiplied: a step takes
-milliseconds, and a version has some frames to be killed among, of a million words each.
+Nearly all of its words are position embeddings, which are looked up and never multiplied, or classes that an
+image may be of: a step takes milliseconds, and a version has some frames of a million words each to be killed
+among.
 """
 
 import argparse
@@ -19,14 +20,24 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from node.mask_network import NoiseMaskConfig, NoiseMaskModel, make_directory
 from node.policy_kind import PolicyKind
 
 _PAD, _END = "<pad>", "<end>"
 _WIDTH = 64
+_HIDDEN = 128
+"""What a classifier of masked images knows of one, as ``NoiseMaskConfig`` has it by default."""
+_GRID = 2
+"""As many cells as the run has tokens in a completion."""
 
 
 def make_model(directory: Path, *, seed: int, frames: int, policy: PolicyKind) -> None:
-    """Save a random bf16 model and its tokenizer of one token a character."""
+    """Save a random bf16 model and its tokenizer, of one token a character where it reads text."""
+    if policy is PolicyKind.NOISE_MASK:
+        sizes = NoiseMaskConfig(classes=(frames << 20) // _HIDDEN, grid=_GRID)
+        make_directory(directory, sizes, seed=seed)
+        NoiseMaskModel.from_pretrained(directory, dtype=torch.bfloat16).save_pretrained(directory)
+        return
     tokens = [_PAD, _END, *string.digits, "="]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=_PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bench.kill_lab.task import EvenDigitsTask, RankedDigitsTask
+from bench.kill_lab.task import EvenDigitsTask, MaskedDigitsTask, RankedDigitsTask
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of
 from node.policy_kind import PolicyKind
 
@@ -46,6 +46,7 @@ KILLED: Final = ("sampler", "relay", "learner")
 TASKS: Final[Mapping[PolicyKind, type[EvenDigitsTask]]] = {
     PolicyKind.CAUSAL_LM: EvenDigitsTask,
     PolicyKind.RANKING: RankedDigitsTask,
+    PolicyKind.NOISE_MASK: MaskedDigitsTask,
 }
 
 _TASK: Final = "kill-lab"

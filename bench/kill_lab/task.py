@@ -5,6 +5,9 @@ import string
 import time
 from typing import Final
 
+import numpy as np
+
+from node import noise_masks
 from node.rankings import as_text
 from sampler.tasks.task import CompletionText
 
@@ -38,3 +41,15 @@ class RankedDigitsTask(EvenDigitsTask):
 
     def prompt(self, index: int, row: object) -> str:
         return as_text(super().prompt(index, row), string.digits)
+
+
+class MaskedDigitsTask(EvenDigitsTask):
+    """Images of 8 x 8 random pixels, whose labels are even digits as often as odd ones."""
+
+    def prompt(self, index: int, row: object) -> str:
+        return noise_masks.as_text(index % 10, np.random.default_rng(index).integers(0, 256, 64))
+
+    def grade(self, index: int, row: object, completion: CompletionText) -> float:
+        time.sleep(self._pause_s)
+        assert completion.measured is not None
+        return completion.measured

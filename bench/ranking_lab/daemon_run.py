@@ -36,6 +36,11 @@ BUFFER_GROUPS: Final = 16
 FAR_GROUPS: Final = 32
 """At work at the far sampler: most of their time they are under way."""
 
+ENOUGH: Final = 0.97
+"""Mean nDCG of drawn rankings, over the learner's default window of batches, at which a run ends early.
+Beyond it ever more batches are of best rankings alone, teach nothing and make no version, so that the last
+of many versions would not come."""
+
 READY_TIMEOUT_S: Final = 300.0
 STALL_S: Final = 300.0
 """Several runs share the machine's cores."""
@@ -64,6 +69,8 @@ class Outcome:
     baseline: str
     seed: int
     elapsed_s: float
+    versions: int
+    """Made, until there were as many as planned or nDCG was ENOUGH."""
     first: float
     """The first batches, as drawn."""
     last: float
@@ -123,8 +130,9 @@ async def _run(
     exported = root / "export"
     where = ("--state-dir", str(directory.state(LEARNER)), "--model-dir", str(plan.model))
     await children.run("export", "node", "export", str(exported), *where)
+    versions = steps[-1].version if steps else 0
     promises = promises_of_any_run(
-        versions=plan.versions,
+        versions=versions,
         steps=steps,
         ledger=read_ledger(directory.ledger, run_id=directory.run_id),
         exit_codes=exit_codes,
@@ -135,6 +143,7 @@ async def _run(
         baseline=plan.baseline,
         seed=plan.seed,
         elapsed_s=round(time.monotonic() - began_s, 1),
+        versions=versions,
         first=round(reward_at_first(steps), 4),
         last=round(reward_at_last(steps), 4),
         held_out_base=round(base_score, 4),
@@ -176,6 +185,7 @@ def _additions(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[str, d
                 "objective": OBJECTIVES[plan.baseline],
                 "buffer_groups": BUFFER_GROUPS,
                 "max_versions": plan.versions,
+                "stop_at_reward": ENOUGH,
             }
         },
         NEAR: {"sampler": {**model, "seed": 2 * plan.seed}},

@@ -44,36 +44,44 @@ class Ranker:
         self._engine.weights.settle()
         self._engine.serve(version)
 
-    def group(self, row: Row, number: int, *, size: int) -> RolloutGroup:
-        """Return ``size`` graded rankings that were drawn."""
-        prompt, completions = self._ranked(row, size, _SAMPLED)
-        return RolloutGroup(
-            run_id="lab",
-            group_id=f"{number}.1",
-            layout_digest=self._engine.layout.digest,
-            tokenizer_digest=self._engine.tokenizer.digest,
-            task="ranking",
-            prompt_index=number,
-            sampling=_SAMPLED,
-            sampling_started_at_s=0.0,
-            sampling_finished_at_s=0.0,
-            graded_at_s=0.0,
-            prompt_token_ids=prompt,
-            completions=tuple(replace(one, reward=self._reward(row, one)) for one in completions),
-            sampler_id="lab",
-        )
+    def groups(self, rows: Sequence[Row], first: int, *, size: int) -> list[RolloutGroup]:
+        """Return ``size`` graded rankings of each row that were drawn; groups are numbered from ``first``."""
+        return [
+            RolloutGroup(
+                run_id="lab",
+                group_id=f"{number}.1",
+                layout_digest=self._engine.layout.digest,
+                tokenizer_digest=self._engine.tokenizer.digest,
+                task="ranking",
+                prompt_index=number,
+                sampling=_SAMPLED,
+                sampling_started_at_s=0.0,
+                sampling_finished_at_s=0.0,
+                graded_at_s=0.0,
+                prompt_token_ids=ranked.prompt_token_ids,
+                completions=tuple(replace(one, reward=self._reward(row, one)) for one in ranked.completions),
+                sampler_id="lab",
+            )
+            for number, (row, ranked) in enumerate(
+                zip(rows, self._ranked(rows, size, _SAMPLED), strict=True), first
+            )
+        ]
 
     def score(self, rows: Sequence[Row]) -> float:
         """Return the mean nDCG of each row's likeliest ranking."""
-        return fmean(self._reward(row, *self._ranked(row, 1, _GREEDY)[1]) for row in rows)
+        ranked = self._ranked(rows, 1, _GREEDY)
+        return fmean(self._reward(row, *its.completions) for row, its in zip(rows, ranked, strict=True))
 
     def _ranked(
-        self, row: Row, wanted: int, sampling: SamplingParameters
-    ) -> tuple[NDArray[np.int32], tuple[Completion, ...]]:
-        prompt = self._engine.tokenizer.encode(as_text(row["query"], row["candidates"]))
-        self._engine.add(GenerationRequest("lab", prompt, wanted, sampling))
-        [finished] = self._engine.step()
-        return prompt, finished.completions
+        self, rows: Sequence[Row], wanted: int, sampling: SamplingParameters
+    ) -> list[GenerationRequest]:
+        for row in rows:
+            prompt = self._engine.tokenizer.encode(as_text(row["query"], row["candidates"]))
+            self._engine.add(GenerationRequest("lab", prompt, wanted, sampling))
+        ranked: list[GenerationRequest] = []
+        while self._engine.running:
+            ranked += self._engine.step()
+        return ranked
 
     def _reward(self, row: Row, completion: Completion) -> float:
         text = self._engine.tokenizer.decode(completion.token_ids)

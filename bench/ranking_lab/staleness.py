@@ -82,10 +82,8 @@ def simulate(cell: Cell) -> Curve:
         kept.append(_words_of(policy))
         behaviour = max(0, version - cell.staleness)
         sampler.serve(behaviour, kept[0])
-        groups = [
-            sampler.group(draw.choice(train), GROUPS * version + number, size=GROUP_SIZE)
-            for number in range(GROUPS)
-        ]
+        chosen = [draw.choice(train) for _ in range(GROUPS)]
+        groups = sampler.groups(chosen, GROUPS * version, size=GROUP_SIZE)
         age = version - behaviour
         [expected_nats] = panel.expected("lab", np.array([age])).tolist()
         expected = [{behaviour: expected_nats}] * GROUPS

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from learner.training.scorer import UNBOUNDED, Scorer
 from node.limits import PAIRED_TOKENS
-from node.rankings import Pairs, objection, pair_lengths, pairs_of, separator_of
+from node.rankings import Pairs, joined, objection, pair_lengths, pairs_of, separator_of
 from node.rollout import RolloutGroup
 
 _NO_CANDIDATE: Final = -1e20
@@ -100,14 +100,8 @@ class RankingScorer(Scorer):
         return pad(padded, (0, 1), value=_NO_CANDIDATE)
 
     def _scores_of_pass(self, pairs: Sequence[Pairs], device: torch.device) -> Sequence[Tensor]:
-        longest = max(one.input_ids.shape[1] for one in pairs)
-        input_ids = [
-            np.pad(ids, ((0, 0), (0, longest - ids.shape[1])), constant_values=self.padding)
-            for ids, _ in pairs
-        ]
-        lengths = [one.lengths for one in pairs]
-        scores = self._scores(Pairs(np.concatenate(input_ids), np.concatenate(lengths)), device)
-        return torch.split(scores, list(map(len, lengths)))
+        scores = self._scores(joined(pairs, padding=self.padding), device)
+        return torch.split(scores, [len(one.lengths) for one in pairs])
 
     def _scores(self, pairs: Pairs, device: torch.device) -> Tensor:
         ids = torch.from_numpy(pairs.input_ids).to(device)

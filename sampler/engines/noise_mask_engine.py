@@ -5,10 +5,12 @@ with the completion as the reward, since no grader has the model. Greed, as eval
 nothing: the policy is dropped and the image is clean.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from node.errors import Reason, RefusedError
@@ -18,6 +20,8 @@ from node.rollout import Completion, Finish
 from sampler.engines.engine import PROBE_ID, EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
 from sampler.engines.whole_request_engine import WholeRequestEngine
+
+Floats = NDArray[np.float32]
 
 
 class NoiseMaskEngine(WholeRequestEngine):
@@ -66,26 +70,35 @@ class NoiseMaskEngine(WholeRequestEngine):
                 fix=f"set coordinator.temperature = 1 and coordinator.max_new_tokens = {self._sizes.cells}",
             )
 
-    def drawn(self, request: GenerationRequest) -> Iterable[Completion]:
-        prompts = torch.from_numpy(request.prompt_token_ids[None]).to(self._model.device)
-        image, label = read_prompts(prompts, self._model.config)
-        [parameters] = self._model.policy(image)
-        size = (request.wanted, self._sizes.cells)
-        masks, logprobs = torch.ones(size), torch.zeros(size)
-        if not request.sampling.top_k:
-            a, b = np.exp(parameters.double().cpu().numpy())
-            drawn = self._random.beta(a, b, size).clip(EDGE, 1 - EDGE)
-            masks = torch.from_numpy(drawn.astype(np.float32))
-            logprobs = log_density(masks.to(parameters.device), parameters).cpu()
-        logits = self._model(image.expand(request.wanted, -1, -1, -1), masks.to(image.device))
-        costs = functional.cross_entropy(logits, label.expand(request.wanted), reduction="none")
-        cells = np.arange(self._sizes.cells, dtype=np.int32)
-        for mask, logprob, cost in zip(masks.numpy(), logprobs.numpy(), costs.tolist(), strict=True):
-            yield Completion(
-                token_ids=cells,
-                behaviour_logprob=logprob,
-                policy_version=np.full(len(cells), self._version, np.int32),
-                finish=Finish.END,
-                reward=-cost,
-                actions=mask,
-            )
+    def rows(self, request: GenerationRequest) -> int:
+        return request.wanted
+
+    def drawn(self, requests: Sequence[GenerationRequest]) -> Iterable[Iterable[Completion]]:
+        device, wanted = self._model.device, [request.wanted for request in requests]
+        prompts = torch.from_numpy(np.stack([request.prompt_token_ids for request in requests])).to(device)
+        images, labels = read_prompts(prompts, self._model.config)
+        of_row = torch.arange(len(requests)).repeat_interleave(torch.tensor(wanted))
+        is_drawn = torch.tensor([not request.sampling.top_k for request in requests])[of_row]
+        parameters = self._model.policy(images)[of_row[is_drawn].to(device)]
+        a, b = np.exp(parameters.double().cpu().numpy()).swapaxes(0, 1)
+        drawn = self._random.beta(a, b).clip(EDGE, 1 - EDGE).astype(np.float32)
+        masks = torch.ones(len(of_row), self._sizes.cells)
+        logprobs = torch.zeros_like(masks)
+        masks[is_drawn] = torch.from_numpy(drawn)
+        logprobs[is_drawn] = log_density(masks[is_drawn].to(device), parameters).cpu()
+        of_row = of_row.to(device)
+        logits = self._model(images[of_row], masks.to(device))
+        costs = functional.cross_entropy(logits, labels[of_row], reduction="none").cpu()
+        completions = map(self._completion, masks.numpy(), logprobs.numpy(), costs.tolist())
+        return (itertools.islice(completions, count) for count in wanted)
+
+    def _completion(self, mask: Floats, logprob: Floats, cost: float) -> Completion:
+        cells = len(mask)
+        return Completion(
+            token_ids=np.arange(cells, dtype=np.int32),
+            behaviour_logprob=logprob,
+            policy_version=np.full(cells, self._version, np.int32),
+            finish=Finish.END,
+            reward=-cost,
+            actions=mask,
+        )

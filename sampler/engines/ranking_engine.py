@@ -1,11 +1,10 @@
 """The ranking engine: a sequence classifier with one label, whose scores rankings are drawn from.
 
-A request is a query with its candidates (``node.rankings``). A step scores one request's candidates and draws
-all of its rankings at once, best first from scores with Gumbel noise, so that nothing runs across versions.
+A request is a query with its candidates (``node.rankings``). A step scores the candidates of some requests
+and draws all of their rankings, best first from scores with Gumbel noise: nothing runs across versions.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,15 +14,12 @@ from transformers import AutoModelForSequenceClassification
 from node.errors import Reason, RefusedError
 from node.limits import PAIRED_TOKENS
 from node.policy_kind import model_config
-from node.rankings import Pairs, pairs_of, prompt_of, ranking_logprob, separator_of
+from node.rankings import Pairs, joined, pairs_of, prompt_of, ranking_logprob, separator_of
 from node.rollout import Completion, Finish
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
 from sampler.engines.ranking_tokenizer import RankingTokenizer
-from sampler.engines.whole_request_engine import WholeRequestEngine
-
-_PAIRS_AT_ONCE: Final = 64
-"""Pairs in a forward pass."""
+from sampler.engines.whole_request_engine import ROWS_AT_ONCE, WholeRequestEngine
 
 
 class RankingEngine(WholeRequestEngine):
@@ -63,13 +59,22 @@ class RankingEngine(WholeRequestEngine):
             )
         self._pairs(request.prompt_token_ids)
 
-    def drawn(self, request: GenerationRequest) -> Iterable[Completion]:
-        pairs = self._pairs(request.prompt_token_ids)
-        scores = np.concatenate(
-            [self._scores(pairs, first) for first in range(0, len(pairs.lengths), _PAIRS_AT_ONCE)]
-        ).astype(np.float64)
+    def rows(self, request: GenerationRequest) -> int:
+        return int((request.prompt_token_ids == self._separator).sum()) - 1
+
+    def drawn(self, requests: Sequence[GenerationRequest]) -> Iterable[Iterable[Completion]]:
+        pairs = joined(
+            [self._pairs(request.prompt_token_ids) for request in requests],
+            padding=self._model.config.pad_token_id,
+        )
+        of_passes = [self._scores(pairs, first) for first in range(0, len(pairs.lengths), ROWS_AT_ONCE)]
+        ends = np.cumsum([self.rows(request) for request in requests])[:-1]
+        scores = np.split(np.concatenate(of_passes).astype(np.float64), ends)
+        return map(self._rankings, requests, scores)
+
+    def _rankings(self, request: GenerationRequest, scores: NDArray[np.float64]) -> Iterator[Completion]:
         sampling = request.sampling
-        scores /= sampling.temperature
+        scores = scores / sampling.temperature
         ranked = min(len(scores), sampling.max_new_tokens)
         noise = 0.0 if sampling.top_k else self._random.gumbel(size=(request.wanted, len(scores)))
         orders = np.broadcast_to(np.argsort(-(scores + noise), axis=-1), (request.wanted, len(scores)))
@@ -91,7 +96,7 @@ class RankingEngine(WholeRequestEngine):
         return pairs_of(prompt, separator=self._separator, padding=config.pad_token_id, pair_tokens=limit)
 
     def _scores(self, pairs: Pairs, first: int) -> NDArray[np.float32]:
-        rows = slice(first, first + _PAIRS_AT_ONCE)
+        rows = slice(first, first + ROWS_AT_ONCE)
         device = self._model.device
         mask = np.arange(pairs.input_ids.shape[1]) < pairs.lengths[rows, None]
         logits = self._model(

@@ -1,9 +1,13 @@
-"""An engine that draws all completions of a request in one step, so that nothing runs across versions."""
+"""An engine that draws all completions of a request in one step, so that nothing runs across versions.
+
+A step takes as many requests as fit one forward pass: small networks cost as much for one row as for many.
+"""
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,6 +15,9 @@ import torch
 from node.rollout import Completion
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.live_model import LiveModel
+
+ROWS_AT_ONCE: Final = 64
+"""Rows in a forward pass."""
 
 
 class WholeRequestEngine(ABC):
@@ -29,8 +36,15 @@ class WholeRequestEngine(ABC):
         """Raise RefusedError if a request cannot be answered."""
 
     @abstractmethod
-    def drawn(self, request: GenerationRequest) -> Iterable[Completion]:
-        """Return the completions of a request that was checked."""
+    def rows(self, request: GenerationRequest) -> int:
+        """Return how many rows a request is in a forward pass."""
+
+    @abstractmethod
+    def drawn(self, requests: Sequence[GenerationRequest]) -> Iterable[Iterable[Completion]]:
+        """Return the completions of each of some requests, at least one, that were checked.
+
+        One alone may have more than ``ROWS_AT_ONCE`` rows; several have no more together.
+        """
 
     @property
     def running(self) -> int:
@@ -52,8 +66,12 @@ class WholeRequestEngine(ABC):
     def step(self) -> list[GenerationRequest]:
         if not self._waiting:
             return []
-        request = self._waiting.popleft()
-        return [replace(request, completions=tuple(self.drawn(request)))]
+        requests = [self._waiting.popleft()]
+        room = ROWS_AT_ONCE - self.rows(requests[0])
+        while self._waiting and (room := room - self.rows(self._waiting[0])) >= 0:
+            requests.append(self._waiting.popleft())
+        drawn = self.drawn(requests)
+        return [replace(one, completions=tuple(its)) for one, its in zip(requests, drawn, strict=True)]
 
     def serve(self, version: int) -> None:
         if version < self._version:

@@ -59,6 +59,32 @@ def test_masks_are_drawn_as_often_as_their_beta_says(model_dir: Path) -> None:
         assert chisquare(counted).pvalue > 1e-3
 
 
+def test_requests_of_one_step_get_what_each_gets_alone(model_dir: Path) -> None:
+    together, alone = engine_of(model_dir), engine_of(model_dir)
+    greedy = replace(MASK, top_k=1)
+    prompts = [alone.tokenizer.encode(image_text(seed)) for seed in range(4)]
+    requests = [
+        GenerationRequest(f"{number}.1", prompt, wanted, sampling)
+        for number, (prompt, wanted, sampling) in enumerate(
+            zip(prompts, (4, 2, 1, 60), (MASK, greedy, MASK, MASK), strict=True)
+        )
+    ]
+    for request in requests:
+        together.add(request)
+    first, last = together.step(), together.step()
+    assert [[len(one.completions) for one in of_step] for of_step in (first, last)] == [[4, 2, 1], [60]]
+    for request, found in zip(requests, first + last, strict=True):
+        alone.add(request)
+        [expected] = alone.step()
+        assert found.request_id == request.request_id
+        for one, other in zip(found.completions, expected.completions, strict=True):
+            assert one.actions is not None
+            assert other.actions is not None
+            np.testing.assert_allclose(one.actions, other.actions, atol=1e-5)
+            np.testing.assert_allclose(one.behaviour_logprob, other.behaviour_logprob, atol=1e-4)
+            assert one.reward == pytest.approx(other.reward, abs=1e-5)
+
+
 def test_greed_leaves_the_mask_out_and_the_image_clean(model_dir: Path) -> None:
     engine = engine_of(model_dir)
     group = masked_group(engine, wanted=2, sampling=replace(MASK, top_k=1))

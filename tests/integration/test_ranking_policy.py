@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +97,19 @@ def test_rankings_are_drawn_as_often_as_they_are_likely(model_dir: Path) -> None
     counted = Counter(tuple(one.token_ids) for one in completions)
     expected = [6000 * likely[order] for order in orders]
     assert chisquare([counted[order] for order in orders], expected, sum_check=False).pvalue > 1e-3
+
+
+def test_requests_of_one_step_get_what_each_gets_alone(model_dir: Path) -> None:
+    together, alone = engine_of(model_dir), engine_of(model_dir)
+    texts = [QUERY, as_text("7", ["1", "22"]), as_text("1", ["234"] * 70), as_text("9", ["8", "2"])]
+    for number, text in enumerate(texts):
+        together.add(GenerationRequest(f"{number}.1", together.tokenizer.encode(text), 5, TEMPERED))
+    steps = [together.step() for _ in range(3)]
+    assert [[one.request_id for one in of_step] for of_step in steps] == [["0.1", "1.1"], ["2.1"], ["3.1"]]
+    for text, found in zip(texts, chain(*steps), strict=True):
+        for one, other in zip(found.completions, drawn(alone, text, 5), strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+            np.testing.assert_allclose(one.behaviour_logprob, other.behaviour_logprob, atol=1e-5)
 
 
 def test_greed_takes_the_likeliest_ranking_and_says_what_mass_it_kept(model_dir: Path) -> None:

@@ -25,6 +25,7 @@ GOOD = Outcome(
     baseline=LEAVE_ONE_OUT,
     seed=0,
     elapsed_s=1.0,
+    versions=480,
     first=0.5,
     last=0.95,
     held_out_base=0.47,
