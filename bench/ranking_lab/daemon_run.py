@@ -122,8 +122,15 @@ async def _run(
     await session.start(COORDINATOR, environ={})
     for name in (NEAR, FAR):
         await session.let_in(name)
-    await session.start_others()
+    async with asyncio.TaskGroup() as tasks:
+        for name in (LEARNER, FAR):
+            tasks.create_task(session.start(name, environ={}))
     observer = session.observer(began_s=began_s)
+    # The near one alone may learn it all in the minute that the far one takes to connect and deliver.
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while not (await observer.observe()).version:
+            await session.wait_for_last_step(timeout_s=_POLL_S)
+    await session.start(NEAR, environ={})
     await session.watch(observer, show, poll_s=_POLL_S, stall_s=STALL_S)
     steps = (await observer.observe()).steps
     exit_codes = {**await session.drain(), LINK: await children.stop(LINK)}

@@ -16,8 +16,9 @@ from node.verdict import Verdict
 from node.wire.mapping import from_wire, to_wire
 from node.wire.rollouts import group_to_wire
 
-CONTROL_TIMEOUT_S: Final = 15.0
-"""Deadline of a lease call: two round trips of the worst link we plan for, and a busy coordinator."""
+CONTROL_TIMEOUT_S: Final = 40.0
+"""Deadline of a lease call. The first one connects, too: with a round trip of five seconds that takes twenty.
+What is leased with an answer that comes too late stays out until it expires. Pings find a dead hub sooner."""
 
 
 class SamplerRolloutClient:

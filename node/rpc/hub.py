@@ -46,7 +46,13 @@ class Hub:
         return ",".join(self.addresses)
 
     def move_on_after(self, error: HeteroRLError) -> None:
-        """Take the next address, unless the hub here refused for a reason that another one has, too."""
+        """Take the next address, unless the hub here refused for a reason that another one has, too.
+
+        Where there is no other, the channels that are there go on: a connection takes three round trips, and
+        one that is under way over a long line is not begun again.
+        """
+        if len(self.addresses) == 1:
+            return
         if isinstance(error, RefusedError):
             if self.address in self._relays:
                 stays = error.reason.recovery is Recovery.REPLAN
