@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: browser fuzz help install demo real test deep test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
+.PHONY: browser fuzz help install demo real test deep test-gpu test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
 
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
@@ -58,6 +58,10 @@ test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
 	$(COMPILED)
 	$(FETCHED)
 	$(BIN)/pytest -q -n 4 --dist worksteal -m "not gpu"
+
+test-gpu: $(BIN)/.test ## The tests that need a GPU, on a machine that has one
+	$(COMPILED)
+	$(BIN)/pytest -q -m gpu
 
 deep: needs-test $(BIN)/.test ## Properties with 2000 examples in place of 60 (hypothesis)
 	$(BIN)/pytest -q -n 3 --dist worksteal -m hypothesis --hypothesis-profile deep --timeout 3600

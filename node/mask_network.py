@@ -188,6 +188,9 @@ class NoiseMaskClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
 
 AutoConfig.register(NoiseMaskConfig.model_type, NoiseMaskConfig, exist_ok=True)
 
+# Logprobs and rewards are to be float32's on every device: cuDNN rounds what it convolves to ten bits unless told.
+torch.backends.cudnn.allow_tf32 = False
+
 
 def read_prompts(prompts: Tensor, config: NoiseMaskConfig) -> tuple[Tensor, Tensor]:
     """Return images, [rows, channels, height, width] in [0, 1], and labels of [rows, 1 + pixels]."""
