@@ -188,7 +188,7 @@ class NoiseMaskClassifier(PreTrainedModel):  # type: ignore[no-untyped-call]
 
 AutoConfig.register(NoiseMaskConfig.model_type, NoiseMaskConfig, exist_ok=True)
 
-# Logprobs and rewards are to be float32's on every device: cuDNN rounds what it convolves to ten bits unless told.
+# Logprobs and rewards are float32's on every device: cuDNN would round what it convolves to ten bits.
 torch.backends.cudnn.allow_tf32 = False
 
 

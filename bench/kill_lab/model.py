@@ -26,7 +26,7 @@ from node.policy_kind import PolicyKind
 _PAD, _END = "<pad>", "<end>"
 _WIDTH = 64
 _HIDDEN = 128
-"""Sizes of an image and its classes, as ``NoiseMaskConfig`` has them by default."""
+"""Features by which a classifier of masked images knows one, with ``NoiseMaskConfig`` as it is by default."""
 _GRID = 2
 """As many cells as the run has tokens in a completion."""
 
