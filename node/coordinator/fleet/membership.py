@@ -156,7 +156,13 @@ class Membership:
         return member
 
     def expire(self, now: float) -> tuple[KnownPeer, ...]:
-        """Note who has fallen silent and who has been silent too long; return those that changed."""
+        """Note who has fallen silent and who has been silent too long; return those that changed.
+
+        Where the clock went back, silence begins now: a peer heard of in the future would never end it.
+        """
+        for peer, member in self._members.items():
+            if member.last_seen_s > now:
+                self._members[peer] = replace(member, last_seen_s=now)
         changed = tuple(self._changed(now))
         for member in changed:
             self._put(member)

@@ -120,6 +120,14 @@ def test_a_name_is_taken_for_as_long_as_its_process_may_be_silent(members: Membe
     assert members.join(PEER, 10.1, instance="second").instance == "second"
 
 
+def test_a_clock_that_goes_back_holds_no_name_until_it_is_as_late_again(members: Membership) -> None:
+    members.join(PEER, 5000, instance="first")
+    members.expire(1000)
+    with pytest.raises(RefusedError):
+        members.join(PEER, 1010, instance="second")
+    assert members.join(PEER, 1010.1, instance="second").instance == "second"
+
+
 def test_a_process_that_comes_back_after_a_cut_is_no_twin(members: Membership) -> None:
     members.join(PEER, 0, instance="first")
     members.heartbeat(PEER, 1, instance="first")
