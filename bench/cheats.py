@@ -1,12 +1,13 @@
-"""``python -m bench.cheats``: what samplers that lie about rewards do to a run, and how soon they are found.
+"""``python -m bench.cheats``: what samplers that cheat do to a run, and how soon they are found.
 
 Each cheat meets a run of the demo's task of its own: coordinator, learner, three samplers and a verifier,
-real processes over mutual TLS. Liars draw honestly, with honest logprobs. Prints a row for each: groups the
-liar handed in and lies it told before it was shut out, lies that were trained on, honest samplers shut out,
-the score of the version evaluated last (on held-out prompts, which nobody lies about), and the verifier's CPU
-time over that of all samplers. The first run has no liar, the last has one and no verifier. Exits with 1 if a
-liar was not found or an honest sampler was, the score fell by more than ``MOST_LOSS`` or checks cost more
-than ``MOST_COST``.
+real processes over mutual TLS. Cheats lie about rewards, hand in tokens that they did not draw, or draw by
+other weights than they say. Prints a row for each: who found them (the verifier; the learner, by logprobs or
+by copies), the groups that one had handed in by then, all groups and lies of the liars, lies that were
+trained on, honest samplers shut out, the score of the version evaluated last (on held-out prompts, as honest
+samplers measured it), and the verifier's CPU time over that of all samplers. The first run has no liar, the
+last has one and no verifier. Exits with 1 if a liar was not found or an honest sampler was, the score fell by
+more than ``MOST_LOSS`` or checks cost more than ``MOST_COST``.
 """
 
 import argparse
@@ -16,14 +17,14 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.cheat_lab.lies import CHEATS, Cheat
-from bench.cheat_lab.lying_node import CHEAT, LIES
+from bench.cheat_lab.lies import BFLOAT16, CHEATS, Cheat
+from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
 from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
 from deploy.runs.processes import ChildError, Children, children_below
 from deploy.runs.records import read_ledger
@@ -49,13 +50,17 @@ class Measured:
     has_verifier: bool
     found: int
     """Liars that were shut out."""
+    found_by: tuple[str, ...]
+    """verifier, logprobs or copies."""
+    found_within: float
+    """Groups that a liar had lied about when it was shut out; the most of all of them, NaN if none was."""
     falsely_found: int
     groups: int
     """Handed in by the liars."""
     lies: int
     lies_trained_on: int
     score: float
-    """Mean reward on held-out prompts of the version evaluated last."""
+    """Mean reward on held-out prompts of the version evaluated last, as honest samplers measured it."""
     cost: float
     """CPU time of the verifier over that of all samplers, after their starts."""
     seconds: float
@@ -103,17 +108,20 @@ class CheatRun(RunSession):
             for name in SAMPLERS:
                 tasks.create_task(self._start_sampler(name))
 
-    def told(self, name: str) -> set[str]:
-        """Return the ids of the groups that a liar lied about."""
+    def told(self, name: str) -> dict[str, float]:
+        """Return the groups that a liar lied about: id -> Unix seconds."""
         path = self._lies(name)
-        return set(path.read_text().split()) if path.exists() else set()
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {group_id: float(at_s) for group_id, at_s in map(str.split, lines)}
 
     async def _start_sampler(self, name: str) -> None:
         if name not in self.liars:
             await self.start(name, environ={})
             return
         assert self.cheat is not None
-        environ = {CHEAT: json.dumps(asdict(self.cheat)), LIES: str(self._lies(name))}
+        league = self.directory.root / "league"
+        league.mkdir(exist_ok=True)
+        environ = {CHEAT: json.dumps(asdict(self.cheat)), LIES: str(self._lies(name)), LEAGUE: str(league)}
         await self.start(name, environ=environ, module="bench.cheat_lab.lying_node")
 
     def _lies(self, name: str) -> Path:
@@ -151,6 +159,8 @@ class CheatRun(RunSession):
         for number, name in enumerate(SAMPLERS):
             seed = len(SAMPLERS) * self._seed + number
             sections[name] = {"sampler": {**model, "seed": seed, "concurrency_groups": 16}}
+            if self.cheat is not None and self.cheat.lie == BFLOAT16 and number:
+                sections[name]["sampler"]["compute_dtype"] = "bfloat16"
         return {
             name: {
                 **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
@@ -175,25 +185,62 @@ async def measure(run: CheatRun, children: Children, model: Path, *, timeout_s: 
     await run.drain()
     ledger = read_ledger(run.directory.ledger, run_id=run.directory.run_id)
     trained = {group_id for group_ids in ledger.steps.values() for group_id in group_ids}
-    told = set[str]().union(*map(run.told, run.liars))
-    finished = [one for one in read_evaluations(run.directory.ledger) if one.finished_at_s]
-    with closing(sqlite3.connect(f"file:{run.directory.ledger}?mode=ro", uri=True)) as connection:
-        shut_out = {
-            name for (name,) in connection.execute("SELECT sampler_id FROM standings WHERE proven_at_s > 0")
-        }
+    told = {name: run.told(name) for name in run.liars}
+    shut_out = _shut_out(run.directory.ledger)
+    found = {name: one for name, one in shut_out.items() if name in run.liars}
+    within = [sum(at_s < one.at_s for at_s in told[name].values()) for name, one in found.items()]
     sampled_s = sum(cpu_s[name] for name in SAMPLERS)
     return Measured(
         name="honest" if run.cheat is None else run.cheat.name,
         liars=len(run.liars),
         has_verifier=VERIFIER in cpu_s,
-        found=len(shut_out.intersection(run.liars)),
-        falsely_found=len(shut_out.difference(run.liars)),
+        found=len(found),
+        found_by=tuple(sorted({one.by for one in found.values()})),
+        found_within=max(within, default=float("nan")),
+        falsely_found=len(shut_out) - len(found),
         groups=sum(ledger.verdicts.get(name, {}).get("spooled", 0) for name in run.liars),
-        lies=len(told),
-        lies_trained_on=len(told & trained),
-        score=max(finished, key=lambda one: one.version).reward_mean if finished else float("nan"),
+        lies=sum(map(len, told.values())),
+        lies_trained_on=sum(len(trained.intersection(group_ids)) for group_ids in told.values()),
+        score=_score(run.directory.ledger, but=run.liars),
         cost=cpu_s.get(VERIFIER, 0.0) / sampled_s if sampled_s else float("nan"),
         seconds=time.monotonic() - began_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ShutOut:
+    by: str
+    at_s: float
+
+
+def _shut_out(ledger: Path) -> dict[str, _ShutOut]:
+    """Return who is quarantined."""
+    query = (
+        "SELECT sampler_id, quarantine, quarantined_at_s, proven_at_s FROM standings WHERE quarantine != ''"
+    )
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(query).fetchall()
+    return {
+        name: _ShutOut("verifier" if proven_at_s else "copies" if "copies" in why else "logprobs", at_s)
+        for name, why, at_s, proven_at_s in rows
+    }
+
+
+def _score(ledger: Path, *, but: Collection[str]) -> float:
+    """Return the mean reward of the newest version evaluated to the end, without the answers of some."""
+    finished = [one.version for one in read_evaluations(ledger) if one.finished_at_s]
+    query = "SELECT sampler_id, reward_mean FROM evaluation_scores WHERE version = ?"
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(query, (max(finished, default=-1),)).fetchall()
+    rewards = [reward_mean for name, reward_mean in rows if name not in but]
+    return sum(rewards) / len(rewards) if rewards else float("nan")
+
+
+def _row(one: Measured) -> str:
+    return (
+        f"{one.name:25} {'yes' if one.has_verifier else 'no':8}  {one.found}/{one.liars}    "
+        f"{'+'.join(one.found_by):8}  {one.found_within:6.0f}  {one.falsely_found:5}  {one.groups:6}  "
+        f"{one.lies:4}  {one.lies_trained_on:10}  {one.score:5.3f}  {one.cost:6.2%}"
     )
 
 
@@ -204,7 +251,9 @@ async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given:
         accuracy = ("--accuracy", str(BASE_ACCURACY), "--seed", str(given.seed))
         await children.run("model", "deploy.demo.warm_start", str(model), *accuracy)
     print(
-        "cheat                     verifier  found  false  groups  lies  trained on  score   cost", flush=True
+        "cheat                     verifier  found  by        within  false  groups  lies  trained on  "
+        "score   cost",
+        flush=True,
     )
     for number, (cheat, has_verifier) in enumerate(runs):
         place = root / f"run-{number}"
@@ -218,12 +267,7 @@ async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given:
                 seed=given.seed,
             )
             one = await children.guard(measure(run, children, model, timeout_s=given.timeout))
-        print(
-            f"{one.name:25} {'yes' if one.has_verifier else 'no':8}  {one.found}/{one.liars}    "
-            f"{one.falsely_found:5}  {one.groups:6}  {one.lies:4}  {one.lies_trained_on:10}  "
-            f"{one.score:5.3f}  {one.cost:6.2%}",
-            flush=True,
-        )
+        print(_row(one), flush=True)
         (place / "measured.json").write_text(json.dumps(asdict(one)))
         if cheat is None:
             honest_score = one.score
