@@ -7,8 +7,9 @@ parameters, kernels or quantisation, or a lie.
 
     unmeasured   no other sampler's groups compare with its own: never quarantined
     measured     its mismatch is known to MEASURED_NATS
-    quarantined  beyond the threshold by SPREADS standard errors, on enough groups; its groups are refused,
-                 but for a probe now and then, which is trained on so that it can be measured
+    quarantined  beyond the threshold by SPREADS standard errors on enough groups, or by GROSS_SPREADS on a
+                 few; its groups are refused, but for a probe now and then, which is trained on so that it can
+                 be measured
     released     the mean of its last probes is within the threshold
 
 Who is quarantined is in the coordinator's ledger, which survives this process: see ``outstanding_rollouts``.
@@ -32,8 +33,12 @@ SPREADS: Final = 4.0
 drift of 0.5 to 1.5 nats at age 32, uneven groups and 80 steps, 0 of 685 honest samplers did; the worst was at
 3.3."""
 
+GROSS_SPREADS: Final = 8.0
+GROSS_GROUPS: Final = 8
+"""Tokens that no policy drew are beyond any drift. With these, too, 0 of 320 honest samplers were."""
+
 MEASURED_NATS: Final = 0.1
-"""Largest standard error of a mismatch that says anything: half of the default threshold."""
+"""Largest standard error of a mismatch that says anything."""
 
 
 LEAST_PROBES: Final = 4
@@ -118,8 +123,11 @@ class SamplerMismatches:
 
     def _is_beyond(self, sampler_id: str, estimate: Estimate) -> bool:
         # Groups fade by some hundredths from step to step: hence round.
+        groups = round(self.panel.groups(sampler_id))
         is_enough = (
-            round(self.panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS
-            or round(self.panel.groups(sampler_id)) >= LEAST_GROUPS
+            round(self.panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS or groups >= LEAST_GROUPS
         )
-        return is_enough and estimate.nats - SPREADS * estimate.error_nats > self._threshold_nats
+        if not is_enough and groups < GROSS_GROUPS:
+            return False
+        spreads = SPREADS if is_enough else GROSS_SPREADS
+        return estimate.nats - spreads * estimate.error_nats > self._threshold_nats
