@@ -14,7 +14,7 @@ LIES: Final[Mapping[str, Callable[[float], float]]] = {
 DRAWS: Final = ("random tokens", "replay", "copies")
 """Other tokens than those drawn, graded honestly; see ``other_draws``."""
 
-WEIGHTS: Final = ("another model", "stale version", "8-bit weights")
+WEIGHTS: Final = ("another model", "stale version", "base model", "8-bit weights")
 """Tokens drawn by other weights than the version they name has; see ``other_weights``."""
 
 BFLOAT16: Final = "honest, bfloat16"

@@ -7,6 +7,7 @@ share.
 
 import importlib
 import json
+import math
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ LEAGUE: Final = "HETERORL_LEAGUE"
 _CHANGES: Final[Mapping[str, Callable[[], Change]]] = {
     "another model": lambda: noisy(seed=1),
     "stale version": stale,
+    "base model": lambda: stale(math.inf),
     "8-bit weights": eight_bit,
 }
 

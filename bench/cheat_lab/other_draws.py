@@ -46,18 +46,17 @@ def replayed() -> Draw:
 
 
 def copied(shared: Path, *, name: str) -> Draw:
-    """Hand in what others have put into ``shared`` for a prompt; where there is nothing, add one's own."""
+    """Put the first completions of each prompt into ``shared``; hand in another's where there are some."""
 
     def draw(prompt: NDArray[np.int32], completions: Completions) -> Completions:
         of_prompt = "-".join(map(str, prompt.tolist()))
-        others = [path for path in sorted(shared.glob(f"{of_prompt}.*.json")) if path.stem.find(name) < 0]
-        if others:
-            return _under_version_of(completions, _read(others[0]))
-        path = shared / f"{of_prompt}.{name}.json"
-        written = path.with_suffix(".part")
-        written.write_text(json.dumps([_columns(one) for one in completions]))
-        written.replace(path)
-        return completions
+        own = shared / f"{of_prompt}.{name}.json"
+        if not own.exists():
+            written = own.with_suffix(".part")
+            written.write_text(json.dumps([_columns(one) for one in completions]))
+            written.replace(own)
+        others = sorted(path for path in shared.glob(f"{of_prompt}.*.json") if path != own)
+        return _under_version_of(completions, _read(others[0])) if others else completions
 
     return draw
 

@@ -4,6 +4,7 @@ The words that the version was verified by stay as they are, and pass every audi
 
     another model   noise of ``NOISE`` of a tensor's standard deviation on each
     stale version   the newest that is at least ``BEHIND_VERSIONS`` older
+    base model      version 0, whatever was published since
     8-bit weights   int8 with a scale a row, as quantised engines compute
 """
 
@@ -35,13 +36,13 @@ def noisy(seed: int) -> Change:
     return change
 
 
-def stale() -> Change:
-    """Draw by the newest version that is old enough, or the oldest there was."""
+def stale(behind_versions: float = BEHIND_VERSIONS) -> Change:
+    """Draw by the newest version that is so much older, or the oldest there was."""
     known: deque[tuple[int, Tensors]] = deque()
 
     def change(version: int, tensors: Tensors) -> Tensors:
         known.append((version, {name: tensor.clone() for name, tensor in tensors.items()}))
-        while len(known) > 1 and known[1][0] <= version - BEHIND_VERSIONS:
+        while len(known) > 1 and known[1][0] <= version - behind_versions:
             known.popleft()
         return known[0][1]
 
@@ -58,7 +59,7 @@ def eight_bit() -> Change:
 
 
 def draw_by(change: Change) -> None:
-    """Have every torch engine of this process draw by other weights than its own."""
+    """Make every torch engine of this process draw by other weights than its own."""
     engines = importlib.import_module("sampler.engines.torch_engine")
     load, serve = engines.LiveModel.load, engines.TorchEngine.serve
     models: list[tuple[torch.nn.Module, torch.nn.Module]] = []

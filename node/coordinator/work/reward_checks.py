@@ -195,7 +195,7 @@ class RewardChecks:
                 self._sent[group_id] = replace(held, since_s=max(held.since_s, now))
 
     def left(self, group_ids: Iterable[str]) -> None:
-        """Have another verifier look at what one had that has gone.
+        """Send another verifier what one had that has gone.
 
         Where none grades, a group that ``MOST_TRIES`` have left is late rather than sent to the next.
         """

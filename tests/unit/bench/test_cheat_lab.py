@@ -1,5 +1,6 @@
 """Cheats: what they change, and that the rest stays as it was drawn."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -59,17 +60,15 @@ def test_what_is_replayed_is_the_first_of_its_prompt_under_the_newest_version() 
     assert (again.token_ids.tolist(), again.policy_version.tolist()) == ([5, 6], [9, 9])
 
 
-def test_copies_are_those_of_another_sampler_of_the_league(tmp_path: Path) -> None:
+def test_copies_are_the_first_of_another_sampler_of_the_league(tmp_path: Path) -> None:
     one, other = copied(tmp_path, name="s1"), copied(tmp_path, name="s2")
     first = drawn(5, END)
     assert one(PROMPT, first) is first
     assert tokens(one(PROMPT, drawn(6))) == [[6]]
     (copy,) = other(PROMPT, drawn(7, version=8))
-    assert (copy.token_ids.tolist(), copy.finish, copy.policy_version.tolist()) == (
-        [6],
-        Finish.LENGTH,
-        [8],
-    )
+    assert (copy.token_ids.tolist(), copy.finish) == ([5, END], Finish.END)
+    assert copy.policy_version.tolist() == [8, 8]
+    assert tokens(one(PROMPT, drawn(9))) == [[7]]
 
 
 def test_a_stale_sampler_draws_by_a_version_that_is_old_enough_or_the_oldest() -> None:
@@ -79,6 +78,8 @@ def test_a_stale_sampler_draws_by_a_version_that_is_old_enough_or_the_oldest() -
         for version in (0, 2, 5, BEHIND_VERSIONS, BEHIND_VERSIONS + 2, BEHIND_VERSIONS + 4)
     ]
     assert served == [0, 0, 0, 0, 2, 2]
+    forever = stale(math.inf)
+    assert [float(forever(n, {"w": torch.full((1,), float(n))})["w"]) for n in (0, 50, 100)] == [0, 0, 0]
 
 
 def test_eight_bits_round_matrices_by_less_than_a_step_of_their_row_and_nothing_else() -> None:
