@@ -158,9 +158,9 @@ class CheatRun(RunSession):
         }
         for number, name in enumerate(SAMPLERS):
             seed = len(SAMPLERS) * self._seed + number
-            sections[name] = {"sampler": {**model, "seed": seed, "concurrency_groups": 16}}
-            if self.cheat is not None and self.cheat.lie == BFLOAT16 and number:
-                sections[name]["sampler"]["compute_dtype"] = "bfloat16"
+            is_narrow = self.cheat is not None and self.cheat.lie == BFLOAT16 and number
+            dtype = {"compute_dtype": "bfloat16" if is_narrow else "float32"}
+            sections[name] = {"sampler": {**model, **dtype, "seed": seed, "concurrency_groups": 16}}
         return {
             name: {
                 **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
