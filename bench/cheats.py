@@ -4,10 +4,11 @@ Each cheat meets a run of the demo's task of its own: coordinator, learner, thre
 real processes over mutual TLS. Cheats lie about rewards, hand in tokens that they did not draw, or draw by
 other weights than they say. Prints a row for each: who found them (the verifier; the learner, by logprobs or
 by copies), the groups that one had handed in by then, all groups and lies of the liars, lies that were
-trained on, honest samplers shut out, the score of the version evaluated last (on held-out prompts, as honest
-samplers measured it), and the verifier's CPU time over that of all samplers. The first run has no liar, the
-last has one and no verifier. Exits with 1 if a liar was not found or an honest sampler was, the score fell by
-more than ``MOST_LOSS`` or checks cost more than ``MOST_COST``.
+trained on, honest samplers shut out, the mean reward of the last fifth of the steps, the score of the version
+evaluated last (on held-out prompts, as honest samplers measured it; it varies by .06 from run to run), and
+the verifier's CPU time over that of all samplers. The first run has no liar, the last has one and no
+verifier. Exits with 1 if a liar was not found (other than ``AS_HONEST``) or an honest sampler was, the reward
+fell by more than ``MOST_LOSS`` or checks cost more than ``MOST_COST``.
 """
 
 import argparse
@@ -21,13 +22,14 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
-from bench.cheat_lab.lies import BFLOAT16, CHEATS, Cheat
+from bench.cheat_lab.lies import AS_HONEST, BFLOAT16, CHEATS, Cheat
 from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
 from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
 from deploy.runs.processes import ChildError, Children, children_below
-from deploy.runs.records import read_ledger
+from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
 from node.coordinator.ledger.ledger_check import read_evaluations
@@ -59,6 +61,8 @@ class Measured:
     """Handed in by the liars."""
     lies: int
     lies_trained_on: int
+    reward: float
+    """Mean of the last fifth of the steps; as claimed, where liars that are not found lie about it."""
     score: float
     """Mean reward on held-out prompts of the version evaluated last, as honest samplers measured it."""
     cost: float
@@ -201,6 +205,7 @@ async def measure(run: CheatRun, children: Children, model: Path, *, timeout_s: 
         groups=sum(ledger.verdicts.get(name, {}).get("spooled", 0) for name in run.liars),
         lies=sum(map(len, told.values())),
         lies_trained_on=sum(len(trained.intersection(group_ids)) for group_ids in told.values()),
+        reward=_last_reward(run.directory),
         score=_score(run.directory.ledger, but=run.liars),
         cost=cpu_s.get(VERIFIER, 0.0) / sampled_s if sampled_s else float("nan"),
         seconds=time.monotonic() - began_s,
@@ -226,6 +231,11 @@ def _shut_out(ledger: Path) -> dict[str, _ShutOut]:
     }
 
 
+def _last_reward(directory: RunDirectory) -> float:
+    steps = StepTail(directory.step_log).read()
+    return fmean(step.reward_mean for step in steps[-max(1, len(steps) // 5) :])
+
+
 def _score(ledger: Path, *, but: Collection[str]) -> float:
     """Return the mean reward of the newest version evaluated to the end, without the answers of some."""
     finished = [one.version for one in read_evaluations(ledger) if one.finished_at_s]
@@ -233,26 +243,26 @@ def _score(ledger: Path, *, but: Collection[str]) -> float:
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
         rows = connection.execute(query, (max(finished, default=-1),)).fetchall()
     rewards = [reward_mean for name, reward_mean in rows if name not in but]
-    return sum(rewards) / len(rewards) if rewards else float("nan")
+    return fmean(rewards) if rewards else float("nan")
 
 
 def _row(one: Measured) -> str:
     return (
         f"{one.name:25} {'yes' if one.has_verifier else 'no':8}  {one.found}/{one.liars}    "
         f"{'+'.join(one.found_by):8}  {one.found_within:6.0f}  {one.falsely_found:5}  {one.groups:6}  "
-        f"{one.lies:4}  {one.lies_trained_on:10}  {one.score:5.3f}  {one.cost:6.2%}"
+        f"{one.lies:4}  {one.lies_trained_on:10}  {one.reward:6.3f}  {one.score:5.3f}  {one.cost:6.2%}"
     )
 
 
 async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given: argparse.Namespace) -> bool:
     (root / "logs").mkdir(parents=True, exist_ok=True)
-    model, honest_score, is_kept = root / "model", None, True
+    model, honest_reward, is_kept = root / "model", None, True
     async with children_below(root) as children:
         accuracy = ("--accuracy", str(BASE_ACCURACY), "--seed", str(given.seed))
         await children.run("model", "deploy.demo.warm_start", str(model), *accuracy)
     print(
         "cheat                     verifier  found  by        within  false  groups  lies  trained on  "
-        "score   cost",
+        "reward  score   cost",
         flush=True,
     )
     for number, (cheat, has_verifier) in enumerate(runs):
@@ -270,10 +280,11 @@ async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given:
         print(_row(one), flush=True)
         (place / "measured.json").write_text(json.dumps(asdict(one)))
         if cheat is None:
-            honest_score = one.score
-        loss = 0.0 if honest_score is None else honest_score - one.score
+            honest_reward = one.reward
+        loss = 0.0 if honest_reward is None else honest_reward - one.reward
         if has_verifier:
-            is_kept &= one.found == one.liars and not one.falsely_found
+            may_stay = cheat is not None and cheat.lie in AS_HONEST
+            is_kept &= (may_stay or one.found == one.liars) and not one.falsely_found
             is_kept &= loss <= MOST_LOSS and one.cost <= MOST_COST
     return is_kept
 

@@ -17,6 +17,10 @@ DRAWS: Final = ("random tokens", "replay", "copies")
 WEIGHTS: Final = ("another model", "stale version", "base model", "8-bit weights")
 """Tokens drawn by other weights than the version they name has; see ``other_weights``."""
 
+AS_HONEST: Final = ("8-bit weights",)
+"""Not to be told from honest engines of another precision: 5e-5 nats a token from the learner on the demo's
+model, where bfloat16 is 2e-5. What they do to the reward is measured all the same."""
+
 BFLOAT16: Final = "honest, bfloat16"
 
 
