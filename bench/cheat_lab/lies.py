@@ -17,6 +17,9 @@ DRAWS: Final = ("random tokens", "replay", "copies")
 WEIGHTS: Final = ("another model", "stale version", "base model", "8-bit weights")
 """Tokens drawn by other weights than the version they name has; see ``other_weights``."""
 
+PROMPTS: Final = ("other prompts",)
+"""Sums with their digits exchanged: prompts that have the same answers, and are not the task's."""
+
 AS_HONEST: Final = ("8-bit weights",)
 """Not to be told from honest engines of another precision: 5e-5 nats a token from the learner on the demo's
 model, where bfloat16 is 2e-5. What they do to the reward is measured all the same."""
@@ -63,6 +66,7 @@ CHEATS: Final = (
     *(Cheat(lie) for lie in (*DRAWS[:2], *WEIGHTS)),
     Cheat("random tokens", liars=2),
     Cheat("copies", liars=2),
+    Cheat("other prompts", liars=2),
     Cheat(BFLOAT16, liars=0),
 )
 """The last is none: two of three samplers compute in another precision than the learner."""

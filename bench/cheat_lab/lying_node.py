@@ -16,7 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.cheat_lab.lies import DRAWS, WEIGHTS, Cheat
+import numpy as np
+
+from bench.cheat_lab.lies import DRAWS, PROMPTS, WEIGHTS, Cheat
 from bench.cheat_lab.other_draws import Draw, copied, random_tokens, replayed
 from bench.cheat_lab.other_weights import Change, draw_by, eight_bit, noisy, stale
 from node.commands.cli import main
@@ -39,6 +41,8 @@ def lie(cheat: Cheat, told: Path, league: Path) -> None:
     replaced = _replace_draws(pipeline, cheat, league) if cheat.lie in DRAWS else set[str]()
     if cheat.lie in WEIGHTS:
         draw_by(_CHANGES[cheat.lie]())
+    if cheat.lie in PROMPTS:
+        replaced = _exchange_digits(cheat)
     honest, groups = pipeline._group, 0
 
     def group_of(self: Any, job: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -80,6 +84,27 @@ def _replace_draws(pipeline: Any, cheat: Cheat, league: Path) -> set[str]:
         honest(self, request)
 
     pipeline.finished = finished
+    return replaced
+
+
+def _exchange_digits(cheat: Cheat) -> set[str]:
+    """Make every task ask for b+a in place of a+b; return where the ids of these groups will be."""
+    task = importlib.import_module("sampler.rollouts.run_task").RunTask
+    honest, groups, replaced = task.prompt, 0, set[str]()
+
+    async def prompt(self: Any, lease: Any, tokenizer: Any) -> Any:
+        nonlocal groups
+        made = await honest(self, lease, tokenizer)
+        first, plus, second, equals = made.token_ids
+        if lease.purpose != "training" or first == second:
+            return made
+        groups += 1
+        if not cheat.is_due(groups - 1):
+            return made
+        replaced.add(lease.lease_id)
+        return replace(made, token_ids=np.array([second, plus, first, equals], np.int32))
+
+    task.prompt = prompt
     return replaced
 
 
