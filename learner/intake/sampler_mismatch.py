@@ -124,9 +124,7 @@ class SamplerMismatches:
     def _is_beyond(self, sampler_id: str, estimate: Estimate) -> bool:
         # Groups fade by some hundredths from step to step: hence round.
         groups = round(self.panel.groups(sampler_id))
-        is_enough = (
-            round(self.panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS or groups >= LEAST_GROUPS
-        )
+        is_enough = round(self.panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS or groups >= LEAST_GROUPS
         if not is_enough and groups < GROSS_GROUPS:
             return False
         spreads = SPREADS if is_enough else GROSS_SPREADS
