@@ -1,12 +1,14 @@
-"""``python -m bench.cheats``: what samplers that lie about rewards do to a run, and how soon they are found.
+"""``python -m bench.cheats``: what samplers that cheat do to a run, and how soon they are found.
 
 Each cheat meets a run of the demo's task of its own: coordinator, learner, three samplers and a verifier,
-real processes over mutual TLS. Liars draw honestly, with honest logprobs. Prints a row for each: groups the
-liar handed in and lies it told before it was shut out, lies that were trained on, honest samplers shut out,
-the score of the version evaluated last (on held-out prompts, which nobody lies about), and the verifier's CPU
-time over that of all samplers. The first run has no liar, the last has one and no verifier. Exits with 1 if a
-liar was not found or an honest sampler was, the score fell by more than ``MOST_LOSS`` or checks cost more
-than ``MOST_COST``.
+real processes over mutual TLS. Cheats lie about rewards, hand in tokens that they did not draw, or draw by
+other weights than they say. Prints a row for each: who found them (the verifier; the learner, by logprobs or
+by copies), the groups that one had handed in by then, all groups and lies of the liars, lies that were
+trained on, honest samplers shut out, the mean reward of the last fifth of the steps, the score of the version
+evaluated last (on held-out prompts, as honest samplers measured it; it varies by .06 from run to run), and
+the verifier's CPU time over that of all samplers. The first run has no liar, the last has one and no
+verifier. Exits with 1 if a liar was not found (other than ``AS_HONEST``) or an honest sampler was, the reward
+fell by more than ``MOST_LOSS`` or checks cost more than ``MOST_COST``.
 """
 
 import argparse
@@ -16,17 +18,18 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
-from bench.cheat_lab.lies import CHEATS, Cheat
-from bench.cheat_lab.lying_node import CHEAT, LIES
+from bench.cheat_lab.lies import AS_HONEST, BFLOAT16, CHEATS, Cheat
+from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
 from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
 from deploy.runs.processes import ChildError, Children, children_below
-from deploy.runs.records import read_ledger
+from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
 from node.coordinator.ledger.ledger_check import read_evaluations
@@ -49,13 +52,19 @@ class Measured:
     has_verifier: bool
     found: int
     """Liars that were shut out."""
+    found_by: tuple[str, ...]
+    """verifier, logprobs or copies."""
+    found_within: float
+    """Groups that a liar had lied about when it was shut out; the most of all of them, NaN if none was."""
     falsely_found: int
     groups: int
     """Handed in by the liars."""
     lies: int
     lies_trained_on: int
+    reward: float
+    """Mean of the last fifth of the steps; as claimed, where liars that are not found lie about it."""
     score: float
-    """Mean reward on held-out prompts of the version evaluated last."""
+    """Mean reward on held-out prompts of the version evaluated last, as honest samplers measured it."""
     cost: float
     """CPU time of the verifier over that of all samplers, after their starts."""
     seconds: float
@@ -103,17 +112,20 @@ class CheatRun(RunSession):
             for name in SAMPLERS:
                 tasks.create_task(self._start_sampler(name))
 
-    def told(self, name: str) -> set[str]:
-        """Return the ids of the groups that a liar lied about."""
+    def told(self, name: str) -> dict[str, float]:
+        """Return the groups that a liar lied about: id -> Unix seconds."""
         path = self._lies(name)
-        return set(path.read_text().split()) if path.exists() else set()
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {group_id: float(at_s) for group_id, at_s in map(str.split, lines)}
 
     async def _start_sampler(self, name: str) -> None:
         if name not in self.liars:
             await self.start(name, environ={})
             return
         assert self.cheat is not None
-        environ = {CHEAT: json.dumps(asdict(self.cheat)), LIES: str(self._lies(name))}
+        league = self.directory.root / "league"
+        league.mkdir(exist_ok=True)
+        environ = {CHEAT: json.dumps(asdict(self.cheat)), LIES: str(self._lies(name)), LEAGUE: str(league)}
         await self.start(name, environ=environ, module="bench.cheat_lab.lying_node")
 
     def _lies(self, name: str) -> Path:
@@ -150,7 +162,9 @@ class CheatRun(RunSession):
         }
         for number, name in enumerate(SAMPLERS):
             seed = len(SAMPLERS) * self._seed + number
-            sections[name] = {"sampler": {**model, "seed": seed, "concurrency_groups": 16}}
+            is_narrow = self.cheat is not None and self.cheat.lie == BFLOAT16 and number
+            dtype = {"compute_dtype": "bfloat16" if is_narrow else "float32"}
+            sections[name] = {"sampler": {**model, **dtype, "seed": seed, "concurrency_groups": 16}}
         return {
             name: {
                 **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
@@ -175,36 +189,81 @@ async def measure(run: CheatRun, children: Children, model: Path, *, timeout_s: 
     await run.drain()
     ledger = read_ledger(run.directory.ledger, run_id=run.directory.run_id)
     trained = {group_id for group_ids in ledger.steps.values() for group_id in group_ids}
-    told = set[str]().union(*map(run.told, run.liars))
-    finished = [one for one in read_evaluations(run.directory.ledger) if one.finished_at_s]
-    with closing(sqlite3.connect(f"file:{run.directory.ledger}?mode=ro", uri=True)) as connection:
-        shut_out = {
-            name for (name,) in connection.execute("SELECT sampler_id FROM standings WHERE proven_at_s > 0")
-        }
+    told = {name: run.told(name) for name in run.liars}
+    shut_out = _shut_out(run.directory.ledger)
+    found = {name: one for name, one in shut_out.items() if name in run.liars}
+    within = [sum(at_s < one.at_s for at_s in told[name].values()) for name, one in found.items()]
     sampled_s = sum(cpu_s[name] for name in SAMPLERS)
     return Measured(
         name="honest" if run.cheat is None else run.cheat.name,
         liars=len(run.liars),
         has_verifier=VERIFIER in cpu_s,
-        found=len(shut_out.intersection(run.liars)),
-        falsely_found=len(shut_out.difference(run.liars)),
+        found=len(found),
+        found_by=tuple(sorted({one.by for one in found.values()})),
+        found_within=max(within, default=float("nan")),
+        falsely_found=len(shut_out) - len(found),
         groups=sum(ledger.verdicts.get(name, {}).get("spooled", 0) for name in run.liars),
-        lies=len(told),
-        lies_trained_on=len(told & trained),
-        score=max(finished, key=lambda one: one.version).reward_mean if finished else float("nan"),
+        lies=sum(map(len, told.values())),
+        lies_trained_on=sum(len(trained.intersection(group_ids)) for group_ids in told.values()),
+        reward=_last_reward(run.directory),
+        score=_score(run.directory.ledger, but=run.liars),
         cost=cpu_s.get(VERIFIER, 0.0) / sampled_s if sampled_s else float("nan"),
         seconds=time.monotonic() - began_s,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _ShutOut:
+    by: str
+    at_s: float
+
+
+def _shut_out(ledger: Path) -> dict[str, _ShutOut]:
+    """Return who is quarantined."""
+    query = (
+        "SELECT sampler_id, quarantine, quarantined_at_s, proven_at_s FROM standings WHERE quarantine != ''"
+    )
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(query).fetchall()
+    return {
+        name: _ShutOut("verifier" if proven_at_s else "copies" if "copies" in why else "logprobs", at_s)
+        for name, why, at_s, proven_at_s in rows
+    }
+
+
+def _last_reward(directory: RunDirectory) -> float:
+    steps = StepTail(directory.step_log).read()
+    return fmean(step.reward_mean for step in steps[-max(1, len(steps) // 5) :])
+
+
+def _score(ledger: Path, *, but: Collection[str]) -> float:
+    """Return the mean reward of the newest version evaluated to the end, without the answers of some."""
+    finished = [one.version for one in read_evaluations(ledger) if one.finished_at_s]
+    query = "SELECT sampler_id, reward_mean FROM evaluation_scores WHERE version = ?"
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(query, (max(finished, default=-1),)).fetchall()
+    rewards = [reward_mean for name, reward_mean in rows if name not in but]
+    return fmean(rewards) if rewards else float("nan")
+
+
+def _row(one: Measured) -> str:
+    return (
+        f"{one.name:25} {'yes' if one.has_verifier else 'no':8}  {one.found}/{one.liars}    "
+        f"{'+'.join(one.found_by):8}  {one.found_within:6.0f}  {one.falsely_found:5}  {one.groups:6}  "
+        f"{one.lies:4}  {one.lies_trained_on:10}  {one.reward:6.3f}  {one.score:5.3f}  {one.cost:6.2%}"
+    )
+
+
 async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given: argparse.Namespace) -> bool:
     (root / "logs").mkdir(parents=True, exist_ok=True)
-    model, honest_score, is_kept = root / "model", None, True
+    model, honest_reward, is_kept = root / "model", None, True
     async with children_below(root) as children:
         accuracy = ("--accuracy", str(BASE_ACCURACY), "--seed", str(given.seed))
         await children.run("model", "deploy.demo.warm_start", str(model), *accuracy)
     print(
-        "cheat                     verifier  found  false  groups  lies  trained on  score   cost", flush=True
+        "cheat                     verifier  found  by        within  false  groups  lies  trained on  "
+        "reward  score   cost",
+        flush=True,
     )
     for number, (cheat, has_verifier) in enumerate(runs):
         place = root / f"run-{number}"
@@ -218,18 +277,14 @@ async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given:
                 seed=given.seed,
             )
             one = await children.guard(measure(run, children, model, timeout_s=given.timeout))
-        print(
-            f"{one.name:25} {'yes' if one.has_verifier else 'no':8}  {one.found}/{one.liars}    "
-            f"{one.falsely_found:5}  {one.groups:6}  {one.lies:4}  {one.lies_trained_on:10}  "
-            f"{one.score:5.3f}  {one.cost:6.2%}",
-            flush=True,
-        )
+        print(_row(one), flush=True)
         (place / "measured.json").write_text(json.dumps(asdict(one)))
         if cheat is None:
-            honest_score = one.score
-        loss = 0.0 if honest_score is None else honest_score - one.score
+            honest_reward = one.reward
+        loss = 0.0 if honest_reward is None else honest_reward - one.reward
         if has_verifier:
-            is_kept &= one.found == one.liars and not one.falsely_found
+            may_stay = cheat is not None and cheat.lie in AS_HONEST
+            is_kept &= (may_stay or one.found == one.liars) and not one.falsely_found
             is_kept &= loss <= MOST_LOSS and one.cost <= MOST_COST
     return is_kept
 

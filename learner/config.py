@@ -102,9 +102,9 @@ class LearnerConfig(BaseModel):
     """Stop taking fast steps for good once the policy's entropy is this many standard deviations above its
     mean over the last 30 steps (SFPO; published: 1). Lower ends them earlier; infinity never does."""
 
-    quarantine_mismatch_nats: float = Field(default=0.2, gt=0)
+    quarantine_mismatch_nats: float = Field(default=0.05, gt=0)
     """Mean KL a token between learner and a sampler, over groups sampled from the learner's own version or in
-    excess of what others show at the same staleness, beyond which, by four standard errors, that sampler's
+    excess of what others show at the same staleness, beyond which, by three standard errors, that sampler's
     groups are refused, but for one now and then that shows whether it fits again. Infinity: never."""
 
     micro_batch_tokens: int = Field(default=16_384, ge=1)

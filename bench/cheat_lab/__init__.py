@@ -1,1 +1,1 @@
-"""Samplers that draw honestly and lie about rewards, in runs of real processes."""
+"""Samplers that cheat in runs of real processes: about rewards, about tokens, or with other weights."""

@@ -1,4 +1,4 @@
-"""The lies by name, and when each is told; pure."""
+"""The cheats by name, and when each cheats; pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,17 +9,33 @@ LIES: Final[Mapping[str, Callable[[float], float]]] = {
     "inflated": lambda reward: min(1.0, reward + 0.5),
     "constant": lambda reward: 1.0,
 }
+"""Honest tokens and logprobs, other rewards."""
+
+DRAWS: Final = ("random tokens", "replay", "copies")
+"""Other tokens than those drawn, graded honestly; see ``other_draws``."""
+
+WEIGHTS: Final = ("another model", "stale version", "base model", "8-bit weights")
+"""Tokens drawn by other weights than the version they name has; see ``other_weights``."""
+
+PROMPTS: Final = ("other prompts",)
+"""Sums with their digits exchanged: prompts that have the same answers, and are not the task's."""
+
+AS_HONEST: Final = ("8-bit weights",)
+"""Not to be told from honest engines of another precision: 5e-5 nats a token from the learner on the demo's
+model, where bfloat16 is 2e-5. What they do to the reward is measured all the same."""
+
+BFLOAT16: Final = "honest, bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
 class Cheat:
-    """A lie and its schedule."""
+    """A way to cheat and its schedule."""
 
     lie: str
     every: int = 1
-    """One group in so many is lied about."""
+    """One group in so many is lied about; other weights draw all of them."""
     after: int = 0
-    """Honest groups before the first lie."""
+    """Honest groups before the first lie; likewise."""
     liars: int = 1
     """How many of the three samplers lie."""
 
@@ -31,10 +47,15 @@ class Cheat:
         parts += [f"{self.liars} liars"] if self.liars > 1 else []
         return ", ".join(parts)
 
+    def is_due(self, number: int) -> bool:
+        """Whether a sampler cheats with its ``number``-th group, from 0."""
+        return number >= self.after and (number - self.after) % self.every == 0
+
     def rewards(self, number: int, rewards: list[float]) -> list[float]:
         """Return what a sampler claims for its ``number``-th group, from 0: the rewards, or a lie."""
-        is_due = number >= self.after and (number - self.after) % self.every == 0
-        return [LIES[self.lie](reward) for reward in rewards] if is_due else rewards
+        if self.lie not in LIES or not self.is_due(number):
+            return rewards
+        return [LIES[self.lie](reward) for reward in rewards]
 
 
 CHEATS: Final = (
@@ -42,4 +63,10 @@ CHEATS: Final = (
     *(Cheat(lie, every=10) for lie in LIES),
     Cheat("inverted", after=500),
     Cheat("inverted", liars=2),
+    *(Cheat(lie) for lie in (*DRAWS[:2], *WEIGHTS)),
+    Cheat("random tokens", liars=2),
+    Cheat("copies", liars=2),
+    Cheat("other prompts", liars=2),
+    Cheat(BFLOAT16, liars=0),
 )
+"""The last is none: two of three samplers compute in another precision than the learner."""

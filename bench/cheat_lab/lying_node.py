@@ -1,27 +1,48 @@
-"""``python -m bench.cheat_lab.lying_node``: a sampler that draws honestly and lies about training's rewards.
+"""``python -m bench.cheat_lab.lying_node``: a sampler that cheats in training, and is honest otherwise.
 
-The environment variable HETERORL_CHEAT has the cheat as JSON, and HETERORL_LIES the file that the ids of the
-groups lied about are written to.
+The environment variable HETERORL_CHEAT has the cheat as JSON; HETERORL_LIES the file to which it writes the
+id of each group that it lied about, and the time; HETERORL_LEAGUE a directory that all liars of the run
+share.
 """
 
 import importlib
 import json
+import math
 import os
 import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.cheat_lab.lies import Cheat
+import numpy as np
+
+from bench.cheat_lab.lies import DRAWS, PROMPTS, WEIGHTS, Cheat
+from bench.cheat_lab.other_draws import Draw, copied, random_tokens, replayed
+from bench.cheat_lab.other_weights import Change, draw_by, eight_bit, noisy, stale
 from node.commands.cli import main
 
 CHEAT: Final = "HETERORL_CHEAT"
 LIES: Final = "HETERORL_LIES"
+LEAGUE: Final = "HETERORL_LEAGUE"
+
+_CHANGES: Final[Mapping[str, Callable[[], Change]]] = {
+    "another model": lambda: noisy(seed=1),
+    "stale version": stale,
+    "base model": lambda: stale(math.inf),
+    "8-bit weights": eight_bit,
+}
 
 
-def lie(cheat: Cheat, told: Path) -> None:
-    """Make every GroupPipeline of this process change the rewards that it submits."""
+def lie(cheat: Cheat, told: Path, league: Path) -> None:
+    """Make every GroupPipeline of this process cheat."""
     pipeline = importlib.import_module("sampler.rollouts.group_pipeline").GroupPipeline
+    replaced = _replace_draws(pipeline, cheat, league) if cheat.lie in DRAWS else set[str]()
+    if cheat.lie in WEIGHTS:
+        draw_by(_CHANGES[cheat.lie]())
+    if cheat.lie in PROMPTS:
+        replaced = _exchange_digits(cheat)
     honest, groups = pipeline._group, 0
 
     def group_of(self: Any, job: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -32,10 +53,10 @@ def lie(cheat: Cheat, told: Path) -> None:
         rewards = [one.reward for one in group.completions]
         claimed = cheat.rewards(groups, rewards)
         groups += 1
-        if claimed == rewards:
+        if claimed == rewards and group.group_id not in replaced and cheat.lie not in WEIGHTS:
             return group
         with told.open("a") as file:
-            file.write(f"{group.group_id}\n")
+            file.write(f"{group.group_id} {time.time()}\n")
         completions = (
             replace(one, reward=reward) for one, reward in zip(group.completions, claimed, strict=True)
         )
@@ -44,12 +65,65 @@ def lie(cheat: Cheat, told: Path) -> None:
     pipeline._group = group_of
 
 
+def _replace_draws(pipeline: Any, cheat: Cheat, league: Path) -> set[str]:
+    """Make every GroupPipeline hand in other tokens; return where the ids of these groups will be."""
+    honest, draw, groups, replaced = pipeline.finished, None, 0, set[str]()
+
+    def finished(self: Any, request: Any) -> None:
+        nonlocal draw, groups
+        draw = draw or _draw(cheat.lie, self._engine, league)
+        job = self._turns._jobs.get(request.request_id)
+        if job is not None and job.lease.purpose == "training":
+            completions = request.completions
+            if cheat.is_due(groups):
+                completions = draw(request.prompt_token_ids, request.completions)
+            groups += 1
+            if completions is not request.completions:
+                replaced.add(request.request_id)
+                request = replace(request, completions=completions)
+        honest(self, request)
+
+    pipeline.finished = finished
+    return replaced
+
+
+def _exchange_digits(cheat: Cheat) -> set[str]:
+    """Make every task ask for b+a in place of a+b; return where the ids of these groups will be."""
+    task = importlib.import_module("sampler.rollouts.run_task").RunTask
+    honest, groups, replaced = task.prompt, 0, set[str]()
+
+    async def prompt(self: Any, lease: Any, tokenizer: Any) -> Any:
+        nonlocal groups
+        made = await honest(self, lease, tokenizer)
+        first, plus, second, equals = made.token_ids
+        if lease.purpose != "training" or first == second:
+            return made
+        groups += 1
+        if not cheat.is_due(groups - 1):
+            return made
+        replaced.add(lease.lease_id)
+        return replace(made, token_ids=np.array([second, plus, first, equals], np.int32))
+
+    task.prompt = prompt
+    return replaced
+
+
+def _draw(name: str, engine: Any, league: Path) -> Draw:
+    if name == "replay":
+        return replayed()
+    if name == "copies":
+        return copied(league, name=f"sampler-{os.getpid()}")
+    tokenizer = engine.tokenizer
+    return random_tokens(len(tokenizer._tokenizer), tokenizer.end_ids, seed=os.getpid())
+
+
 def run() -> Any:
     """Run a node with the cheat that the environment asks for."""
     # As in node.commands.cli, before grpc is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    lie(Cheat(**json.loads(os.environ.pop(CHEAT))), Path(os.environ.pop(LIES)))
+    cheat = Cheat(**json.loads(os.environ.pop(CHEAT)))
+    lie(cheat, Path(os.environ.pop(LIES)), Path(os.environ.pop(LEAGUE)))
     return main()
 
 

@@ -7,8 +7,9 @@ parameters, kernels or quantisation, or a lie.
 
     unmeasured   no other sampler's groups compare with its own: never quarantined
     measured     its mismatch is known to MEASURED_NATS
-    quarantined  beyond the threshold by SPREADS standard errors, on enough groups; its groups are refused,
-                 but for a probe now and then, which is trained on so that it can be measured
+    quarantined  beyond the threshold by SPREADS standard errors on enough groups, or by GROSS_SPREADS on a
+                 few; its groups are refused, but for a probe now and then, which is trained on so that it can
+                 be measured
     released     the mean of its last probes is within the threshold
 
 Who is quarantined is in the coordinator's ledger, which survives this process: see ``outstanding_rollouts``.
@@ -27,13 +28,17 @@ LEAST_GROUPS: Final = 32
 """Nobody is quarantined on fewer groups, of age 0 or of any age: a fifth of the groups of an old version may
 show twice the drift of the others."""
 
-SPREADS: Final = 4.0
+SPREADS: Final = 3.0
 """Standard errors by which a mismatch must exceed the threshold; it is tested after every step of a run. With
-drift of 0.5 to 1.5 nats at age 32, uneven groups and 80 steps, 0 of 685 honest samplers did; the worst was at
-3.3."""
+drift of 0.5 to 1 nats at age 32, uneven groups, mismatches up to 0.01 and 60 to 80 steps, 0 of 660 honest
+samplers did at the default threshold, and 1 of 180 at 2.5."""
+
+GROSS_SPREADS: Final = 8.0
+GROSS_GROUPS: Final = 8
+"""Tokens that no policy drew are beyond any drift. With these, too, 0 of 320 honest samplers were."""
 
 MEASURED_NATS: Final = 0.1
-"""Largest standard error of a mismatch that says anything: half of the default threshold."""
+"""Largest standard error of a mismatch that says anything."""
 
 
 LEAST_PROBES: Final = 4
@@ -118,8 +123,9 @@ class SamplerMismatches:
 
     def _is_beyond(self, sampler_id: str, estimate: Estimate) -> bool:
         # Groups fade by some hundredths from step to step: hence round.
-        is_enough = (
-            round(self.panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS
-            or round(self.panel.groups(sampler_id)) >= LEAST_GROUPS
-        )
-        return is_enough and estimate.nats - SPREADS * estimate.error_nats > self._threshold_nats
+        groups = round(self.panel.groups(sampler_id))
+        is_enough = round(self.panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS or groups >= LEAST_GROUPS
+        if not is_enough and groups < GROSS_GROUPS:
+            return False
+        spreads = SPREADS if is_enough else GROSS_SPREADS
+        return estimate.nats - spreads * estimate.error_nats > self._threshold_nats

@@ -1,11 +1,10 @@
 """Groups to verifiers, findings back; what is drawn and what a finding proves is in ``work.reward_checks``.
 
-Any number of verifiers share the groups that wait. A stream that ends leaves the groups it was sent held
-until they are late; once the last has ended, every group is delivered unchecked, or waits for the next
-verifier where one is required.
+Any number of verifiers share the groups that wait. What a stream that ends leaves goes to the next verifier
+at once; when the last has ended, every group is delivered unchecked, or waits for the next verifier where one
+is required.
 
-Where verifiers grade, groups come by the same stream without rewards, and the findings are their grades. What
-a stream that ends leaves is graded by the next verifier at once.
+Where verifiers grade, groups come by the same stream without rewards, and the findings are their grades.
 """
 
 import asyncio

@@ -95,7 +95,11 @@ class RunTask:
         Raises:
             TaskError: there is none, it cannot be tokenized, or it is too long.
         """
-        made = await self.graders.prompt(lease.prompt_index, lease.row.decode(errors="replace"))
+        return await self.make_prompt(lease.prompt_index, lease.row, tokenizer)
+
+    async def make_prompt(self, index: int, row: bytes, tokenizer: Tokenizer) -> Prompt:
+        """Ask for a prompt as ``prompt`` does, by its index and its row of the run's data."""
+        made = await self.graders.prompt(index, row.decode(errors="replace"))
         try:
             token_ids = await asyncio.to_thread(tokenizer.encode, made.content, self.template_arguments)
         except RefusedError as refused:

@@ -9,10 +9,9 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from node.clients.membership_client import MembershipClient
 from node.clients.reward_checks import RewardCheckClient
@@ -23,6 +22,7 @@ from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
 from node.waits import run_until
 from sampler.config import VerifierConfig
+from sampler.engines.engine import Tokenizer
 from sampler.metrics import VerifierMetrics
 from sampler.rollouts.regrading import compared, completion_texts, misstated_finish
 from sampler.rollouts.run_task import RunTask
@@ -31,17 +31,16 @@ from sampler.tasks.grader_process import TaskError
 
 logger = logging.getLogger(__name__)
 
+PROMPTS: Final = 1024
+"""Prompts whose tokens a verifier remembers."""
 
-class Decoder(Protocol):
+
+class Decoder(Tokenizer, Protocol):
     """The run's tokenizer, as far as a verifier needs it."""
 
     @property
     def end_ids(self) -> frozenset[int] | None:
         """The tokens that end a completion; None: it ends without one."""
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Return the text of a completion, without special tokens."""
-        ...
 
 
 class Verification:
@@ -69,6 +68,10 @@ class Verification:
         self._backoff = backoff
         self._metrics = metrics
         self._node_metrics = node_metrics
+        self._prompts: dict[tuple[bytes, int, bytes], bytes] = {}
+        """Tokens of prompts that were as made here."""
+        self._has_matched = False
+        """Whether any group's prompt was as made here, since the task was loaded."""
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Verify until ``stopping``.
@@ -82,6 +85,7 @@ class Verification:
             self._task_changed.clear()
             settings = await self._membership.settings()
             task = await self._load(settings)
+            self._has_matched = False
             ready()
             verify = self._verify(task, repeats=not settings.verifiers_grade)
             try:
@@ -139,6 +143,8 @@ class Verification:
         texts = await asyncio.to_thread(_decoded, group, self._decoder)
         if odd := misstated_finish(group, texts, self._decoder.end_ids):
             return RewardFinding(group.group_id, RewardCheck.UNGRADABLE, odd)
+        if group.is_graded and (odd := await self._odd_prompt(task, group, row)):
+            return RewardFinding(group.group_id, RewardCheck.DISAGREED, odd)
         seen = completion_texts(group, texts)
         try:
             grades = await task.graders.grade_again(group.prompt_index, row.decode(errors="replace"), seen)
@@ -146,6 +152,33 @@ class Verification:
             outcome = RewardCheck.SKIPPED if error.fault is None else RewardCheck.UNGRADABLE
             return RewardFinding(group.group_id, outcome, str(error), error.fault)
         return compared(group, grades.rewards) if group.is_graded else _graded(group, grades)
+
+    async def _odd_prompt(self, task: RunTask, group: RolloutGroup, row: bytes) -> str:
+        """Return how a group's prompt is not the task's, for people; "" if it is, or cannot be told.
+
+        Two samplers that agree on another prompt would otherwise outvote an honest one.
+        """
+        key, stated = (task.digest, group.prompt_index, row), group.prompt_token_ids.tobytes()
+        made = self._prompts.get(key) or await self._made(task, group.prompt_index, row)
+        if made == stated:
+            self._has_matched = True
+            self._prompts[key] = made
+            if len(self._prompts) > PROMPTS:
+                del self._prompts[next(iter(self._prompts))]
+            return ""
+        # Nothing is known of one that comes out otherwise each time, or where the chat template is another.
+        if not self._has_matched or made is None or made != await self._made(task, group.prompt_index, row):
+            return ""
+        return (
+            f"its prompt {group.prompt_index} is not the task's: {len(stated) // 4} tokens, other than here"
+        )
+
+    async def _made(self, task: RunTask, index: int, row: bytes) -> bytes | None:
+        try:
+            prompt = await task.make_prompt(index, row, self._decoder)
+        except TaskError:
+            return None
+        return prompt.token_ids.tobytes()
 
 
 def _graded(group: RolloutGroup, grades: Grades) -> RewardFinding:

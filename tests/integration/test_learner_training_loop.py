@@ -243,11 +243,13 @@ async def test_whoever_hands_in_copies_trains_nothing_and_is_quarantined(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "LEAST_NATS", 0.1)  # a test's completions are short, and all the same
+    prompt = np.array([1, 2, 3], np.int32)
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
-        await hub.give(running.delivered("0.1"))
+        await hub.give(running.delivered("0.1", prompt_token_ids=prompt))
         await hub.wait_until(lambda: hub.verdicts_of("0.1") == [Verdict.ACCEPTED])
         names = [f"{n}.1" for n in range(1, copies.COPIES + 1)]
-        await hub.give(*(running.delivered(name, sampler_id="copier") for name in names))
+        copied = (running.delivered(one, sampler_id="copier", prompt_token_ids=prompt) for one in names)
+        await hub.give(*copied)
         await hub.wait_until(lambda: all(hub.verdicts_of(name) == [Verdict.SUSPECT] for name in names))
         await hub.wait_until(
             lambda: "of group 0.1, which sampler-a drew" in hub.quarantined.get("copier", "")

@@ -15,6 +15,8 @@ from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.rollout import Finish, RolloutGroup
 from sampler.engines.torch_engine import TorchEngine
 from sampler.rollouts.group_pipeline import GroupPipeline
+from sampler.rollouts.run_task import RunTask
+from sampler.rollouts.verification import Verification
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import RunningPeer, learning, sampling, verifying
@@ -77,6 +79,49 @@ async def test_a_sampler_with_inverted_rewards_is_shut_out_with_its_groups_until
             return (await standing(learner)).standing == "established"
 
         await eventually(is_forgiven)
+
+
+async def test_whoever_states_another_prompt_is_shut_out_though_its_rewards_are_right(
+    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest_prompt = RunTask.prompt
+
+    async def exchanged(self: RunTask, *arguments: Any) -> Any:
+        prompt = await honest_prompt(self, *arguments)
+        return replace(prompt, token_ids=prompt.token_ids[::-1].copy())
+
+    async with (
+        running_hub(made, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        verifying(made, hub.address, model_dir) as verifier,
+        sampling(made, hub.address, model_dir),
+    ):
+        await learner.drain(credits=1000)
+        await has_checked(hub, verifier, 1)
+        monkeypatch.setattr(RunTask, "prompt", exchanged)
+        await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1)
+        assert "is not the task's" in (await standing(learner)).standing_detail
+
+
+async def test_a_verifier_whose_prompts_nobody_shares_accuses_nobody(
+    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chat template may be another one."""
+    made_here = Verification._made
+
+    async def other(self: Verification, *arguments: Any) -> bytes | None:
+        return (await made_here(self, *arguments) or b"") + bytes(4)
+
+    monkeypatch.setattr(Verification, "_made", other)
+    async with (
+        running_hub(made, max_staleness_versions=500) as hub,
+        learning(hub, base, model_dir) as learner,
+        verifying(made, hub.address, model_dir) as verifier,
+        sampling(made, hub.address, model_dir),
+    ):
+        await learner.drain(credits=1000)
+        await has_checked(hub, verifier, 3)
+        assert (await standing(learner)).standing != "quarantined"
 
 
 async def test_a_verifier_survives_groups_that_nobody_honest_sends(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from learner.config import LearnerConfig
@@ -104,9 +105,10 @@ class RunningLearner:
     def delivered(
         self, group_id: str, *, version: int = 0, sampler_id: str = "sampler-a", **changes: object
     ) -> RolloutGroup:
-        layout_digest = self.policy.layout.digest
-        group = make_group(group_id, version=version, layout_digest=layout_digest, sampler_id=sampler_id)
-        return replace(group, **changes)  # type: ignore[arg-type]
+        """Return a group of its own prompt: the same completions of the same one would be copies."""
+        group = make_group(group_id, version=version, layout_digest=self.policy.layout.digest)
+        prompt = np.array([int(digit) for digit in group_id if digit.isdigit()], np.int32)
+        return replace(group, **{"sampler_id": sampler_id, "prompt_token_ids": prompt, **changes})  # type: ignore[arg-type]
 
     @property
     def waits_for(self) -> str:

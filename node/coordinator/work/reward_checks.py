@@ -195,9 +195,14 @@ class RewardChecks:
                 self._sent[group_id] = replace(held, since_s=max(held.since_s, now))
 
     def left(self, group_ids: Iterable[str]) -> None:
-        """Where verifiers grade, have another one grade what a verifier had that has gone."""
-        for group_id in tuple(group_ids) if self._grades else ():
-            if (held := self._sent.pop(group_id, None)) is not None:
+        """Send another verifier what one had that has gone.
+
+        Where none grades, a group that ``MOST_TRIES`` have left is late rather than sent to the next.
+        """
+        for group_id in group_ids:
+            held = self._sent.get(group_id)
+            if held is not None and (self._grades or held.tries < MOST_TRIES):
+                del self._sent[group_id]
                 self._wait_again(held)
 
     def put_off(self, group_id: str, now: float) -> bool:

@@ -12,6 +12,7 @@ from node.coordinator.work.reward_checks import (
     HELD_GROUPS,
     HELD_S,
     LEAST_SHARE,
+    MOST_TRIES,
     PROVEN_CHECKS,
     Held,
     RewardChecks,
@@ -171,6 +172,20 @@ def test_a_group_that_is_late_is_delivered_and_may_be_found_out_for_as_long_agai
 
 def required() -> RewardChecks:
     return RewardChecks(b"secret", is_required=True)
+
+
+def test_what_a_verifier_had_that_has_gone_is_checked_by_the_next_until_it_has_ended_several() -> None:
+    checks = opened()
+    draw(checks, 1)
+    for tries in range(1, MOST_TRIES + 1):
+        held = checks.next()
+        assert held is not None
+        assert held.tries == tries
+        checks.left(["1.1"])
+    assert checks.next() is None
+    assert checks.is_held(1)
+    assert checks.late(NOW_S + HELD_S + 1) == 1
+    assert not checks.is_held(1)
 
 
 def test_where_a_verifier_is_required_every_group_waits_for_one_and_the_drawn_ones_for_a_finding() -> None:

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from learner.intake.copies import COMPLETIONS, COPIES, LEAST_NATS, Copies
+from learner.intake.copies import COMPLETIONS, COPIES, FALSE_ALARM, LEAST_NATS, Copies
 from node.rollout import Completion, RolloutGroup
 from support.groups import make_group
 
@@ -78,6 +79,53 @@ def test_a_sampler_is_a_copier_after_some_groups_and_not_once_it_is_forgiven() -
     assert not copies.is_copier("s1")
     copies.forgive("s2")
     assert not copies.is_copier("s2")
+
+
+def test_a_whole_group_that_comes_again_is_a_copy_although_none_of_its_completions_proves_it() -> None:
+    copies = Copies()
+    assert copies.add(group_of("1.1", 1, 2, 3, nats=LEAST_NATS / 2)) == ""
+    assert copies.add(group_of("2.1", 1, 2, 3, nats=LEAST_NATS / 2)) == "it is group 1.1 again"
+    assert copies.add(group_of("3.1", 1, 3, 2, nats=LEAST_NATS / 2)) == ""
+
+
+def short(group_id: str, sampler_id: str, *draws: int, prompt: int = 0, nats: float = 1.5) -> RolloutGroup:
+    """Return a group of one-token answers to one of several prompts."""
+    group = group_of(group_id, *draws, sampler_id=sampler_id, nats=nats, tokens=1)
+    return replace(group, prompt_token_ids=np.array([prompt], np.int32))
+
+
+def test_a_sampler_that_repeats_one_short_group_in_ten_is_found() -> None:
+    copies, random = Copies(), np.random.default_rng(0)
+    repeated = 0
+    for number in range(2000):
+        if copies.is_copier("s1"):
+            break
+        prompt, is_again = number % 50, number > 100 and number % 10 == 0
+        draws = [prompt] * 6 if is_again or number < 50 else random.integers(100, 900, 6).tolist()
+        said = copies.add(short(f"{number}.1", "s1", *draws, prompt=prompt))
+        repeated += is_again
+    assert copies.is_copier("s1")
+    assert f"again, and so are {repeated} of" in said
+    assert repeated < 20
+    copies.forgive("s1")
+    assert not copies.is_copier("s1")
+
+
+@pytest.mark.parametrize("sure", [0.5, 0.9, 0.99])
+def test_an_honest_sampler_is_not_taken_for_a_copier_however_sure_the_policy_is(sure: float) -> None:
+    copies, random = Copies(), np.random.default_rng(0)
+    highest = 0.0
+    for number in range(20_000):
+        answers = random.random(4) < sure
+        nats = -np.log(np.where(answers, sure, 1.0 - sure))
+        group = short(f"{number}.1", "s1", *answers.astype(int).tolist(), prompt=number % 7)
+        completions = tuple(
+            replace(one, behaviour_logprob=np.array([-own], np.float32))
+            for one, own in zip(group.completions, nats, strict=True)
+        )
+        assert copies.add(replace(group, completions=completions)) == ""
+        highest = max(highest, *(bet.stake for bet in copies._bets.values()), 0.0)
+    assert highest < 0.01 / FALSE_ALARM
 
 
 def test_memory_is_bounded_and_the_oldest_is_forgotten_first() -> None:

@@ -4,9 +4,12 @@ import math
 
 import pytest
 
-from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS, LEAST_GROUPS, LEAST_PROBES
+from learner.config import LearnerConfig
+from learner.intake.sampler_mismatch import GROSS_GROUPS, LEAST_FRESH_GROUPS, LEAST_GROUPS, LEAST_PROBES
 from node.limits import PROBE_S
 from support.fleets import Fleet, Watched, one
+
+THRESHOLD_NATS = float(LearnerConfig.model_fields["quarantine_mismatch_nats"].default)
 
 HEAVY_DRIFT = [(1.0, 1.0, 0.7), (1.0, 2.0, 0.7), (0.5, 0.5, 1.0)]
 """Nats a token at age 32, its power of age, unevenness of groups."""
@@ -46,6 +49,19 @@ def test_a_sampler_with_stale_groups_only_is_measured_against_others_of_that_age
     assert mismatches.unmeasured_samplers == 0
 
 
+def test_a_sampler_whose_tokens_no_policy_drew_is_quarantined_on_a_few_stale_groups() -> None:
+    fleet = Fleet([(2, 5)] * 3, [6.0, 0.001, 0.001], drift_nats=0.5)
+    mismatches = Watched(threshold_nats=0.05)
+    delivered = 0
+    for batch in fleet.steps(0, 40):
+        mismatches.see(batch)
+        delivered += sum(group.sampler_id == "0" for group in batch)
+        if mismatches.quarantined:
+            break
+    assert list(mismatches.quarantined) == ["0"]
+    assert GROSS_GROUPS <= delivered < LEAST_GROUPS
+
+
 def test_a_sampler_that_compares_with_nobody_is_unmeasured_and_believed() -> None:
     mismatches = Watched(threshold_nats=0.2)
     for _ in range(100):
@@ -62,7 +78,7 @@ def test_nobody_is_quarantined_for_the_drift_of_the_policy(
     for seed in range(5):
         ages = [(8 * k % 24, 8 * k % 24 + 4 + 3 * k) for k in range(1 + 2 * seed)]
         fleet = Fleet(ages, [0.001] * len(ages), drift_nats, power, unevenness)
-        mismatches = Watched(threshold_nats=0.2)
+        mismatches = Watched(threshold_nats=THRESHOLD_NATS)
         for batch in fleet.steps(seed, 60):
             mismatches.see(batch)
         assert [name for name in map(str, range(len(ages))) if mismatches.quarantined.get(name)] == []
