@@ -61,7 +61,7 @@ test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
 
 test-gpu: $(BIN)/.test ## The tests that need a GPU, on a machine that has one
 	$(COMPILED)
-	$(BIN)/pytest -q -m gpu
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/pytest -q -m gpu
 
 deep: needs-test $(BIN)/.test ## Properties with 2000 examples in place of 60 (hypothesis)
 	$(BIN)/pytest -q -n 3 --dist worksteal -m hypothesis --hypothesis-profile deep --timeout 3600
