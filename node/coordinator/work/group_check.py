@@ -7,6 +7,7 @@ from node import limits
 from node.coordinator.work.agreement import NOT_AGREED, AgreedGrader
 from node.coordinator.work.model_check import Learner, check_model
 from node.coordinator.work.slots import Slot
+from node.coordinator.work.version_log import VERSIONS_REMEMBERED
 from node.errors import Reason, RefusedError
 from node.rollout import GroupHeader, check_header, other_options
 from node.sampling_parameters import SamplingParameters
@@ -36,9 +37,19 @@ class Work:
 
 
 def objection(
-    header: GroupHeader, slot: Slot, work: Work, learner: Learner, is_published: Callable[[int], bool]
+    header: GroupHeader,
+    slot: Slot,
+    work: Work,
+    learner: Learner,
+    is_published: Callable[[int], bool],
+    *,
+    is_confirmed: bool,
 ) -> tuple[Verdict, str] | None:
-    """Return why a group does not answer the lease on ``slot``; None where it does."""
+    """Return why a group does not answer the lease on ``slot``; None where it does.
+
+    Raises RefusedError: BUSY; it is of a version that the learner may have made (what it has made is known
+    once the ledger ``is_confirmed`` by it), and this hub leads since a moment ago and was not handed it yet.
+    """
     try:
         check_header(header, is_graded=not work.verifiers_grade)
         check_model(header.layout_digest, header.tokenizer_digest, learner, of="the group")
@@ -70,6 +81,11 @@ def objection(
             f"prompt and completion have {together} tokens, the run's model takes {learner.context_tokens}"
         )
     for version in sorted({header.oldest_version, header.newest_version}):
-        if not is_published(version):
-            return Verdict.FOREIGN, f"version {version} was never published"
+        if is_published(version):
+            continue
+        if not is_confirmed or learner.version - VERSIONS_REMEMBERED < version <= learner.version:
+            raise RefusedError(
+                Reason.BUSY, f"version {version} is not at this hub yet", fix="send the group again later"
+            )
+        return Verdict.FOREIGN, f"version {version} was never published"
     return None

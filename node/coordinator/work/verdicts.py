@@ -83,7 +83,14 @@ def submission(
         refused = Submitted(Verdict.MALFORMED, str(header))
         return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
     said, has_dissent = None, False
-    problem = objection(header, accounts.slots.open_slots[parsed[0]], work, learner, is_published)
+    problem = objection(
+        header,
+        accounts.slots.open_slots[parsed[0]],
+        work,
+        learner,
+        is_published,
+        is_confirmed=accounts.is_confirmed,
+    )
     if problem is None:
         said = PromptSaid(header.prompt_index, sampler_id, header.prompt_digest)
         dissent = accounts.prompt_agreement.dissent(said)
@@ -203,7 +210,9 @@ def _evaluated(
     else:
         assert isinstance(group, RolloutGroup), "the coordinator alone reads what is held out"
         asked, slot = evaluations.work(work), evaluations.slot(name)
-        problem = objection(group.header, slot, asked, learner, is_published) or _malformed(group, learner)
+        problem = objection(
+            group.header, slot, asked, learner, is_published, is_confirmed=accounts.is_confirmed
+        ) or _malformed(group, learner)
         drawn_by = {group.oldest_version, group.newest_version}
         if problem is None and drawn_by != {evaluation.version}:
             other = next(iter(drawn_by - {evaluation.version}))

@@ -256,6 +256,18 @@ def test_a_group_of_a_version_that_was_never_published_is_foreign(desk: Desk, pu
     assert (submitted.verdict, "never published" in submitted.detail) == (Verdict.FOREIGN, True)
 
 
+def test_a_group_of_a_version_that_a_new_leader_was_not_handed_yet_is_to_come_again() -> None:
+    desk = Desk(make_accounts(Balance(learner=replace(LEARNER, version=9))))
+    desk.lease("s1", held=9)
+    group = make_answer(desk.accounts, "0.1", completions=(make_completion(version=9),) * 2)
+    with pytest.raises(RefusedError, match="version 9 is not at this hub yet") as refused:
+        desk.submit("0.1", group=group)
+    assert refused.value.reason is Reason.BUSY
+    assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
+    desk.published = {0, 9}
+    assert desk.submit("0.1", group=group).verdict is Verdict.SPOOLED
+
+
 def test_a_full_spool_asks_to_come_again_and_keeps_the_lease() -> None:
     desk = Desk(bounds=replace(BOUNDS, buffer_groups=2))
     desk.lease("s1", 2)

@@ -23,7 +23,12 @@ def verdict(group: RolloutGroup) -> Verdict | None:
     desk = Desk()
     desk.lease()
     found = objection(
-        group.header, desk.accounts.slots.open_slots[0], WORK, LEARNER, lambda version: version == 0
+        group.header,
+        desk.accounts.slots.open_slots[0],
+        WORK,
+        LEARNER,
+        lambda version: version == 0,
+        is_confirmed=True,
     )
     return found[0] if found else None
 
