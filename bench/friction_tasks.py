@@ -41,6 +41,7 @@ FRICTIONS: Final = {
     "rewards inverted, .3": Friction(share=0.3, inverts_rewards=True),
     "logprobs + N(0, .5), 1/3": Friction(share=1 / 3, noise_nats=0.5),
     "logprobs all -.001, 1/3": Friction(share=1 / 3, recorded_nats=-0.001),
+    "logprobs all -10, 1/3": Friction(share=1 / 3, recorded_nats=-10.0),
     "random tokens, 1/3": Friction(share=1 / 3, draws_at_random=True),
     "rare: start at .01": Friction(start_score=0.01),
 }

@@ -79,11 +79,16 @@ def test_noisy_logprobs_are_off_by_half_a_nat_in_a_third_of_the_groups(task: Tas
     assert torch.equal(faulty.reward, honest.reward)
 
 
-def test_constant_logprobs_are_constant_in_a_third_of_the_groups(task: Task) -> None:
-    faulty, honest = drawn(task, "logprobs all -.001, 1/3")
+@pytest.mark.parametrize(
+    ("friction", "nats"), [("logprobs all -.001, 1/3", -0.001), ("logprobs all -10, 1/3", -10)]
+)
+def test_constant_logprobs_are_constant_in_a_third_of_the_groups(
+    task: Task, friction: str, nats: float
+) -> None:
+    faulty, honest = drawn(task, friction)
     is_changed = changed(recorded(faulty), recorded(honest))
     assert is_changed.float().mean().item() == pytest.approx(1 / 3, abs=0.05)
-    assert torch.all(recorded(faulty)[is_changed] == -0.001)
+    assert torch.all(recorded(faulty)[is_changed] == nats)
     assert torch.equal(faulty.reward, honest.reward)
 
 
