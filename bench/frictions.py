@@ -45,7 +45,7 @@ METHODS: Final = {
 """Names in the tables, and of the recipes."""
 OWN_SETTINGS: Final = {"dg, eta 2": Setting(changes={"temperature": 2.0})}
 """The best of dg's nine when the laboratory tuned it; the frozen file leaves out what was not reported."""
-PLACES: Final = (("codes8", 8), ("maze", 8), ("codes8", 0))
+PLACES: Final = (("codes8", 8), ("maze", 8), ("digits", 8), ("codes8", 0))
 """Tasks, and by how many versions every group is late."""
 NONE: Final = "none"
 LEARNED: Final = 0.5
@@ -110,10 +110,11 @@ def read(path: Path) -> list[Line]:
     """Return the cells that are finished."""
     if not path.exists():
         return []
-    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
-    return [
-        Line(**{name: tuple(v) if isinstance(v, list) else v for name, v in line.items()}) for line in lines
-    ]
+    return [Line(**json.loads(line, object_hook=_with_tuples)) for line in path.read_text().splitlines()]
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def applies(friction: str, task: str) -> bool:
