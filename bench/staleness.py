@@ -30,7 +30,7 @@ RECORD: Final = Path(__file__).parent / "results"
 """Where the full tables live."""
 
 _QUICK_OUT: Final = Path("runs/staleness-quick")
-_DATA: Final = Path("runs/staleness-data")
+DATA: Final = Path("runs/staleness-data")
 _FROZEN: Final = "staleness_frozen.json"
 
 
@@ -95,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tune and report on little, in minutes")
     parser.add_argument("--out", type=Path, help=f"folder of results (default {RECORD}, quick: {_QUICK_OUT})")
     parser.add_argument(
-        "--data", type=Path, default=_DATA, help="folder of what packages provide; made if missing"
+        "--data", type=Path, default=DATA, help="folder of what packages provide; made if missing"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: cores)")
     parser.add_argument("--no-runs", action="store_true", help="report what is finished, run no cell")
