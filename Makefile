@@ -9,6 +9,7 @@ PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
 PIP := $(BIN)/python -m pip install -q -c deploy/constraints.txt
+COMMA := ,
 TESTED := learner,sampler,data,judge,objects,bench,demo,test
 # What takes a C compiler: a package of reasoning-gym's, and the kernel of the weight codec where it was not made before.
 COMPILED = @! $(PYTHON) deploy/needs.py --look tasks || $(MAKE) -s $(BIN)/.compiled
@@ -49,7 +50,7 @@ demo: $(BIN)/.demo ## Train a tiny model across real peers on this machine (CHAO
 
 real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.compiled) $(if $(filter noise_mask,$(TASK)),$(BIN)/.test) $(if $(findstring vllm,$(ENGINES)),.venv-vllm/.installed) ## Train SmolLM2-135M here for half an hour, or a small ranker or noise mask for minutes (TASK=jsonl|reasoning_gym|ranking|noise_mask|FILE, ENGINES=torch,vllm, SEED="0 1 2", MINUTES=n)
 	failed=0; for seed in $(or $(SEED),0); do \
-	  $(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch,torch) --seed $$seed \
+	  $(BIN)/python -m deploy.real --task $(or $(TASK),jsonl) --engines $(or $(ENGINES),torch$(COMMA)torch) --seed $$seed \
 	    --minutes $(or $(MINUTES),30); \
 	  code=$$?; [ $$code -le 1 ] || exit $$code; [ $$code = 0 ] || failed=1; \
 	done; exit $$failed
