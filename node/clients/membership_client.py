@@ -38,7 +38,10 @@ logger = logging.getLogger(__name__)
 JOIN_TIMEOUT_S: Final = 15.0
 
 RENEWAL_RETRY_S: Final = 3600.0
-"""Pause after a renewal that brought no certificate: the authority's key may be kept elsewhere."""
+"""Longest pause after a renewal that brought no certificate: the authority's key may be kept elsewhere."""
+
+RENEWAL_RETRY_PART: Final = 0.1
+"""The same as a part of the time that is left to the certificate, for short ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +210,13 @@ class MembershipClient:
 
     async def _renew_if_due(self) -> None:
         """Join once more where this peer's certificate is late in its time; the answer has the next one."""
-        if not isinstance(self._identity, OwnIdentity) or not self._identity.is_due(self._clock.now()):
+        identity, now = self._identity, self._clock.now()
+        if not isinstance(identity, OwnIdentity) or not identity.is_due(now):
             return
         if self._clock.monotonic() < self._next_renewal_s:
             return
-        self._next_renewal_s = self._clock.monotonic() + RENEWAL_RETRY_S
+        left_s = max(0.0, identity.current.not_after_s - now)
+        self._next_renewal_s = self._clock.monotonic() + min(RENEWAL_RETRY_S, RENEWAL_RETRY_PART * left_s)
         try:
             await self._call_join()
         except (RefusedError, ConnectionLost) as error:

@@ -44,6 +44,7 @@ from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.task_size import NO_DATA, agreed_data
 from node.coordinator.work.trust import task_is
+from node.enrolment.authority import KEY_FILE
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger, note_incomplete
 from node.enrolment.enrolment_servicer import EnrolmentServicer
@@ -346,8 +347,11 @@ def _enrolment_servers(
 ) -> list[RpcServer]:
     if context.identity is None:
         return []
+    authority = context.state_dir / AUTHORITY_DIRECTORY
+    if not (authority / KEY_FILE).exists():
+        logger.warning("the authority's key is not here: nobody is let in, no certificate is renewed")
     servicer = EnrolmentServicer(
-        authority=context.state_dir / AUTHORITY_DIRECTORY,
+        authority=authority,
         lifetime_s=config.certificate_lifetime_s,
         ledger=records or EnrolmentLedger(context.state_dir / ENROLMENT_FILE),
         revocations=revocations,

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock
-from node.enrolment.authority import KEY_FILE, present_authority, read_signing_request
+from node.enrolment.authority import KEY_FILE, Authority, present_authority, read_signing_request
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import redeem
-from node.errors import Reason, RefusedError
+from node.errors import Reason, RefusedError, StartupError
 from node.identity.peer import Peer, is_name
 from node.identity.revocation import RevocationList
 
@@ -61,13 +61,7 @@ class EnrolmentServicer(membership_pb2_grpc.EnrolmentServiceServicer):
             )
         now = self._clock.now()
         key = read_signing_request(request.signing_request_der)
-        authority = present_authority(self._authority)
-        if authority is None:
-            raise RefusedError(
-                Reason.TOKEN_REFUSED,
-                "the authority's key is kept away from the coordinator now, so that nobody is let in",
-                fix=f"ask the operator to bring {KEY_FILE} back; the token is not spent",
-            )
+        authority = self._present()
         token = redeem(request.token, authority=authority, node_id=node_id, now=now)
         der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         async with self._turn:
@@ -79,3 +73,18 @@ class EnrolmentServicer(membership_pb2_grpc.EnrolmentServiceServicer):
         )
         logger.info("peer enrolled", extra={"node_id": node_id, "role": token.role, "peer": context.peer()})
         return membership_pb2.EnrolResponse(certificate_pem=certificate_pem.decode())
+
+    def _present(self) -> Authority:
+        """Return the authority. Raises RefusedError: TOKEN_REFUSED; its key is not here, or unreadable."""
+        try:
+            authority = present_authority(self._authority)
+        except StartupError as error:
+            logger.error("nobody is let in", extra={"detail": str(error)})
+            authority = None
+        if authority is None:
+            raise RefusedError(
+                Reason.TOKEN_REFUSED,
+                "the authority's key is not at the coordinator now, so that nobody is let in",
+                fix=f"ask the operator to bring {KEY_FILE} back; the token is not spent",
+            )
+        return authority

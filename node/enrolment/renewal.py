@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from node.clock import Clock
 from node.enrolment.authority import present_authority
-from node.errors import RefusedError
+from node.errors import StartupError
 from node.identity.certificates import peer_in, read_certificate
 from node.identity.own_identity import RenewedCertificates, is_due
 from node.identity.peer import Peer
@@ -47,25 +47,22 @@ class Renewal:
         not_before_s = certificate.not_valid_before_utc.timestamp()
         not_after_s = certificate.not_valid_after_utc.timestamp()
         key = certificate.public_key()
-        is_theirs = isinstance(key, ec.EllipticCurvePublicKey) and _names(certificate_pem, peer)
-        if not is_theirs or not is_due(not_before_s, not_after_s, now=now):
+        if (
+            not isinstance(key, ec.EllipticCurvePublicKey)
+            or peer_in(certificate) != peer
+            or not is_due(not_before_s, not_after_s, now=now)
+        ):
             return NOT_RENEWED
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        authority = present_authority(self._authority)
+        about = {"node_id": peer.node_id, "expires_in_s": round(not_after_s - now)}
+        try:
+            authority = present_authority(self._authority)
+        except StartupError as error:  # the member is let in all the same
+            logger.error("certificate not renewed", extra={**about, "detail": str(error)})
+            return NOT_RENEWED
         if authority is None:
-            logger.warning(
-                "certificate not renewed: the authority's key is not here",
-                extra={"node_id": peer.node_id, "expires_in_s": round(not_after_s - now)},
-            )
+            logger.warning("certificate not renewed: the authority's key is not here", extra=about)
             return NOT_RENEWED
         renewed_pem = authority.issue(peer, key, now=now, lifetime_s=self._lifetime_s)
         self._renewed.note(renewed_pem, now=now)
         logger.info("certificate renewed", extra={"node_id": peer.node_id, "role": peer.role})
         return renewed_pem
-
-
-def _names(certificate_pem: bytes, peer: Peer) -> bool:
-    try:
-        return peer_in(read_certificate(certificate_pem)) == peer
-    except RefusedError:
-        return False

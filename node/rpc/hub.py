@@ -70,14 +70,17 @@ class Hub:
         self._channels.add(channel)
 
     def learn(self, coordinators: Sequence[str]) -> None:
-        """Dial these addresses before the coordinators that were known, from the next move on.
+        """Dial these addresses before the configured coordinators, from the next move on.
 
         Where nothing was dialled yet, from the start; where only relays are configured, never.
         """
         if not self._coordinators:
             return
         relays = [address for address in self.addresses if address in self._relays]
-        self.addresses = tuple(dict.fromkeys((*relays, *coordinators, *self._coordinators)))
+        known = list(self._coordinators)
+        if self._channels:  # from the last one on, the next move leads to the first
+            known = [*(address for address in known if address != self.address), self.address]
+        self.addresses = tuple(dict.fromkeys((*relays, *coordinators, *known)))
         if not self._channels:
             self.address = self.addresses[0]
 

@@ -141,6 +141,10 @@ async def test_without_the_authoritys_key_nothing_is_renewed_until_it_is_brought
             clock.advance(DUE_S)
         await until(lambda: "certificate not renewed: the authority's key is not here" in caplog.messages)
         assert it.own.renewals == 0
+        # Not readable by its owner alone: the member stays all the same.
+        key.write_bytes(b"half of it")
+        it.clock.advance(RENEWAL_RETRY_S)
+        await until(lambda: "certificate not renewed" in caplog.messages)
         shutil.move(away, key)
         for clock in (hub.clock, it.clock):
             clock.advance(RENEWAL_RETRY_S)

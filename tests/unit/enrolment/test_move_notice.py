@@ -65,6 +65,21 @@ def test_a_newer_notice_replaces_an_older_one_and_no_replay_brings_that_back(
     assert MovedCoordinator(Hub(OLD), made.run, tmp_path).hub.addresses == (NEWER, OLD)
 
 
+def test_a_peer_that_has_moved_is_moved_again_and_goes_round_all_addresses(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    moved = MovedCoordinator(Hub(OLD), made.run, tmp_path)
+    moved.learn(notice(made, NEW))
+    moved.hub.add_channel(channel := _Channel())  # type: ignore[arg-type]
+    moved.learn(notice(made, NEWER, at_s=1))
+    seen = [moved.hub.address]
+    for _ in range(3):
+        moved.hub.move_on_after(RefusedError(Reason.DRAINING, "it stops"))
+        seen.append(moved.hub.address)
+    assert seen == [NEW, NEWER, OLD, NEW]
+    del channel
+
+
 def test_a_peer_of_relays_alone_goes_on_with_them(made: MadeRun, tmp_path: Path) -> None:
     moved = MovedCoordinator(Hub("", relays=["relay.example.net:7700"]), made.run, tmp_path)
     moved.learn(notice(made, NEW))
