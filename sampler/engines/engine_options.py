@@ -14,6 +14,7 @@ _OURS: Final[Mapping[str, str]] = {
     "model": "sampler.model_dir is loaded",
     "tokenizer": "sampler.model_dir's is used",
     "dtype": "set sampler.compute_dtype",
+    "device_ids": "set sampler.device",
     "seed": "set sampler.seed",
     "max_model_len": "set context_tokens",
     "max_num_seqs": "set batch",
@@ -99,6 +100,11 @@ class VllmOptions(_Options):
     )
     """Further arguments of vLLM's EngineArgs, by name, such as ``enforce_eager`` or ``block_size``. Nothing
     here checks what they do."""
+
+    def device_ids(self, device: str) -> list[int] | None:
+        """Return the GPUs to use, numbered among the visible ones; None: the first ones, or a CPU."""
+        _, has_number, number = device.partition(":")
+        return list(range(int(number), int(number) + self.tensor_parallel)) if has_number else None
 
 
 class RemoteOptions(_Options):

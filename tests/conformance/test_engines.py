@@ -21,13 +21,14 @@ from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import tensor_specs
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.model_words import version_of
-from support.engines import NAMES, WAYS, Driven, load, marks_of
+from support.engines import NAMES, WAYS, Driven, load, marks_of, tolerance_of
 from support.tiny_model import END, make_tiny_model
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12)
 GREEDY = SamplingParameters(temperature=1.0, top_p=1.0, top_k=1, max_new_tokens=24)
 END_ID = 1
-PROMPTS = ["7", "3+4=", "abc def ghi 12345"]
+PROMPTS = ["7", "3+4=", "abc def 54321"]
+"""Greedy text of none depends on differences of less than 0.02 nats."""
 
 
 CASES = [
@@ -48,7 +49,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     name, apply, is_tied = request.param
     model_dir = make_tiny_model(tmp_path_factory.mktemp("base"), head_size=32, is_tied=is_tied)
     engine = load(name, model_dir, apply=apply)
-    yield Driven.of(engine, apply, model_dir)
+    yield Driven.of(engine, apply, model_dir, tolerance=tolerance_of(name))
     engine.close()
 
 
@@ -105,7 +106,7 @@ def test_a_second_turn_goes_on_from_the_first_and_the_reply(
             policy_version=np.concatenate([np.full(len(row), version, np.int32), second.policy_version]),
         )
         scores, _ = driven.recomputed(prompt, whole, PLAIN)
-        np.testing.assert_allclose(second.behaviour_logprob, scores[len(row) :], atol=1e-4)
+        np.testing.assert_allclose(second.behaviour_logprob, scores[len(row) :], atol=driven.tolerance)
 
 
 @pytest.mark.parametrize("is_swapped", [False, True], ids=["base", "after a swap"])
@@ -168,7 +169,7 @@ def test_kept_caches_make_logprobs_those_of_the_mixture_each_token_was_drawn_fro
 ) -> None:
     make_tiny_model(tmp_path, head_size=32)
     engine = load(name, tmp_path, kv_cache="keep")
-    driven = Driven.of(engine, "in_place", tmp_path)
+    driven = Driven.of(engine, "in_place", tmp_path, tolerance=tolerance_of(name))
     for prompt in PROMPTS:
         driven.add(prompt, PLAIN, completions=4)
     while engine.waiting:
@@ -182,7 +183,7 @@ def test_kept_caches_make_logprobs_those_of_the_mixture_each_token_was_drawn_fro
     for prompt in PROMPTS:
         for completion in finished[prompt].completions:
             mixture = driven.recomputed_over_kept_caches(prompt, completion)
-            np.testing.assert_allclose(completion.behaviour_logprob, mixture, atol=1e-4)
+            np.testing.assert_allclose(completion.behaviour_logprob, mixture, atol=driven.tolerance)
             alone, _ = driven.recomputed(prompt, completion, PLAIN)
             apart.append(np.abs(completion.behaviour_logprob - alone).max())
     assert max(apart) > 1e-2

@@ -9,7 +9,7 @@ import torch
 from node.exit_code import ExitCode
 from node.rollout import check_group
 from sampler.engines.torch_engine import TorchEngine
-from support.engines import WAYS, Driven, marks_of, settings_of
+from support.engines import WAYS, Driven, marks_of, settings_of, tolerance_of
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
@@ -28,7 +28,7 @@ async def test_groups_that_span_a_version_are_scored_under_the_version_each_toke
     model_dir = make_tiny_model(tmp_path / "model", head_size=32)
     base = TorchEngine(model_dir, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
     learner = learner_of(made, base)
-    twin = Driven.of(base, "spare", model_dir)
+    twin = Driven.of(base, "spare", model_dir, tolerance=tolerance_of(name))
     async with (
         running_hub(made, max_new_tokens=100, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as peer,

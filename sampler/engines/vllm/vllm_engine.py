@@ -235,8 +235,6 @@ def _completion(drawn: Any, request: GenerationRequest) -> Completion:
 
 def _arguments(settings: EngineSettings, options: VllmOptions, *, seed: int) -> EngineArgs:
     is_cpu = settings.device == "cpu"
-    if not is_cpu:
-        torch.cuda.set_device(settings.device)
     try:
         return EngineArgs(
             **{
@@ -253,6 +251,7 @@ def _arguments(settings: EngineSettings, options: VllmOptions, *, seed: int) -> 
                 "moe_backend": "auto" if is_cpu else "triton",
                 "logprobs_mode": "processed_logprobs",
                 "async_scheduling": False,
+                "device_ids": options.device_ids(settings.device),
                 "tensor_parallel_size": options.tensor_parallel,
                 "distributed_executor_backend": "uni" if options.tensor_parallel == 1 else "mp",
                 "worker_extension_cls": "sampler.engines.vllm.vllm_worker.SamplerWorker",

@@ -71,3 +71,13 @@ def test_a_wrong_engine_is_the_only_fault_of_its_options(tmp_path: Path) -> None
     [fault] = refused.value.faults
     assert isinstance(fault, ConfigError)
     assert fault.key == "sampler.engine"
+
+
+@pytest.mark.parametrize(
+    ("device", "tensor_parallel", "ids"),
+    [("cpu", 1, None), ("cuda", 2, None), ("cuda:0", 1, [0]), ("cuda:3", 1, [3]), ("cuda:2", 2, [2, 3])],
+)
+def test_vllm_computes_on_the_device_that_is_named_and_those_after_it(
+    device: str, tensor_parallel: int, ids: list[int] | None
+) -> None:
+    assert VllmOptions(tensor_parallel=tensor_parallel).device_ids(device) == ids
