@@ -46,7 +46,7 @@ from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_drain import RolloutDrain
 from node.clock import Clock
 from node.enrolment.move_notice import MovedCoordinator
@@ -116,7 +116,6 @@ async def build(context: RoleContext) -> list[Service]:
 
     loop = TrainingLoop(
         restored.state,
-        config,
         coordinator=coordinator,
         drain=drain,
         evidence=evidence,
@@ -289,13 +288,9 @@ def _join(
     membership = MembershipClient(
         control,
         member,
+        Uplink(clock, Backoff(random.random), context.node_metrics.waiting, context.identity, moved.hub),
         reports=reports,
         notices=Notices(moved=moved.learn),
-        clock=clock,
-        backoff=Backoff(random.random),
-        waiting=context.node_metrics.waiting,
-        identity=context.identity,
-        hub=moved.hub,
     )
     return JoinedCoordinator(membership, member, control, clock)
 
@@ -340,9 +335,7 @@ def _publisher(
     return Publisher(
         state.master_access,
         words.coder(threads=config.publish_threads or _cores(), spool=restored.store.draft),
-        stored,
-        signer=restored.signer,
-        further=further,
+        further,
         before_keyframe=kept.secure,
         run_settings=membership.settings,
         oldest_usable_version=lambda: state.progress.oldest_usable_version,

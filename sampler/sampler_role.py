@@ -19,7 +19,7 @@ from typing import Final
 import grpc.aio
 
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
@@ -240,6 +240,9 @@ def _membership(
             tokenizer_digest=engine.tokenizer.digest,
             chat_template_digest=chat_template_digest(model_dir),
         ),
+        Uplink(
+            context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, moved.hub
+        ),
         reports=PeerReports(
             held=lambda: policy.served,
             waits_for=lambda: _waits_for(context.node_metrics, pipeline.leasing, policy_sync),
@@ -254,11 +257,6 @@ def _membership(
             must_repair=policy_sync.doubt,
             moved=moved.learn,
         ),
-        clock=context.clock,
-        backoff=Backoff(random.random),
-        waiting=context.node_metrics.waiting,
-        identity=context.identity,
-        hub=moved.hub,
         vouch=lambda relay_id, instance: vouch(caller, relay_id, instance=instance, now=context.clock.now()),
     )
 

@@ -5,7 +5,7 @@ import os
 import random
 
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.reward_checks import RewardCheckClient
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
@@ -51,17 +51,13 @@ async def build(context: RoleContext) -> list[Service]:
     membership = MembershipClient(
         control,
         Member(context.run.run_id, Role.VERIFIER),
+        Uplink(context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, hub),
         reports=PeerReports(
             held=lambda: None,
             waits_for=lambda: context.node_metrics.waits_for,
             metrics=lambda: snapshot(context.registry, Role.VERIFIER),
         ),
         notices=Notices(task_changed=task_changed.set, moved=moved.learn),
-        clock=context.clock,
-        backoff=Backoff(random.random),
-        waiting=context.node_metrics.waiting,
-        identity=context.identity,
-        hub=hub,
     )
     metrics = VerifierMetrics(context.registry)
     metrics.watch(cpu_seconds=lambda: cpu_seconds(os.getpid()))

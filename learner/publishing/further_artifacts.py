@@ -39,8 +39,8 @@ class FurtherArtifacts:
         Args:
             longest_lag_versions: of any peer, as far as is known.
         """
-        self._stored, self._store = stored, stored.store
-        self._signer = signer
+        self.stored, self._store = stored, stored.store
+        self.signer = signer
         self._keyframe_every_versions = keyframe_every_versions
         self._public_delta_every_versions = public_delta_every_versions
         self._longest_lag_versions = longest_lag_versions
@@ -86,7 +86,7 @@ class FurtherArtifacts:
         announcement = self._store.announcement()
         manifest = None
         try:
-            with self._store.draft() as draft, self._stored.opened(key.base_version) as old:
+            with self._store.draft() as draft, self.stored.opened(key.base_version) as old:
                 merged = coder.merge(old, draft.append, is_superseded=is_superseded)
                 if merged is not None:
                     manifest = join_merged(
@@ -94,11 +94,11 @@ class FurtherArtifacts:
                         head=head,
                         base_version=key.base_version,
                         layout=coder.layout,
-                        run_id=self._signer.run_id,
-                        learner_epoch=self._signer.learner_epoch,
+                        run_id=self.signer.run_id,
+                        learner_epoch=self.signer.learner_epoch,
                         published_at_s=0.0 if announcement is None else announcement.published_at_s,
                     )
-                    self._store.put_version(signed_by(manifest, self._signer.key), draft)
+                    self._store.put_version(signed_by(manifest, self.signer.key), draft)
         except RefusedError as refused:
             logger.warning("merged delta not made", extra={"artifact": str(key), "detail": str(refused)})
             self._given_up = key

@@ -30,7 +30,6 @@ from typing import Final
 
 from learner.metrics import Instruments
 from learner.publishing.further_artifacts import FurtherArtifacts
-from learner.publishing.signer import Signer
 from learner.publishing.starting_point import newest_published, take_up
 from learner.training.master_access import MasterAccess
 from learner.training.version_coder import VersionCoder
@@ -39,7 +38,6 @@ from node.policy import NO_BASE, ArtifactKey, PolicyVersion
 from node.run import RunSettings
 from node.waits import run_until
 from node.weights.assembly.encode import CodedFrame, join
-from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import version_root
 from node.weights.format.manifest import signed_by
 from node.weights.store.artifact_files import Draft, disk_errors_refused
@@ -60,10 +58,8 @@ class Publisher:
         self,
         access: MasterAccess,
         coder: VersionCoder,
-        stored: StoredVersions,
-        *,
-        signer: Signer,
         further: FurtherArtifacts,
+        *,
         before_keyframe: Callable[[], None],
         run_settings: Callable[[], Awaitable[RunSettings]],
         oldest_usable_version: Callable[[], int],
@@ -73,15 +69,15 @@ class Publisher:
 
         Args:
             coder: from now on reads masters only between ``access.take`` and ``access.release``.
+            further: of the store and the key to publish with.
             before_keyframe: called in the publishing thread before a keyframe lets the store forget versions.
             run_settings: waits until the learner has joined.
             oldest_usable_version: returns the version from which on groups are trained on. Any thread.
         """
         self._access = access
         self._coder = coder
-        self._stored, self._store = stored, stored.store
-        self._signer = signer
         self._further = further
+        self._stored, self._store, self._signer = further.stored, further.stored.store, further.signer
         self._run_settings = run_settings
         self._disk_wait = instruments.disk_wait
         self._clock = instruments.clock

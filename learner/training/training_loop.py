@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final, Protocol, TypeVar
 
-from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.copies import Copies
 from learner.intake.group_verdict import GroupRules, judge
@@ -102,7 +101,6 @@ class TrainingLoop:
     def __init__(
         self,
         training_state: TrainingState,
-        config: LearnerConfig,
         *,
         coordinator: Coordinator,
         drain: RolloutDrain,
@@ -114,7 +112,6 @@ class TrainingLoop:
     ) -> None:
         """Continue from where ``training_state`` was restored to."""
         self._state = training_state
-        self._config = config
         self._coordinator = coordinator
         self._drain = drain
         self._evidence = evidence
@@ -225,9 +222,9 @@ class TrainingLoop:
             self._metrics.best_version.set(best.version)
 
     def _prepare(self, run: RunSettings) -> tuple[GroupRules, BatchBuffer]:
-        if self._config.buffer_groups < run.batch_groups:
+        if self._state.config.buffer_groups < run.batch_groups:
             raise StartupError(
-                f"learner.buffer_groups = {self._config.buffer_groups} never fills a batch of "
+                f"learner.buffer_groups = {self._state.config.buffer_groups} never fills a batch of "
                 f"{run.batch_groups} groups",
                 fix=f"Set learner.buffer_groups to {run.batch_groups} or more",
             )
@@ -243,7 +240,7 @@ class TrainingLoop:
             max_staleness_versions=run.max_staleness_versions,
         )
         buffer = BatchBuffer(
-            capacity_groups=self._config.buffer_groups,
+            capacity_groups=self._state.config.buffer_groups,
             batch_groups=run.batch_groups,
             max_staleness_versions=run.max_staleness_versions,
         )

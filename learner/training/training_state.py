@@ -135,7 +135,7 @@ class TrainingState:
             OSError: the directory cannot be made or read.
         """
         self.policy = policy
-        self._config = config
+        self.config = config
         self._recorded_settings = settings_of(config)
         self._steps = GradientSteps(config, policy, reference)
         self._steps.optimizer.register_step_pre_hook(self._before_writing)
@@ -186,12 +186,12 @@ class TrainingState:
     @property
     def completion(self) -> str:
         """Why there is nothing left to do, in a few words; empty while there is."""
-        limit, goal = self._config.max_versions, self._config.stop_at_reward
+        limit, goal = self.config.max_versions, self.config.stop_at_reward
         if 0 < limit <= self.version:
             return f"done: version {self.version} of {limit}"
         reward = self._window_mean(self.progress.recent_rewards)
         if goal is not None and reward is not None and reward >= goal:
-            window = self._config.stop_window_versions
+            window = self.config.stop_window_versions
             return f"done: mean reward {reward:.4g} over {window} batches, the goal is {goal:g}"
         return ""
 
@@ -263,7 +263,7 @@ class TrainingState:
             StartupError: the objective cannot be loaded.
         """
         self._steps.adopt(config)
-        self._config, self._recorded_settings = config, settings_of(config)
+        self.config, self._recorded_settings = config, settings_of(config)
 
     def roll_back(
         self, order: RollbackOrder, masters: Path, *, unacknowledged: Sequence[StepRecord]
@@ -374,7 +374,7 @@ class TrainingState:
         return self._is_saved and not is_unlike
 
     def _write(self, entry: Entry, blobs: Sequence[bytes] = ()) -> None:
-        progress = self.progress.after(entry, window=self._config.stop_window_versions)
+        progress = self.progress.after(entry, window=self.config.stop_window_versions)
         if progress.version:  # of the base model, nothing is worth remembering
             self._journal.append(entry, blobs, version=self.version)
         self.progress = progress
@@ -385,7 +385,7 @@ class TrainingState:
         for record in plan.records:
             if isinstance(record.entry, StepEntry):
                 changed |= dict.fromkeys(self._steps.take_again(record, progress=self.progress))
-            self.progress = self.progress.after(record.entry, window=self._config.stop_window_versions)
+            self.progress = self.progress.after(record.entry, window=self.config.stop_window_versions)
             if isinstance(record.entry, StepEntry) and is_exact is None:
                 is_exact = self._is_published(plan.compare)
         return Restart(
@@ -424,8 +424,8 @@ class TrainingState:
         return BestVersion(0 if published is None else published.number, mean)
 
     def _window_mean(self, rewards: tuple[float, ...]) -> float | None:
-        window = rewards[-self._config.stop_window_versions :]
-        return fmean(window) if len(window) == self._config.stop_window_versions else None
+        window = rewards[-self.config.stop_window_versions :]
+        return fmean(window) if len(window) == self.config.stop_window_versions else None
 
     def _before_writing(self, *_: object) -> None:
         self._masters_wait_s += self.master_access.begin_writing()

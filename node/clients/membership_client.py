@@ -59,6 +59,20 @@ class Member:
     context_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """How a peer reaches its hub, and how it waits between two tries."""
+
+    clock: Clock
+    backoff: Backoff
+    waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    """Counts a wait under its name, as ``NodeMetrics.waiting``."""
+    identity: Identity | OwnIdentity | None = None
+    """The peer's, which is renewed in time; its dates are compared with the clocks. None: TLS is off."""
+    hub: Hub | None = None
+    """Where the peer's channels lead; it moves on to the next one from one that does not serve."""
+
+
 class MembershipClient:
     """A service that keeps this peer a member of its run; ready once it has joined."""
 
@@ -68,23 +82,15 @@ class MembershipClient:
         self,
         channel: grpc.aio.Channel,
         member: Member,
+        uplink: Uplink,
         *,
         reports: PeerReports,
         notices: Notices,
-        clock: Clock,
-        backoff: Backoff,
-        waiting: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-        identity: Identity | OwnIdentity | None = None,
-        hub: Hub | None = None,
         vouch: Callable[[str, str], RelayVoucher] | None = None,
     ) -> None:
         """Prepare; nothing is dialled before ``run``.
 
         Args:
-            waiting: Counts a wait under its name, as ``NodeMetrics.waiting``.
-            identity: This peer's, which is renewed in time; its dates are compared with the clocks. None: TLS
-                is off.
-            hub: Where the channel leads; it moves on to the next one from one that does not serve.
             vouch: Lets a relay of this name speak for this process, by its instance. None: this peer does not
                 join by relays.
         """
@@ -94,14 +100,11 @@ class MembershipClient:
         self._base = reports.base
         self._task_changed = notices.task_changed
         self._moved = notices.moved
-        self._backoff = backoff
-        self._instance = secrets.token_hex(8)
-        self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=clock)
-        self._waiting = waiting
-        self._identity = identity
-        self._hub = hub
+        self._clock, self._backoff, self._waiting = uplink.clock, uplink.backoff, uplink.waiting
+        self._identity, self._hub = uplink.identity, uplink.hub
         self._vouch = vouch
-        self._clock = clock
+        self._instance = secrets.token_hex(8)
+        self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=uplink.clock)
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
         self._joins = 0

@@ -17,7 +17,7 @@ import grpc.aio
 
 from heterorl.v1 import membership_pb2_grpc, policy_pb2_grpc, relay_pb2_grpc, rollout_pb2_grpc
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.submission_stream import SubmissionStream
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
@@ -155,6 +155,9 @@ def _membership(
     return MembershipClient(
         control,
         Member(context.run.run_id, Role.RELAY),
+        Uplink(
+            context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, moved.hub
+        ),
         reports=PeerReports(
             held=store.head,
             waits_for=lambda: context.node_metrics.waits_for,
@@ -162,11 +165,6 @@ def _membership(
             revocations=RevocationList(copy).current,
         ),
         notices=Notices(revocations=partial(_keep, copy), moved=moved.learn),
-        clock=context.clock,
-        backoff=Backoff(random.random),
-        waiting=context.node_metrics.waiting,
-        identity=context.identity,
-        hub=moved.hub,
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clock import Clock, SystemClock, moment
 from node.commands import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
@@ -74,12 +74,9 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
         client = MembershipClient(
             channel,
             Member(identity.run_id, identity.role, LAYOUT, TOKENIZER),
+            Uplink(clock, Backoff(lambda: 0.5, cap_s=0.5), metrics.waiting, identity),
             reports=PeerReports(held=lambda: None, waits_for=lambda: "", metrics=tuple),
             notices=Notices(),
-            clock=clock,
-            backoff=Backoff(lambda: 0.5, cap_s=0.5),
-            waiting=metrics.waiting,
-            identity=identity,
         )
         running = asyncio.create_task(client.run(ready=lambda: None, stopping=stopping))
         try:

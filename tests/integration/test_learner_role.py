@@ -28,7 +28,7 @@ from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import read_masters, versions_in
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
 from node.commands.status_command import fetch_status
@@ -131,10 +131,9 @@ async def sampling(
     membership = MembershipClient(
         control,
         Member(made.run_id, Role.SAMPLER, layout.digest, tokenizer_digest(model_dir)),
+        Uplink(CLOCK, Backoff(random.random)),
         reports=PeerReports(held=lambda: version0, waits_for=str, metrics=tuple, base=lambda: base),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
-        clock=CLOCK,
-        backoff=Backoff(random.random),
     )
 
     async def work() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import RENEWAL_RETRY_S, Member, MembershipClient
+from node.clients.membership_client import RENEWAL_RETRY_S, Member, MembershipClient, Uplink
 from node.commands.cli import main
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
@@ -70,12 +70,9 @@ async def member(
         client = MembershipClient(
             control,
             Member(made.run_id, Role.SAMPLER, layout_digest=LAYOUT, tokenizer_digest=TOKENIZER),
+            Uplink(clock, Backoff(lambda: 0.5, first_s=0.02, cap_s=0.1), identity=own, hub=hub),
             reports=PeerReports(held=lambda: None, waits_for=str, metrics=tuple),
             notices=Notices(moved=moved.learn),
-            clock=clock,
-            backoff=Backoff(lambda: 0.5, first_s=0.02, cap_s=0.1),
-            identity=own,
-            hub=hub,
         )
         running = asyncio.create_task(client.run(ready=lambda: None, stopping=stopping))
         await asyncio.wait_for(client.settings(), TIMEOUT_S)

@@ -17,7 +17,7 @@ import pytest
 from deploy.runs.run_directory import free_ports
 from heterorl.v1 import common_pb2
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clock import SystemClock
 from node.coordinator import candidate
 from node.coordinator.candidate import Candidate
@@ -198,11 +198,9 @@ async def test_a_peer_that_knows_both_finds_who_leads_before_and_after_a_takeove
             client = MembershipClient(
                 channel,
                 Member(made.run_id, Role.SAMPLER, layout_digest=LAYOUT, tokenizer_digest=TOKENIZER),
+                Uplink(SystemClock(), Backoff(lambda: 0.1), hub=hub),
                 reports=PeerReports(held=lambda: None, waits_for=str, metrics=tuple),
                 notices=Notices(),
-                clock=SystemClock(),
-                backoff=Backoff(lambda: 0.1),
-                hub=hub,
             )
             stopping = asyncio.Event()
             member = asyncio.create_task(

@@ -152,9 +152,7 @@ async def publishing(
     publisher = Publisher(
         access,
         LocalCoder(MasterWords(masters, layout), threads=threads),
-        stored,
-        signer=signer,
-        further=FurtherArtifacts(
+        FurtherArtifacts(
             stored,
             signer,
             keyframe_every_versions=keyframe_every,

@@ -188,7 +188,6 @@ async def learner(
     evidence = Evidence(config, clock=clock, metrics=instruments.metrics)
     loop = TrainingLoop(
         training_state,
-        config,
         coordinator=told,
         drain=drain,
         evidence=evidence,

@@ -10,7 +10,7 @@ import pytest
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients import heartbeats
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clock import SystemClock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.peer import Peer
@@ -117,6 +117,7 @@ class Peering:
         self.client = MembershipClient(
             self.channel,
             Member("run", Role.SAMPLER, b"l" * 16, b"t" * 16),
+            Uplink(SystemClock(), Backoff(lambda: 0.1)),
             reports=PeerReports(
                 held=lambda: self.held,
                 waits_for=lambda: "prompt lease",
@@ -124,8 +125,6 @@ class Peering:
                 running_leases=lambda: ("5.1",),
             ),
             notices=Notices(**notices),
-            clock=SystemClock(),
-            backoff=Backoff(lambda: 0.1),
         )
 
     def ready(self) -> None:
