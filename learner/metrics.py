@@ -5,14 +5,14 @@ import random
 from dataclasses import dataclass
 from typing import Final, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from learner.disk_wait import DiskWait
 from learner.step_log import StepLine
 from node.clock import Clock
+from node.telemetry.metric_factory import MetricFactory
 from node.telemetry.metrics import NodeMetrics
 
-_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 _VERSIONS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -50,36 +50,11 @@ _OF_AGE: Final = {
 _LAG: Final = "delivered: spooled to judged; trained: spooled to trained on; total: sampled to trained on."
 
 
-class _Instruments:
-    """Registers instruments under the learner's prefix."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def gauge(self, what: str, help_text: str, *labels: str) -> Gauge:
-        return Gauge(f"heterorl_learner_{what}", help_text, labels, registry=self._registry)
-
-    def unknown(self, what: str, help_text: str) -> Gauge:
-        """Return a gauge that is NaN until it is set."""
-        gauge = self.gauge(what, help_text)
-        gauge.set(math.nan)
-        return gauge
-
-    def counter(self, what: str, help_text: str, *labels: str) -> Counter:
-        return Counter(f"heterorl_learner_{what}", help_text, labels, registry=self._registry)
-
-    def histogram(
-        self, what: str, help_text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS
-    ) -> Histogram:
-        name = f"heterorl_learner_{what}"
-        return Histogram(name, help_text, labels, buckets=buckets, registry=self._registry)
-
-
 class LearnerMetrics:
     """The learner's instruments, each written from the event loop's thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        new = _Instruments(registry)
+        new = MetricFactory(registry, "learner")
         self._of_step = {name: new.unknown(name, help_text) for name, help_text in _OF_STEP.items()}
         self._of_age = {name: new.gauge(name, text, "age_versions") for name, text in _OF_AGE.items()}
         self._grader_metric = new.gauge(
@@ -117,7 +92,7 @@ class LearnerMetrics:
         self._make_counters(new)
         self._make_histograms(new)
 
-    def _make_counters(self, new: _Instruments) -> None:
+    def _make_counters(self, new: MetricFactory) -> None:
         self.groups = new.counter("groups", "Groups by what became of them here.", "verdict")
         self.doubled_groups = new.counter("doubled_groups", "Groups delivered again after a step; refused.")
         self.trained_tokens = new.counter("trained_tokens", "Completion tokens trained on.")
@@ -149,7 +124,7 @@ class LearnerMetrics:
             "superseded_versions", "Versions superseded before publishing."
         )
 
-    def _make_histograms(self, new: _Instruments) -> None:
+    def _make_histograms(self, new: MetricFactory) -> None:
         self.step_seconds = new.histogram("step_seconds", "From batch to new parameters.")
         self.journal_seconds = new.histogram("journal_seconds", "Making a step's journal entry durable.")
         self.checkpoint_copy_seconds = new.histogram(

@@ -4,10 +4,11 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from node.failure import FAULTS, Failure
 from node.rollout import RewardCheck
+from node.telemetry.metric_factory import MetricFactory
 
 _GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _TURN_BUCKETS: Final = (1, 2, 3, 5, 8, 16, 32, 64, 128)
@@ -55,20 +56,13 @@ class GraderMetrics:
 
     def __init__(self, registry: CollectorRegistry, role: str, readings: Mapping[str, str]) -> None:
         """Make them for ``role``, and gauges that are read where their values are: name -> text."""
-        self.grader_kills = Counter(
-            f"heterorl_{role}_grader_kills",
-            "Grader processes killed at a limit or found dead.",
-            registry=registry,
-        )
-        self._grader_outages = Counter(
-            f"heterorl_{role}_grader_outages",
-            "Attempts to grade that failed, through no fault of the prompt.",
-            ["reason"],
-            registry=registry,
+        new = MetricFactory(registry, role)
+        self.grader_kills = new.counter("grader_kills", "Grader processes killed at a limit or found dead.")
+        self._grader_outages = new.counter(
+            "grader_outages", "Attempts to grade that failed, through no fault of the prompt.", "reason"
         )
         self._readings = {
-            name: Gauge(f"heterorl_{role}_{name}", text, registry=registry)
-            for name, text in {**_GRADER_READINGS, **readings}.items()
+            name: new.gauge(name, text) for name, text in {**_GRADER_READINGS, **readings}.items()
         }
 
     def count_grader_outage(self, reason: str, times: int) -> None:
@@ -87,17 +81,12 @@ class VerifierMetrics(GraderMetrics):
         super().__init__(
             registry, "verifier", {"cpu_seconds": "CPU time of the verifier's process and its graders."}
         )
-        self.checks = Counter(
-            "heterorl_verifier_checks",
-            "Groups whose rewards were worked out again.",
-            ["outcome"],
-            registry=registry,
-        )
-        self.check_seconds = Histogram(
-            "heterorl_verifier_check_seconds",
+        new = MetricFactory(registry, "verifier")
+        self.checks = new.counter("checks", "Groups whose rewards were worked out again.", "outcome")
+        self.check_seconds = new.histogram(
+            "check_seconds",
             "Working out a group's rewards again, including the wait for a grader.",
             buckets=_GROUP_BUCKETS_S,
-            registry=registry,
         )
         for outcome in RewardCheck:
             self.checks.labels(outcome)
@@ -109,39 +98,39 @@ class SamplerMetrics(GraderMetrics):
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry, "sampler", _READINGS)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"heterorl_sampler_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"heterorl_sampler_{name}", text, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"heterorl_sampler_{name}", text, buckets=buckets, registry=registry)
-
-        self.tokens = counter("tokens", "Tokens drawn for finished groups.")
-        self.decode_steps = counter("decode_steps", "Decode steps, each a token of every running completion.")
-        self.groups = counter("groups", "Verdicts on this sampler's groups; one may get several.", "verdict")
-        self.dropped_groups = counter("dropped_groups", "Leased groups that are not submitted.", "reason")
-        self._prompt_faults = counter(
+        new = MetricFactory(registry, "sampler")
+        self.tokens = new.counter("tokens", "Tokens drawn for finished groups.")
+        self.decode_steps = new.counter(
+            "decode_steps", "Decode steps, each a token of every running completion."
+        )
+        self.groups = new.counter(
+            "groups", "Verdicts on this sampler's groups; one may get several.", "verdict"
+        )
+        self.dropped_groups = new.counter("dropped_groups", "Leased groups that are not submitted.", "reason")
+        self._prompt_faults = new.counter(
             "prompt_faults", "Leases given back because their prompts could not be answered.", "reason"
         )
-        self.reply_seconds = histogram(
-            "reply_seconds", "From a turn to the reply, including waits for a grader.", _GROUP_BUCKETS_S
+        self.reply_seconds = new.histogram(
+            "reply_seconds",
+            "From a turn to the reply, including waits for a grader.",
+            buckets=_GROUP_BUCKETS_S,
         )
-        self.completion_turns = histogram(
-            "completion_turns", "Turns of a completion, where the task replies.", _TURN_BUCKETS
+        self.completion_turns = new.histogram(
+            "completion_turns", "Turns of a completion, where the task replies.", buckets=_TURN_BUCKETS
         )
-        self.price_per_hour = gauge("price_per_hour", "The machine's price, as configured; 0: unknown.")
-        self.reward_mean = gauge("reward_mean", "Mean reward of the newest graded group of training.")
-        self.swap_seconds = histogram(
-            "swap_seconds", "Changing to a version between decode steps, including caches.", _SWAP_BUCKETS_S
+        self.price_per_hour = new.gauge("price_per_hour", "The machine's price, as configured; 0: unknown.")
+        self.reward_mean = new.gauge("reward_mean", "Mean reward of the newest graded group of training.")
+        self.swap_seconds = new.histogram(
+            "swap_seconds",
+            "Changing to a version between decode steps, including caches.",
+            buckets=_SWAP_BUCKETS_S,
         )
-        self.dropped_fetches = counter(
+        self.dropped_fetches = new.counter(
             "dropped_fetches", "Fetches of a policy version that ended without it.", "reason"
         )
-        self.repairs = counter("repairs", "Times the held policy was found damaged.")
-        self.engine_restarts = counter("engine_restarts", "Times the engine failed and was loaded again.")
-        self.probe_failures = counter("probe_failures", "Probes of a version that had no finite logprob.")
+        self.repairs = new.counter("repairs", "Times the held policy was found damaged.")
+        self.engine_restarts = new.counter("engine_restarts", "Times the engine failed and was loaded again.")
+        self.probe_failures = new.counter("probe_failures", "Probes of a version that had no finite logprob.")
         for fault in FAULTS:
             self._prompt_faults.labels(fault)
 

@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Final, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
@@ -18,6 +18,7 @@ from node.failure import FAULTS, Failure
 from node.rollout import RewardCheck
 from node.run import MEMBER_ROLES, Evaluation, EvaluationStatus, SamplerStanding
 from node.telemetry.fleet_totals import add_summary
+from node.telemetry.metric_factory import MetricFactory
 from node.verdict import Verdict
 
 _STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
@@ -40,149 +41,159 @@ _PEER_GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
 
 class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"heterorl_coordinator_{name}", text, labels, registry=registry)
+        new = MetricFactory(registry, "coordinator")
+        self._make_of_groups(new)
+        self._make_of_ledger(new)
+        self._make_of_fleet(new)
+        self._make_of_checks(new)
+        self._peers, self.evaluations = _PeerCollector(), _EvaluationCollector()
+        registry.register(self._peers)
+        registry.register(self.evaluations)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"heterorl_coordinator_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(
-                f"heterorl_coordinator_{name}", text, labels, buckets=tuple(buckets), registry=registry
-            )
-
-        self.groups = counter(
+    def _make_of_groups(self, new: MetricFactory) -> None:
+        self.groups = new.counter(
             "groups", "Verdicts given, from the ledger; since the start also repeats and strays.", "verdict"
         )
-        self._slots = gauge("slots", "Prompt slots by state, from the ledger.", "state")
-        self.max_staleness_versions = gauge(
+        self._slots = new.gauge("slots", "Prompt slots by state, from the ledger.", "state")
+        self.max_staleness_versions = new.gauge(
             "max_staleness_versions", "The staleness bound, as configured, for alerts to compare with."
         )
-        self.grader_digests = gauge("grader_digests", "Different grader codes of the samplers present.")
-        self.misgraded_groups = counter(
-            "misgraded_groups",
-            "Groups refused because of what graded them: task options or grader code.",
-            "what",
-        )
-        self._capacity = gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
-        self._spooled_bytes = gauge("spooled_bytes", "Groups on disk that wait for training.")
-        self._length_distance = gauge(
+        self._capacity = new.gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
+        self._spooled_bytes = new.gauge("spooled_bytes", "Groups on disk that wait for training.")
+        self._length_distance = new.gauge(
             "length_distance_ratio", "Kolmogorov-Smirnov distance of the sizes of groups handed in and used."
         )
         self._length_distance.set(math.nan)
-        self._peers = _PeerCollector()
-        registry.register(self._peers)
-        self.leads = gauge("leads", "1 where this coordinator serves the run; 0 where it stands by.")
-        self.paused = gauge("paused", "1 while an operator has paused the run.")
-        self.drained = gauge("drained_samplers", "Samplers that operators have drained.")
-        self.head = gauge("head_version", "The newest announced policy version.")
-        self.heartbeat_pause = gauge(
-            "heartbeat_pause_seconds", "Mean time between two heartbeats of a sampler, as samplers are told."
+        self.staleness = new.histogram(
+            "group_staleness_versions",
+            "Staleness of groups when they were trained on.",
+            buckets=_STALENESS_BUCKETS,
         )
-        self._learner_version = gauge(
-            "learner_version", "The newest version the learner is known to have reached."
+        self._stage = new.histogram(
+            "group_lag_seconds", "Time groups took per stage.", "stage", buckets=_LAG_BUCKETS_S
         )
-        self.staleness = histogram(
-            "group_staleness_versions", "Staleness of groups when they were trained on.", _STALENESS_BUCKETS
+        self.prompt_faults = new.counter(
+            "prompt_faults",
+            "Leases given back because their prompts could not be answered, by reason.",
+            "reason",
         )
-        self._stage = histogram("group_lag_seconds", "Time groups took per stage.", _LAG_BUCKETS_S, "stage")
-        self.transaction = histogram(
+        self.abandoned_prompts = new.counter(
+            "abandoned_prompts", "Slots given up, by the reason of their last attempt.", "reason"
+        )
+        self.lease_expiries = new.counter("lease_expiries", "Leases that ended without a group.")
+        self.double_trainings = new.counter(
+            "double_trainings", "Groups a step named although their slot was settled before."
+        )
+        self.unknown_trainings = new.counter(
+            "unknown_trainings", "Groups the learner named that were never submitted here."
+        )
+        self.doubled_deliveries = new.counter(
+            "doubled_deliveries", "Groups delivered that the learner had trained on before."
+        )
+        for verdict in Verdict:
+            self.groups.labels(verdict)
+        for fault in FAULTS:
+            self.prompt_faults.labels(fault)
+        for reason in Failure:
+            self.abandoned_prompts.labels(reason)
+
+    def _make_of_ledger(self, new: MetricFactory) -> None:
+        self.transaction = new.histogram(
             "ledger_transaction_seconds",
             "Time until a commit of the transactions that waited for it was on disk.",
-            _TRANSACTION_BUCKETS_S,
+            buckets=_TRANSACTION_BUCKETS_S,
         )
-        self.transactions = counter("ledger_transactions", "Transactions on disk; many share a commit.")
-        self.undone_batches = counter(
+        self.transactions = new.counter("ledger_transactions", "Transactions on disk; many share a commit.")
+        self.undone_batches = new.counter(
             "undone_batches",
             "Failed commits of several transactions, after which the coordinator went back to its ledger.",
         )
-        self.waiting_requests = gauge(
+        self.waiting_requests = new.gauge(
             "waiting_requests", "Requests that wait for their turn to be decided and written to the ledger."
         )
-        self.dropped_decisions = counter(
+        self.dropped_decisions = new.counter(
             "dropped_decisions",
             "Requests that were not decided: their callers had gone, or were told to come back, because too "
             "many waited (full), they had waited too long (late) or the coordinator stopped (draining).",
             "cause",
         )
-        self.prompt_faults = counter(
-            "prompt_faults",
-            "Leases given back because their prompts could not be answered, by reason.",
-            "reason",
-        )
-        self.abandoned_prompts = counter(
-            "abandoned_prompts", "Slots given up, by the reason of their last attempt.", "reason"
-        )
-        self.lease_expiries = counter("lease_expiries", "Leases that ended without a group.")
-        self.double_trainings = counter(
-            "double_trainings", "Groups a step named although their slot was settled before."
-        )
-        self.unknown_trainings = counter(
-            "unknown_trainings", "Groups the learner named that were never submitted here."
-        )
-        self.doubled_deliveries = counter(
-            "doubled_deliveries", "Groups delivered that the learner had trained on before."
-        )
-        self._ledger_confirmed = gauge(
+        self._ledger_confirmed = new.gauge(
             "ledger_confirmed", "1 once the learner has found nothing missing in the ledger; until then 0."
         )
-        self._ledger_behind = gauge(
+        self._ledger_behind = new.gauge(
             "ledger_behind", "1 while the learner knows of steps or groups that the ledger lacks."
         )
-        self.dropped_verdicts = counter(
+        self.damaged_groups = new.counter(
+            "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
+        )
+        for cause in ("gone", "full", "late", "draining"):
+            self.dropped_decisions.labels(cause)
+
+    def _make_of_fleet(self, new: MetricFactory) -> None:
+        self.leads = new.gauge("leads", "1 where this coordinator serves the run; 0 where it stands by.")
+        self.paused = new.gauge("paused", "1 while an operator has paused the run.")
+        self.drained = new.gauge("drained_samplers", "Samplers that operators have drained.")
+        self.head = new.gauge("head_version", "The newest announced policy version.")
+        self.heartbeat_pause = new.gauge(
+            "heartbeat_pause_seconds", "Mean time between two heartbeats of a sampler, as samplers are told."
+        )
+        self._learner_version = new.gauge(
+            "learner_version", "The newest version the learner is known to have reached."
+        )
+        self.dropped_verdicts = new.counter(
             "dropped_verdicts",
             "Verdicts their samplers were never told, because they had stopped sending heartbeats.",
         )
-        self.refused_twins = counter(
+        self.refused_twins = new.counter(
             "refused_twins", "Times a process was refused because another of its name was in the run."
         )
-        self.evaluation_groups = counter(
+
+    def _make_of_checks(self, new: MetricFactory) -> None:
+        self.grader_digests = new.gauge("grader_digests", "Different grader codes of the samplers present.")
+        self.misgraded_groups = new.counter(
+            "misgraded_groups",
+            "Groups refused because of what graded them: task options or grader code.",
+            "what",
+        )
+        self.evaluation_groups = new.counter(
             "evaluation_groups", "Groups of held-out prompts submitted; spooled ones count.", "verdict"
         )
-        self.evaluation_odd_samplers = counter(
+        self.evaluation_odd_samplers = new.counter(
             "evaluation_odd_samplers",
             "Times a sampler's answers to held-out prompts were left out of an evaluation, because they "
             "differ from all other samplers' one way.",
         )
-        self.evaluation_disputes = counter(
+        self.evaluation_disputes = new.counter(
             "evaluation_disputes",
             "Evaluations in which samplers differ one way, and no third could say which is right.",
         )
-        self.evaluations = _EvaluationCollector()
-        registry.register(self.evaluations)
-        self.prompt_disagreements = counter(
+        self.prompt_disagreements = new.counter(
             "prompt_disagreements", "Groups whose prompt has other tokens at other samplers."
         )
-        self.verifiers = gauge("verifiers", "Verifiers that check rewards; without one rewards are believed.")
-        self.reward_checks = counter(
+        self.verifiers = new.gauge(
+            "verifiers", "Verifiers that check rewards; without one rewards are believed."
+        )
+        self.reward_checks = new.counter(
             "reward_checks",
             "Groups drawn for a check of their rewards, or to be graded, by outcome: a verifier's finding, "
             "or that none came in time (late) or too many waited (passed over), and they were delivered "
             "unchecked.",
             "outcome",
         )
-        self._waiting_newcomers = gauge(
+        self._waiting_newcomers = new.gauge(
             "newcomers_waiting_groups",
             "Groups that wait because newcomers fill their part of the batches (coordinator.newcomers_part).",
         )
-        self.proven_liars = counter("proven_liars", "Samplers that verifiers proved to lie about rewards.")
-        self.thrown_out_groups = counter(
+        self.proven_liars = new.counter(
+            "proven_liars", "Samplers that verifiers proved to lie about rewards."
+        )
+        self.thrown_out_groups = new.counter(
             "thrown_out_groups", "Groups of proven liars that were not yet trained on, and are sampled again."
         )
-        self.damaged_groups = counter(
-            "damaged_groups", "Groups in the spool whose bytes are not those that were stored."
-        )
         for verdict in Verdict:
-            self.groups.labels(verdict)
             self.evaluation_groups.labels(verdict)
         for outcome in (*RewardCheck, "late", "passed over"):
             self.reward_checks.labels(outcome)
-        for cause in ("gone", "full", "late", "draining"):
-            self.dropped_decisions.labels(cause)
-        for fault in FAULTS:
-            self.prompt_faults.labels(fault)
-        for reason in Failure:
-            self.abandoned_prompts.labels(reason)
 
     def observe_lag(self, stage: str, seconds: float) -> None:
         """Observe how long a group took; stages as in ``node.telemetry.lag``."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from node.relay.rollout_spool import RolloutSpool
+from node.telemetry.metric_factory import MetricFactory
 from node.verdict import Verdict
 from node.weights.store.artifact_store import ArtifactStore
 
@@ -13,43 +14,25 @@ class RelayMetrics:
     """A relay's instruments; used on the event loop's thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._head = Gauge(
-            "heterorl_relay_head_version",
-            "Newest version this relay announces; -1 before the first.",
-            registry=registry,
+        new = MetricFactory(registry, "relay")
+        self._head = new.gauge("head_version", "Newest version this relay announces; -1 before the first.")
+        self._spooled = new.gauge(
+            "spooled_groups", "Groups on this relay's disk without the coordinator's answer."
         )
-        self._spooled = Gauge(
-            "heterorl_relay_spooled_groups",
-            "Groups on this relay's disk without the coordinator's answer.",
-            registry=registry,
+        self._spooled_bytes = new.gauge("spooled_bytes", "The size of those groups.")
+        self._forwarded = new.counter(
+            "forwarded_groups", "Groups forwarded, by the coordinator's verdict.", "verdict"
         )
-        self._spooled_bytes = Gauge(
-            "heterorl_relay_spooled_bytes", "The size of those groups.", registry=registry
-        )
-        self._forwarded = Counter(
-            "heterorl_relay_forwarded_groups",
-            "Groups forwarded, by the coordinator's verdict.",
-            ["verdict"],
-            registry=registry,
-        )
-        self.dropped_groups = Counter(
-            "heterorl_relay_dropped_groups",
-            "Groups lost here: the coordinator refused the message, or the disk changed it.",
-            registry=registry,
+        self.dropped_groups = new.counter(
+            "dropped_groups", "Groups lost here: the coordinator refused the message, or the disk changed it."
         )
 
-        self._samplers = Gauge(
-            "heterorl_relay_samplers", "Samplers that this relay speaks for.", registry=registry
+        self._samplers = new.gauge("samplers", "Samplers that this relay speaks for.")
+        self._requests = new.gauge(
+            "waiting_requests", "Requests of those samplers that wait for the coordinator."
         )
-        self._requests = Gauge(
-            "heterorl_relay_waiting_requests",
-            "Requests of those samplers that wait for the coordinator.",
-            registry=registry,
-        )
-        self.dropped_verdicts = Counter(
-            "heterorl_relay_dropped_verdicts",
-            "Verdicts that a sampler was not told in time; the ledger counts them all.",
-            registry=registry,
+        self.dropped_verdicts = new.counter(
+            "dropped_verdicts", "Verdicts that a sampler was not told in time; the ledger counts them all."
         )
 
     def watch(

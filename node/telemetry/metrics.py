@@ -11,17 +11,17 @@ import math
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from typing import Final
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
 from node import descriptors, limits
 from node.clock import Clock
 from node.errors import Reason
+from node.telemetry.metric_factory import MetricFactory
 
 logger = logging.getLogger(__name__)
 
@@ -136,37 +136,33 @@ class NodeMetrics:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._open_waits: dict[int, str] = {}
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        info = gauge("heterorl_node_info", "Always 1; the labels say what runs.", ["version", "roles"])
+        new = MetricFactory(registry, "node")
+        info = new.gauge("info", "Always 1; the labels say what runs.", "version", "roles")
         info.labels(version("heterorl-node"), "+".join(roles)).set(1)
-        self._refusals = counter(
-            "heterorl_node_refusals",
+        self._refusals = new.counter(
+            "refusals",
             "Requests and payloads refused, by the service that refused and why.",
-            ["service", "reason"],
+            "service",
+            "reason",
         )
-        self._waiting = gauge("heterorl_node_waiting_tasks", "Tasks waiting now, by what for.", ["for"])
-        self._wait_seconds = counter(
-            "heterorl_node_wait_seconds",
-            "Time spent in waits that have ended, by what for.",
-            ["for"],
+        self._waiting = new.gauge("waiting_tasks", "Tasks waiting now, by what for.", "for")
+        self._wait_seconds = new.counter(
+            "wait_seconds", "Time spent in waits that have ended, by what for.", "for"
         )
-        self._certificates = gauge(
-            "heterorl_node_certificate_expiry_seconds",
+        self._certificates = new.gauge(
+            "certificate_expiry_seconds",
             "Until a certificate of this process expires, by its own clock; below 0 it has.",
-            ["certificate"],
+            "certificate",
         )
-        open_files = gauge(
-            "heterorl_node_descriptors_used_ratio",
-            "Open files of the process as a share of how many it may have.",
+        open_files = new.gauge(
+            "descriptors_used_ratio", "Open files of the process as a share of how many it may have."
         )
         open_files.set_function(lambda: descriptors.open_now() / descriptors.limit())
-        self._disk_free_bytes = gauge(
-            "heterorl_node_disk_free_bytes",
+        self._disk_free_bytes = new.gauge(
+            "disk_free_bytes",
             "Free on the file system of the state directory, for a process without privileges.",
         )
-        self._disk_free_ratio = gauge(
-            "heterorl_node_disk_free_ratio", "The same as a share of the file system."
-        )
+        self._disk_free_ratio = new.gauge("disk_free_ratio", "The same as a share of the file system.")
 
     def watch_certificate(self, name: str, *, not_after_s: float) -> None:
         """Export how long a certificate is still valid; ``not_after_s`` is Unix seconds."""

@@ -1,11 +1,11 @@
 """Metrics of moving policy versions and rollouts, on every peer that sends or receives them."""
 
 from collections.abc import Callable
-from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from node.policy import ArtifactKey
+from node.telemetry.metric_factory import MetricFactory
 
 _FETCH_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _APPLY_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
@@ -15,69 +15,60 @@ class TransferMetrics:
     """Instruments for any thread; one set per process, shared by its roles."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
-        self._bytes = counter(
-            "heterorl_node_transfer_bytes",
+        new = MetricFactory(registry, "node")
+        self._bytes = new.counter(
+            "transfer_bytes",
             "Payload bytes received (in) and sent (out), repeats included; rollouts at hub and relays only.",
-            ["kind", "direction"],
+            "kind",
+            "direction",
         )
         self._rollouts_in, self._rollouts_out = (self._bytes.labels("rollout", way) for way in ("in", "out"))
-        self._frames = counter(
-            "heterorl_node_frames_applied", "Frames decoded and verified, by codec.", ["codec"]
-        )
-        self._damaged = counter(
-            "heterorl_node_frames_damaged",
+        self._frames = new.counter("frames_applied", "Frames decoded and verified, by codec.", "codec")
+        self._damaged = new.counter(
+            "frames_damaged",
             "Frames that arrived with another digest than signed; each was fetched again alone.",
         )
-        self._repaired = counter(
-            "heterorl_node_frames_mended",
-            "Frames whose words in memory had changed and were made again.",
+        self._repaired = new.counter(
+            "frames_mended", "Frames whose words in memory had changed and were made again."
         )
-        self._source_faults = counter(
-            "heterorl_node_source_faults",
+        self._source_faults = new.counter(
+            "source_faults",
             "Times a source of policy versions was avoided for a while, by what it did.",
-            ["fault"],
+            "fault",
         )
-        self._submissions = gauge(
-            "heterorl_node_submission_bytes",
-            "Groups between socket and disk; at the bound, a hub stops reading more.",
+        self._submissions = new.gauge(
+            "submission_bytes", "Groups between socket and disk; at the bound, a hub stops reading more."
         )
-        self._paused = gauge(
-            "heterorl_node_unfinished_fetch_bytes",
-            "Bytes in memory of paused transfers, which may be resumed.",
+        self._paused = new.gauge(
+            "unfinished_fetch_bytes", "Bytes in memory of paused transfers, which may be resumed."
         )
-        self._lingering = gauge(
-            "heterorl_node_lingering_artifacts",
-            "Artifacts kept beyond retention because a peer still fetches them.",
+        self._lingering = new.gauge(
+            "lingering_artifacts", "Artifacts kept beyond retention because a peer still fetches them."
         )
-        self._bucket_bytes = counter(
-            "heterorl_node_bucket_bytes",
+        self._bucket_bytes = new.counter(
+            "bucket_bytes",
             "Payload bytes read from hubs' buckets (in) and put into this hub's own (out), repeats included.",
-            ["direction"],
+            "direction",
         )
-        self._bucket_failures = counter(
-            "heterorl_node_bucket_failures",
-            "Operations that this hub's bucket failed; each is tried again.",
-            ["operation"],
+        self._bucket_failures = new.counter(
+            "bucket_failures", "Operations that this hub's bucket failed; each is tried again.", "operation"
         )
-        self._bucket_missing = gauge(
-            "heterorl_node_bucket_missing_artifacts",
-            "Artifacts of this hub that are not in its bucket yet.",
+        self._bucket_missing = new.gauge(
+            "bucket_missing_artifacts", "Artifacts of this hub that are not in its bucket yet."
         )
-        self._bucket_withheld = gauge(
-            "heterorl_node_bucket_withheld_artifacts",
+        self._bucket_withheld = new.gauge(
+            "bucket_withheld_artifacts",
             "Artifacts that this hub announces once they are in its bucket, or after a minute at most.",
         )
         self._stores: list[Callable[[], int]] = []
-        self._fetch = histogram(
-            "heterorl_node_fetch_seconds",
+        self._fetch = new.histogram(
+            "fetch_seconds",
             "From the first byte asked for to the last frame verified, by artifact.",
-            ["kind"],
+            "kind",
             buckets=_FETCH_BUCKETS_S,
         )
-        self._apply = histogram(
-            "heterorl_node_frame_apply_seconds", "Verifying and decoding one frame.", buckets=_APPLY_BUCKETS_S
+        self._apply = new.histogram(
+            "frame_apply_seconds", "Verifying and decoding one frame.", buckets=_APPLY_BUCKETS_S
         )
 
     def watch_lingering(self, lingering_artifacts: Callable[[], int]) -> None:

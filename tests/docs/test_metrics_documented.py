@@ -164,13 +164,14 @@ def names_in(texts: Iterable[str]) -> set[str]:
 
 
 def test_metrics_are_made_only_where_this_test_looks() -> None:
+    making = r"prometheus_client.*\b(Counter|Gauge|Histogram|Summary|Info|Enum)\b|MetricFactory\("
     makers = {
         str(path.relative_to(ROOT))
         for package in ("node", "learner", "sampler")
         for path in (ROOT / package).rglob("*.py")
-        if re.search(r"prometheus_client.*\b(Counter|Gauge|Histogram|Summary|Info|Enum)\b", path.read_text())
+        if re.search(making, path.read_text())
     }
-    assert makers == INSTRUMENT_MODULES
+    assert makers - {"node/telemetry/metric_factory.py"} == INSTRUMENT_MODULES
 
 
 def test_the_document_and_the_code_have_the_same_metrics() -> None:
