@@ -16,6 +16,7 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import snapshot
+from node.tokenizer import chat_template_digest
 from sampler.config import VerifierConfig
 from sampler.engines.ranking_tokenizer import tokenizer_of
 from sampler.metrics import VerifierMetrics
@@ -50,7 +51,12 @@ async def build(context: RoleContext) -> list[Service]:
     task_changed = asyncio.Event()
     membership = MembershipClient(
         control,
-        Member(context.run.run_id, Role.VERIFIER),
+        Member(
+            context.run.run_id,
+            Role.VERIFIER,
+            tokenizer_digest=decoder.digest,
+            chat_template_digest=chat_template_digest(config.model_dir),
+        ),
         Uplink(context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, hub),
         reports=PeerReports(
             held=lambda: None,

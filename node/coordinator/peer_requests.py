@@ -16,7 +16,13 @@ from node.coordinator.fleet.membership import KnownPeer
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.decisions import EMPTY_PAUSE_S
-from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
+from node.coordinator.work.model_check import (
+    Learner,
+    check_base,
+    check_chat_template,
+    check_model,
+    check_tokenizer,
+)
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
@@ -49,11 +55,24 @@ class SamplerModel:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierModel:
+    """The files by which a verifier tells prompts and texts: with others it would accuse honest samplers."""
+
+    tokenizer_digest: bytes
+    chat_template_digest: bytes
+
+    def check(self, learner: Learner) -> None:
+        """Check that they are the run's. Raises RefusedError: in what they differ."""
+        check_tokenizer(self.tokenizer_digest, learner)
+        check_chat_template(self.chat_template_digest, learner)
+
+
+@dataclass(frozen=True, slots=True)
 class Joining:
     """A request to join."""
 
     held: PolicyVersion | None
-    model: Learner | SamplerModel | None = None
+    model: Learner | SamplerModel | VerifierModel | None = None
     """None: a relay has none."""
     instance: str = ""
     prompts: int = 0
@@ -78,9 +97,9 @@ class PeerRequests:
         """Admit a peer that has the run's model. Raises RefusedError: why not."""
         if isinstance(joining.model, Learner):
             await self.spool.admit_learner(joining.model)
-        elif joining.model is not None:
-            if (learner := self.spool.accounts.learner) is not None:
-                joining.model.check(learner)
+        elif joining.model is not None and (learner := self.spool.accounts.learner) is not None:
+            joining.model.check(learner)
+        if isinstance(joining.model, SamplerModel):
             await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
         before = self.peers.instance(peer)
         member = self.peers.join(

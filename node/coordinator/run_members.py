@@ -9,7 +9,7 @@ from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2
 from node.clock import Clock
-from node.coordinator.peer_requests import Joining, PeerRequests, SamplerModel
+from node.coordinator.peer_requests import Joining, PeerRequests, SamplerModel, VerifierModel
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.run_status import RunReport
 from node.coordinator.work.agreement import DIGEST_BYTES
@@ -275,8 +275,10 @@ class RunMembers:
             raise
 
 
-def _model(peer: Peer, request: membership_pb2.JoinRequest) -> Learner | SamplerModel | None:
-    if peer.role not in (Role.LEARNER, Role.SAMPLER):
+def _model(peer: Peer, request: membership_pb2.JoinRequest) -> Learner | SamplerModel | VerifierModel | None:
+    if peer.role is Role.VERIFIER:
+        return VerifierModel(request.tokenizer_digest, request.chat_template_digest)
+    if peer.role is Role.RELAY:
         return None
     base = base_model_from_wire(request)
     if peer.role is Role.SAMPLER:

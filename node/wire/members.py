@@ -19,12 +19,13 @@ _SAMPLER: Final = frozenset({Role.SAMPLER})
 _RELAY: Final = frozenset({Role.RELAY})
 _GRADES: Final = frozenset({Role.SAMPLER, Role.VERIFIER})
 _HAS_MODEL: Final = _LEARNER | _SAMPLER
+_HAS_TOKENIZER: Final = _HAS_MODEL | {Role.VERIFIER}
 
 OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
     membership_pb2.JoinRequest: {
         "layout_digest": _HAS_MODEL,
-        "tokenizer_digest": _HAS_MODEL,
-        "chat_template_digest": _HAS_MODEL,
+        "tokenizer_digest": _HAS_TOKENIZER,
+        "chat_template_digest": _HAS_TOKENIZER,
         "learner_epoch": _LEARNER,
         "vocabulary_size": _LEARNER,
         "context_tokens": _LEARNER,

@@ -15,7 +15,7 @@ import numpy as np
 
 from node.clients.membership_client import MembershipClient
 from node.clients.reward_checks import RewardCheckClient
-from node.errors import RefusedError
+from node.errors import RefusedError, StartupError
 from node.rollout import GroupGrades, RewardCheck, RewardFinding, RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
 from node.run import RunSettings
@@ -78,7 +78,7 @@ class Verification:
 
         Raises:
             ConfigError: this verifier does not know the run's task, or lacks a package that it needs.
-            StartupError: the task does not start.
+            StartupError: the task does not start, or the tokenizer here is not the run's.
             RefusedError: for a reason after which a peer stops.
         """
         while not stopping.is_set():
@@ -140,6 +140,12 @@ class Verification:
         if group.is_graded and group.grader_digest != task.description.code_digest:
             what = f"grader code {group.grader_digest.hex()} is not this verifier's"
             return RewardFinding(group.group_id, RewardCheck.SKIPPED, what)
+        if group.tokenizer_digest != self._decoder.digest:  # the learner came after this verifier
+            raise StartupError(
+                f"the tokenizer of {self._config.model_dir} has digest {self._decoder.digest.hex()}, "
+                f"the run's has {group.tokenizer_digest.hex()}",
+                fix="Copy the model directory of the samplers; the weights are not needed.",
+            )
         texts = await asyncio.to_thread(_decoded, group, self._decoder)
         if odd := misstated_finish(group, texts, self._decoder.end_ids):
             return RewardFinding(group.group_id, RewardCheck.UNGRADABLE, odd)
@@ -166,7 +172,7 @@ class Verification:
             if len(self._prompts) > PROMPTS:
                 del self._prompts[next(iter(self._prompts))]
             return ""
-        # Nothing is known of one that comes out otherwise each time, or where the chat template is another.
+        # Nothing is known of one that comes out otherwise each time, or where no prompt was ever the same.
         if not self._has_matched or made is None or made != await self._made(task, group.prompt_index, row):
             return ""
         return (

@@ -103,7 +103,7 @@ async def test_a_verifier_with_another_grader_than_the_configured_one_checks_not
 ) -> None:
     settings["grader_digest"] = A.hex()
     async with running_hub(made, **settings) as hub, hub.peer(made.verifier) as verifier:
-        joined_as = await verifier.join(layout_digest=b"", tokenizer_digest=b"", grader_digest=B)
+        joined_as = await verifier.join(grader_digest=B)
 
         async def check(group: RolloutGroup, row: bytes) -> RewardFinding:
             raise AssertionError(group)

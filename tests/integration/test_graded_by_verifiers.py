@@ -61,7 +61,7 @@ class HandVerifier:
 @asynccontextmanager
 async def hand_verifier(hub: RunningHub, *, groups: int = 4) -> AsyncIterator[HandVerifier]:
     async with hub.peer(hub.made.verifier) as peer:
-        joined = await peer.join(layout_digest=b"", tokenizer_digest=b"", grader_digest=b"g" * 16)
+        joined = await peer.join(grader_digest=b"g" * 16)
         assert joined.verifiers_grade
         stream = peer.rollout.CheckRewards()
         hello = rollout_pb2.VerifierHello(task_digest=joined.task_digest, groups=groups)
@@ -202,7 +202,7 @@ async def test_a_sampler_that_sends_rewards_all_the_same_is_refused_whatever_its
         assert hidden.verdict == SPOOLED  # the coordinator reads headers alone
         assert await slots(learner) == {"available": 1, "ungraded": 1}
         async with hub.peer(made.verifier) as peer:
-            joined = await peer.join(layout_digest=b"", tokenizer_digest=b"", grader_digest=b"g" * 16)
+            joined = await peer.join(grader_digest=b"g" * 16)
             stream = peer.rollout.CheckRewards()
             hello = rollout_pb2.VerifierHello(task_digest=joined.task_digest, groups=1)
             await stream.write(rollout_pb2.CheckRewardsRequest(hello=hello))

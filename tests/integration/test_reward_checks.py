@@ -1,6 +1,8 @@
 """A sampler that lies about rewards: real coordinator, sampler and verifier; the learner by hand."""
 
 import asyncio
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from heterorl.v1 import common_pb2, membership_pb2
 from node.coordinator.trust_upkeep import PARDONS, ask_pardon
 from node.errors import Reason, RefusedError
+from node.exit_code import ExitCode
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.rollout import Finish, RolloutGroup
 from sampler.engines.torch_engine import TorchEngine
@@ -122,6 +125,42 @@ async def test_a_verifier_whose_prompts_nobody_shares_accuses_nobody(
         await learner.drain(credits=1000)
         await has_checked(hub, verifier, 3)
         assert (await standing(learner)).standing != "quarantined"
+
+
+@pytest.fixture
+def resaved_dir(model_dir: Path, tmp_path: Path) -> Path:
+    """Copy the model with two tokens exchanged, so that some prompts and texts are others."""
+    copied = Path(shutil.copytree(model_dir, tmp_path / "resaved"))
+    path = copied / "tokenizer.json"
+    document = json.loads(path.read_text())
+    vocabulary = document["model"]["vocab"]
+    vocabulary["7"], vocabulary["8"] = vocabulary["8"], vocabulary["7"]
+    path.write_text(json.dumps(document))
+    return copied
+
+
+async def test_a_verifier_with_another_tokenizer_is_refused(
+    made: MadeRun, base: TorchEngine, model_dir: Path, resaved_dir: Path
+) -> None:
+    async with running_hub(made) as hub, learning(hub, base, model_dir):
+        async with verifying(made, hub.address, resaved_dir) as verifier:
+            assert await asyncio.wait_for(verifier.ending, timeout=20) is ExitCode.COULD_NOT_START
+        assert hub.metric("heterorl_coordinator_proven_liars_total") == 0
+
+
+async def test_a_verifier_with_another_tokenizer_that_came_before_the_learner_ends_and_accuses_nobody(
+    made: MadeRun, base: TorchEngine, model_dir: Path, resaved_dir: Path
+) -> None:
+    async with (
+        running_hub(made, max_staleness_versions=500) as hub,
+        verifying(made, hub.address, resaved_dir) as verifier,
+    ):
+        await until(lambda: hub.metric("heterorl_coordinator_verifiers") == 1)
+        async with learning(hub, base, model_dir) as learner, sampling(made, hub.address, model_dir):
+            await learner.drain(credits=1000)
+            await until(lambda: hub.metric("heterorl_coordinator_verifiers") == 0)
+            assert await verifier.drained() is ExitCode.FAILED
+            assert (await standing(learner)).standing != "quarantined"
 
 
 async def test_a_verifier_survives_groups_that_nobody_honest_sends(

@@ -53,6 +53,7 @@ async def test_while_the_engine_is_busy_newer_versions_replace_older_ones(
         await asyncio.to_thread(hub.learner.put, hub.store, (1, 0))
         await until(lambda: serving.offers > offers)
         await asyncio.to_thread(hub.learner.put, hub.store, (2, 1), (3, 2), (9, None))
+        await until(lambda: (told := serving.sync._announcement) is not None and told.head.number == 9)
         serving.is_taking.set()
         await serving.reaches(hub.learner.versions[9])
         assert serving.numbers == [0, 1, 9]

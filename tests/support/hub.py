@@ -145,12 +145,12 @@ class HandPeer:
 
     async def join(self, **changes: Any) -> membership_pb2.JoinResponse:
         is_learner = self.identity.role is Role.LEARNER
-        has_model = self.identity.role is not Role.RELAY
+        has_model = self.identity.role in (Role.LEARNER, Role.SAMPLER)
         values: dict[str, Any] = {
             "run_id": self.identity.run_id,
             "role": role_to_wire(self.identity.role),
             "layout_digest": LAYOUT if has_model else b"",
-            "tokenizer_digest": TOKENIZER if has_model else b"",
+            "tokenizer_digest": b"" if self.identity.role is Role.RELAY else TOKENIZER,
             "learner_epoch": 1 if is_learner else 0,
             "vocabulary_size": 100 if is_learner else 0,
             "held": self.held,

@@ -7,6 +7,7 @@ from typing import Final
 from node.errors import Reason, RefusedError
 from node.policy import BASE_PART_BYTES, BaseModel
 
+_SAME_DIRECTORY: Final = "give every peer the same model directory"
 _NAMES_SHOWN: Final = 3
 _NAME_CHARACTERS: Final = 80
 
@@ -46,17 +47,26 @@ def check_model(
     Raises:
         RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
     """
-    differs = _differing(layout_summary, learner.layout_summary)
-    for what, reason, theirs, ours, because in (
-        ("layout", Reason.LAYOUT_MISMATCH, layout_digest, learner.layout_digest, differs),
-        ("tokenizer", Reason.TOKENIZER_MISMATCH, tokenizer_digest, learner.tokenizer_digest, ""),
-    ):
-        if theirs != ours:
-            raise RefusedError(
-                reason,
-                f"{of}'s {what} digest is {theirs.hex() or 'empty'}, the run's is {ours.hex()}{because}",
-                fix="give every peer the same model directory",
-            )
+    if layout_digest != learner.layout_digest:
+        differs = _differing(layout_summary, learner.layout_summary)
+        raise RefusedError(
+            Reason.LAYOUT_MISMATCH,
+            f"{of}'s layout digest is {layout_digest.hex() or 'empty'}, the run's is "
+            f"{learner.layout_digest.hex()}{differs}",
+            fix=_SAME_DIRECTORY,
+        )
+    check_tokenizer(tokenizer_digest, learner, of=of)
+
+
+def check_tokenizer(digest: bytes, learner: Learner, *, of: str = "this peer") -> None:
+    """Check that a peer or a group has the run's tokenizer. Raises RefusedError: TOKENIZER_MISMATCH."""
+    if digest != learner.tokenizer_digest:
+        raise RefusedError(
+            Reason.TOKENIZER_MISMATCH,
+            f"{of}'s tokenizer digest is {digest.hex() or 'empty'}, the run's is "
+            f"{learner.tokenizer_digest.hex()}",
+            fix=_SAME_DIRECTORY,
+        )
 
 
 def _differing(theirs: str, ours: str) -> str:

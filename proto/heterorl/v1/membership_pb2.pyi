@@ -111,7 +111,7 @@ class JoinRequest(_message.Message):
     layout_digest: _builtins.bytes
     """16 bytes: digest of tensor names, dtypes and shapes. The learner's sets the run's."""
     tokenizer_digest: _builtins.bytes
-    """16 bytes: digest of the tokenizer. The learner's sets the run's."""
+    """16 bytes: digest of the tokenizer. The learner's sets the run's. Relays: empty."""
     learner_epoch: _builtins.int
     """Learners: persisted, raised at every start; fences older learners. Others: 0."""
     vocabulary_size: _builtins.int
