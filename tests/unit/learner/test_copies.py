@@ -1,5 +1,6 @@
 """Completions that come twice, and those that may by chance."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -115,15 +116,20 @@ def test_a_sampler_that_repeats_one_short_group_in_ten_is_found() -> None:
 def test_an_honest_sampler_is_not_taken_for_a_copier_however_sure_the_policy_is(sure: float) -> None:
     copies, random = Copies(), np.random.default_rng(0)
     highest = 0.0
-    for number in range(20_000):
-        answers = random.random(4) < sure
-        nats = -np.log(np.where(answers, sure, 1.0 - sure))
-        group = short(f"{number}.1", "s1", *answers.astype(int).tolist(), prompt=number % 7)
-        completions = tuple(
-            replace(one, behaviour_logprob=np.array([-own], np.float32))
+
+    @functools.cache
+    def drawn(prompt: int, *answers: bool) -> RolloutGroup:
+        group = short("0.1", "s1", *map(int, answers), prompt=prompt)
+        nats = -np.log(np.where(answers, sure, 1.0 - sure)).astype(np.float32)
+        completions = (
+            replace(one, behaviour_logprob=-own[None])
             for one, own in zip(group.completions, nats, strict=True)
         )
-        assert copies.add(replace(group, completions=completions)) == ""
+        return replace(group, completions=tuple(completions))
+
+    for number in range(20_000):
+        group = drawn(number % 7, *(random.random(4) < sure).tolist())
+        assert copies.add(replace(group, group_id=f"{number}.1")) == ""
         highest = max(highest, *(bet.stake for bet in copies._bets.values()), 0.0)
     assert highest < 0.01 / FALSE_ALARM
 
