@@ -77,7 +77,7 @@ deep: needs-test $(BIN)/.test ## Properties with 2000 examples in place of 60 (h
 	@touch $@
 
 test-vllm: .venv-vllm/.installed ## What every engine must do, on vLLM's CPU build, in an environment of its own (x86-64)
-	.venv-vllm/bin/python -m pytest -q tests/conformance -o filterwarnings=default --timeout 300
+	.venv-vllm/bin/python -m pytest -q -m "not gpu" tests/conformance -o filterwarnings=default --timeout 300
 
 kills: $(BIN)/.demo ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
 	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
