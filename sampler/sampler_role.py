@@ -87,7 +87,7 @@ async def build(context: RoleContext) -> list[Service]:
     moved = MovedCoordinator(hub, context.run, context.state_dir)
     control = dial(hub, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
-    policy_sync = _policy_sync(context, _sources(context, hub, caller, control), held, metrics)
+    policy_sync = _policy_sync(context, _sources(context, moved, caller, control), held, metrics)
     pipeline = _pipeline(
         context, engine, engine_thread, policy, work_queue, hub=hub, caller=caller, metrics=metrics
     )
@@ -115,7 +115,9 @@ async def build(context: RoleContext) -> list[Service]:
     return [StopsAfter(membership, other=sampling), syncing, sampling]
 
 
-def _sources(context: RoleContext, hub: Hub, caller: Caller, control: grpc.aio.Channel) -> Sources:
+def _sources(
+    context: RoleContext, moved: MovedCoordinator, caller: Caller, control: grpc.aio.Channel
+) -> Sources:
     config, target = context.config.section(SamplerConfig), context.config.node.coordinator
     dial_one = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
     wanted = dict.fromkeys((*config.hub_relays, *config.weight_sources))
@@ -125,9 +127,9 @@ def _sources(context: RoleContext, hub: Hub, caller: Caller, control: grpc.aio.C
     if coordinators is None:
         coordinator = None
     elif config.hub_relays:
-        coordinator = dial_one(coordinators)
+        coordinator = dial_one(moved.follow(coordinators))
     else:  # over the channel, and to the address, that membership has
-        coordinator = dial_one(hub, control=control)
+        coordinator = dial_one(moved.hub, control=control)
     is_last_resort = bool(relays) and len(relays) == len(wanted)
     return Sources(
         relays if coordinator is None or is_last_resort else [coordinator, *relays],

@@ -100,17 +100,26 @@ class MoveNoticeFile:
 
 
 class MovedCoordinator:
-    """At a peer: adds the coordinator's new addresses to the hub's, now and after restarts."""
+    """At a peer: adds the coordinator's new addresses to its hubs', now and after restarts."""
 
     def __init__(self, hub: Hub, run: RunDescription, state_dir: Path) -> None:
         """Use the notice that was kept before, if there is one."""
         self.hub = hub
+        self._hubs = [hub]
+        self._addresses: tuple[str, ...] = ()
         self._run = run
         self._path = state_dir / FILE_NAME
         self._made_at_s = float("-inf")
         kept = MoveNoticeFile(self._path).current()
         if kept:
             self._take(kept)
+
+    def follow(self, hub: Hub) -> Hub:
+        """Tell another hub, too, where the coordinator is, now and from now on; return it."""
+        self._hubs.append(hub)
+        if self._addresses:
+            hub.learn(self._addresses)
+        return hub
 
     def learn(self, text: bytes) -> None:
         """Take a notice, and keep it on disk; one that is not newer, or not signed, changes nothing."""
@@ -130,6 +139,8 @@ class MovedCoordinator:
         if notice.iat <= self._made_at_s:
             return False
         self._made_at_s = notice.iat
-        self.hub.learn(notice.addresses)
+        self._addresses = notice.addresses
+        for hub in self._hubs:
+            hub.learn(notice.addresses)
         logger.info("the coordinator moves", extra={"to": ", ".join(notice.addresses)})
         return True

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from deploy.runs.run_directory import free_ports
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, call, classified, dial
-from node.weights.transfer.sources import watch_versions
+from node.rpc.hub import Hub
+from node.weights.transfer.sources import dial_source, watch_versions
 from node.wire.mapping import to_wire
 from support.identity import MadeRun
-from support.policy_hub import PolicyHub, Registry, policy_hub
+from support.policy_hub import PolicyHub, Registry, make_sources, policy_hub
 from support.weights import flip_bit, frames_file, keys, offsets
 
 DELTA = ArtifactKey(1, 0)
@@ -66,6 +68,21 @@ async def test_a_frame_that_rots_on_the_hubs_disk_is_never_sent(
         await asyncio.to_thread(hub.learner.put, hub.store, (1, 0))
         await waiting
         assert got[1] == payloads[1]
+
+
+async def test_weights_come_from_the_next_coordinator_where_the_first_is_gone(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    """Of a sampler that speaks through relays: nobody else moves the hub that it has for weights."""
+    async with policy_hub(made, tmp_path / "hub") as hub, asyncio.timeout(10):
+        hub.learner.put(hub.store, (1, 0))
+        coordinators = Hub(f"127.0.0.1:{free_ports(1)[0]},{hub.serving.address}")
+        source = dial_source(coordinators, made.sampler, connections=1, now=made.made_at_s)
+        for channel in (source.control, *source.bulk):
+            await hub.own(channel)
+        announcements = make_sources(Registry(), source).announcements()
+        assert (await anext(announcements)).head.number == 1
+        await announcements.aclose()
 
 
 async def test_announcements_come_at_once_and_at_each_change(made: MadeRun, tmp_path: Path) -> None:

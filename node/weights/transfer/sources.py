@@ -49,6 +49,8 @@ class Source:
     bulk: tuple[grpc.aio.Channel, ...]
     """At least one; more connections carry more over a long link. Connected before there is anything to
     fetch, except for the last resort's."""
+    hub: Hub | None = None
+    """Moved on where the coordinator that it is at does not serve. None: membership moves it."""
 
 
 @dataclass(slots=True)
@@ -67,11 +69,16 @@ def dial_source(
 ) -> Source:
     """Return a source with so many bulk ``connections``, connected to at its first call.
 
+    Args:
+        control: Whose ``Hub`` membership moves on. None: the source has a channel, and moves the hub, itself.
     Raises as ``dial``.
     """
     bulk = (dial(address, caller, purpose=Purpose.BULK, now=now) for _ in range(connections))
     return Source(
-        str(address), control or dial(address, caller, purpose=Purpose.CONTROL, now=now), tuple(bulk)
+        str(address),
+        control or dial(address, caller, purpose=Purpose.CONTROL, now=now),
+        tuple(bulk),
+        hub=address if isinstance(address, Hub) and control is None else None,
     )
 
 
@@ -225,8 +232,10 @@ class Sources:
         self._changed.set()
 
     async def _watch(self, source: Source) -> None:
-        def lost() -> None:
+        def lost(error: ConnectionLost | RefusedError | None = None) -> None:
             self.scores.lost(source.address)
+            if source.hub is not None and error is not None:
+                source.hub.move_on_after(error)
             self._changed.set()
 
         try:
@@ -321,18 +330,23 @@ def _fault(error: ConnectionLost | RefusedError, *, passes: bool) -> Fault:
 
 
 async def watch_versions(
-    channel: grpc.aio.Channel, *, random: Callable[[], float], lost: Callable[[], None] = lambda: None
+    channel: grpc.aio.Channel,
+    *,
+    random: Callable[[], float],
+    lost: Callable[[ConnectionLost | RefusedError | None], None] = lambda _: None,
 ) -> AsyncGenerator[Announcement, None]:
     """Yield every announcement, the newest at once; reconnect for ever.
 
     Announcements are not signed: they say what to ask for, and its signed manifest is then verified. They
-    come over a control channel, so that none waits behind weights; ``lost`` is called when it is cut.
+    come over a control channel, so that none waits behind weights; ``lost`` is called when it is cut, with
+    the error if there is one.
 
     Raises RefusedError: for a reason that is not retryable.
     """
     stub = policy_pb2_grpc.PolicyServiceStub(channel)
     backoff = Backoff(random)
     while True:
+        why: ConnectionLost | RefusedError | None = None
         call = stub.WatchVersions(policy_pb2.WatchVersionsRequest())
         try:
             with classified():
@@ -340,12 +354,14 @@ async def watch_versions(
                     backoff.reset()
                     yield from_wire(Announcement, message)
         except ConnectionLost as error:
+            why = error
             logger.debug("the announcements were cut", extra={"error": str(error)})
         except RefusedError as error:
             if not error.reason.is_retryable:
                 raise
+            why = error
             logger.info("the hub does not announce now", extra={"reason": error.reason, "error": str(error)})
         finally:
             call.cancel()
-        lost()
+        lost(why)
         await backoff.wait()

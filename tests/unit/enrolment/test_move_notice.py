@@ -54,6 +54,15 @@ class _Channel:
     """One that was dialled."""
 
 
+def test_the_hub_of_the_weights_moves_too_whenever_it_was_made(made: MadeRun, tmp_path: Path) -> None:
+    moved = MovedCoordinator(Hub("", relays=["relay.example.net:7700"]), made.run, tmp_path)
+    early = moved.follow(Hub(OLD))
+    moved.learn(notice(made, NEW))
+    late = moved.follow(Hub(OLD))
+    assert early.addresses == late.addresses == (NEW, OLD)
+    assert moved.hub.addresses == ("relay.example.net:7700",)
+
+
 def test_a_newer_notice_replaces_an_older_one_and_no_replay_brings_that_back(
     made: MadeRun, tmp_path: Path
 ) -> None:
