@@ -73,7 +73,7 @@ async def test_a_frame_that_rots_on_the_hubs_disk_is_never_sent(
 async def test_weights_come_from_the_next_coordinator_where_the_first_is_gone(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    """Of a sampler that speaks through relays: nobody else moves the hub that it has for weights."""
+    """A sampler that speaks through relays: nobody else moves the hub that it takes weights from."""
     async with policy_hub(made, tmp_path / "hub") as hub, asyncio.timeout(10):
         hub.learner.put(hub.store, (1, 0))
         coordinators = Hub(f"127.0.0.1:{free_ports(1)[0]},{hub.serving.address}")
