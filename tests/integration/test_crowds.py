@@ -128,7 +128,8 @@ async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_
         assert gate.begun[2] > 0
         for caller in callers:
             caller.cancel()
-        await answered_until(lambda: waiting() == 0)
+        # The coordinator's own upkeep, once a second, may have come to wait behind the commit.
+        await answered_until(lambda: waiting() <= 1)
         gate.open()
         # What was leased to callers who went during its commit is free again.
         await until(lambda: leased() == heard())
