@@ -134,6 +134,7 @@ def test_the_probe_of_a_version_shows_densities_that_are_no_numbers(model_dir: P
     assert not np.isfinite(engine.step()[0].completions[0].behaviour_logprob).any()
 
 
+@pytest.mark.usefixtures("warm_engines")
 def test_an_engine_in_its_own_process_returns_real_actions_and_rewards(model_dir: Path) -> None:
     config = SamplerConfig(model_dir=model_dir, seed=3, threads=1, engine_process="own")
     engine = load_in_own_process("auto", config, step_limit_s=60.0)

@@ -170,6 +170,7 @@ def test_the_engines_probe_is_a_ranking_whose_logprob_says_whether_the_scores_ar
         assert bool(np.isfinite(probe.completions[0].behaviour_logprob).all()) is is_finite
 
 
+@pytest.mark.usefixtures("warm_engines")
 def test_a_ranking_engine_in_a_process_of_its_own_has_the_same_probe_and_reads_the_same_prompts(
     tmp_path: Path,
 ) -> None:
