@@ -22,7 +22,7 @@ from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.standing import Standing
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.trust import NOTHING_UNDONE
 from node.coordinator.work.verdicts import Judged, Submitted
 from node.coordinator.work.version_log import Announced

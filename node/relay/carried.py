@@ -16,7 +16,7 @@ from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
 from node.relay.carrier import Carrier
 from node.relay.forwarder import Forwarder
-from node.relay.sessions import Sessions
+from node.relay.sampler_sessions import Sessions
 from node.rollout import EncodedGroup
 from node.run import Role
 from node.serving.heartbeat_pause import drawn_pause_s

@@ -19,7 +19,7 @@ from heterorl.v1 import common_pb2, membership_pb2, relay_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
 from node.limits import CARRIED_REQUESTS
 from node.relay.metrics import RelayMetrics
-from node.relay.sessions import MESSAGE_BYTES, Sessions
+from node.relay.sampler_sessions import MESSAGE_BYTES, Sessions
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.waits import run_until
 from node.wire.relayed import refusal_from_wire

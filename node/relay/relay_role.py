@@ -35,7 +35,7 @@ from node.relay.forwarder import Forwarder
 from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
 from node.relay.rollout_spool import RolloutSpool
-from node.relay.sessions import Sessions
+from node.relay.sampler_sessions import Sessions
 from node.rpc.channel import Backoff, Caller, Purpose, dial
 from node.rpc.hub import Hub
 from node.rpc.server import RpcServer

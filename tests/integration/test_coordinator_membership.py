@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 
 from heterorl.v1 import common_pb2, membership_pb2
 from node.coordinator import run_members
-from node.coordinator.work.standing import NEWCOMER_LEASES
+from node.coordinator.work.sampler_standing import NEWCOMER_LEASES
 from node.protocol import OURS, Spoken
 from support.hub import LEASE_TTL_S, HandPeer, RunningHub, first_answer, members, reason
 from support.waiting import eventually

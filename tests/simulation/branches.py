@@ -22,7 +22,7 @@ WATCHED = (
     "node/coordinator/peer_requests.py",
     "node/relay/carrier.py",
     "node/relay/forwarder.py",
-    "node/relay/sessions.py",
+    "node/relay/sampler_sessions.py",
     "node/relay/rollout_spool.py",
     "node/clients/outstanding_rollouts.py",
     "learner/intake/batch_buffer.py",

@@ -19,8 +19,8 @@ from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions
 from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.sampler_standing import Standings
 from node.coordinator.work.slot_table import Claim, SlotTable
-from node.coordinator.work.standing import Standings
 from node.relay.forwarder import Forwarder
 from node.relay.rollout_spool import RolloutSpool
 

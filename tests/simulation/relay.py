@@ -18,7 +18,7 @@ from node.relay.carried import CarriedMembers, CarriedRollouts
 from node.relay.carrier import Carrier
 from node.relay.forwarder import Forwarder
 from node.relay.rollout_spool import RolloutSpool
-from node.relay.sessions import Sessions
+from node.relay.sampler_sessions import Sessions
 from node.rollout import EncodedGroup, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
 from node.telemetry.fleet_collector import FleetCollector

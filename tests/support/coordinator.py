@@ -11,8 +11,8 @@ from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, 
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import parse_group_id
-from node.coordinator.work.standing import Standing
 from node.coordinator.work.verdicts import Submitted
 from node.coordinator.work.version_log import Announced
 from node.failure import FailedLease, Failure

@@ -20,6 +20,7 @@ from node.coordinator.work.evaluation.evaluations import EvaluationBalance, Eval
 from node.coordinator.work.evaluation.scores import PromptScore
 from node.coordinator.work.generations import Generation
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import (
     SETTLED,
@@ -30,7 +31,6 @@ from node.coordinator.work.slots import (
     group_id,
     slot_and_attempt,
 )
-from node.coordinator.work.standing import Standing
 from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError

@@ -23,9 +23,9 @@ from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.newcomers import newcomers_wait
 from node.coordinator.work.reward_checks import RewardChecks, checked_share
+from node.coordinator.work.sampler_standing import Share, Standing, Standings
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
-from node.coordinator.work.standing import Share, Standing, Standings
 from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import decisions, standing
+from node.coordinator.work import decisions, sampler_standing
 from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.decisions import Released, release
 from node.coordinator.work.evaluation import evaluation_record
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import FIRST_RETRY_S
-from node.coordinator.work.standing import Standing
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import Finish, LeasePurpose
@@ -341,7 +341,7 @@ def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk) -> None:
 
 
 def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "LEASES_PER_PEER", 3)
+    monkeypatch.setattr(sampler_standing, "LEASES_PER_PEER", 3)
     assert desk.lease("s1", 5) == ["e0-0.1", "0.1", "1.1"]
     assert desk.lease("s1", 5) == []
 

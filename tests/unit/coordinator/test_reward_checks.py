@@ -20,9 +20,9 @@ from node.coordinator.work.reward_checks import (
     is_proof,
     stake_after,
 )
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState, slot_and_attempt
-from node.coordinator.work.standing import Standing
 from node.coordinator.work.trust import Checked
 from node.errors import RefusedError
 from node.rollout import RewardCheck, RewardFinding

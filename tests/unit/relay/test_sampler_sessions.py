@@ -8,7 +8,7 @@ from heterorl.v1 import common_pb2, membership_pb2, relay_pb2
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import CARRIED_HEARTBEATS
-from node.relay.sessions import UNHEARD_S, Sessions
+from node.relay.sampler_sessions import UNHEARD_S, Sessions
 from node.run import Role
 
 ONE, TWO = (Peer("run", Role.SAMPLER, name) for name in ("one", "two"))

@@ -6,8 +6,14 @@ import pytest
 
 from node.coordinator.work import trust, verdicts
 from node.coordinator.work.capacity import Bounds
+from node.coordinator.work.sampler_standing import (
+    AGE_FACTOR,
+    NEWCOMER_LEASES,
+    STRIKES_OUT,
+    Standing,
+    Standings,
+)
 from node.coordinator.work.slots import SlotState
-from node.coordinator.work.standing import AGE_FACTOR, NEWCOMER_LEASES, STRIKES_OUT, Standing, Standings
 from node.failure import Failure
 from node.limits import PROBE_S
 from node.verdict import GroupVerdict, Verdict
