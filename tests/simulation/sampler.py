@@ -18,7 +18,7 @@ from node.rollout import Completion, EncodedGroup, Finish, LeaseGrant, PromptLea
 from node.rpc.channel import Backoff, ConnectionLost
 from node.rpc.hub import Hub as HubRoute
 from node.run import Role
-from node.verdict import GroupVerdict, Verdict
+from node.verdict import Verdict
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from node.wire.rollouts import group_to_wire
 from sampler.rollouts.group_submitter import GroupSubmitter
@@ -94,8 +94,6 @@ class SimulatedSampler:
         self._generating: dict[str, asyncio.Task[None]] = {}
         self._encoded: dict[str, EncodedGroup] = {}
         self._route = HubRoute(COORDINATOR, relays=(RELAY,) if relay is not None else ())
-        self._has_joined = False
-        self._heard: frozenset[GroupVerdict] = frozenset()
 
     @property
     def is_by_relay(self) -> bool:
