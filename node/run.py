@@ -115,7 +115,7 @@ class Evaluation:
     """How a version does on held-out prompts; fields as in membership.proto, and in the ledger."""
 
     version: int
-    """Which drew every token."""
+    """The version that drew every token."""
     first_prompt: int
     """Index in the task; the others follow."""
     prompts: int
@@ -148,7 +148,7 @@ class Evaluation:
     answers: int = 0
     """Groups that count: each prompt is asked of more than one sampler, where there are more."""
     samplers: int = 0
-    """Whose groups count."""
+    """Samplers whose groups count."""
     left_out: str = ""
     """Samplers whose groups do not count, because they differ from all others' one way; comma-separated."""
     disputed_by: str = ""

@@ -48,7 +48,7 @@ MOST_ODDS: Final = 1000.0
 
 @dataclass(slots=True)
 class _Bet:
-    """That a sampler repeats groups."""
+    """A bet that a sampler repeats groups."""
 
     stake: float = 0.0
     groups: int = 0

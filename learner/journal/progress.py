@@ -36,7 +36,7 @@ class Rollback:
     version: int
     """The version that it made."""
     restored_version: int
-    """Whose weights it has."""
+    """The version whose weights it has."""
     at_s: float
     """Unix seconds on the learner's clock."""
 
@@ -123,7 +123,7 @@ class Progress:
     rollback: Rollback | None = None
     """The newest one; None: there was none."""
     settings: dict[str, object] = field(default_factory=dict)
-    """That the newest step was computed with, as ``StepEntry`` has them; empty: not known."""
+    """Settings of the newest step, as ``StepEntry`` has them; empty: not known."""
     changes: tuple[SettingChange, ...] = ()
     """Changes of settings, the newest last; at most ``CHANGES_KEPT``."""
 

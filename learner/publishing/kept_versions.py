@@ -90,7 +90,7 @@ class PublishedWords:
 
     frame: FrameWords
     root: bytes
-    """That they were published with, and have if they are whole."""
+    """The root that they were published with, and have if they are whole."""
 
 
 @contextmanager

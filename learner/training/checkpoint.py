@@ -54,7 +54,7 @@ class CheckpointCopy:
     masters: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     ranks: Ranks
-    """That have the other shards."""
+    """The ranks that have the other shards."""
 
     @classmethod
     def of(

@@ -30,7 +30,7 @@ from node.wire.rollouts import graded
 logger = logging.getLogger(__name__)
 
 MOST_GROUPS: Final = 256
-"""That a verifier takes at once."""
+"""Groups that a verifier takes at once."""
 
 MOST_NOISE: Final = 0.1
 """Share of an honest sampler's groups that a grader may grade otherwise the second time. A noisier one proves

@@ -6,7 +6,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDERS: Final = ("bench", "deploy", "learner", "node", "sampler", "tests")
-OPENING: Final = re.compile(r'^\s*[rf]?"""\s*(?:Give|Have|Of|Those|What|Whoever) .*', re.MULTILINE)
+CLAUSE: Final = "Give|Have|Likewise|Of|That|Those|What|Whoever"
+OPENING: Final = re.compile(rf'^\s*[rf]?"""\s*(?:{CLAUSE})\b.*', re.MULTILINE)
 
 
 def test_no_docstring_begins_with_a_clause_in_place_of_a_noun() -> None:

@@ -40,7 +40,7 @@ def guessed(text: str) -> int | None:
 
 
 class ReplyRaises(Guessing):
-    """On two prompts of ten."""
+    """Raises in reply to two prompts of ten."""
 
     def reply(self, index: int, row: Any, conversation: Sequence[Mapping[str, str]]) -> str | None:
         if index in (3, 7):
@@ -49,7 +49,7 @@ class ReplyRaises(Guessing):
 
 
 class ReplyHangs(Guessing):
-    """Likewise."""
+    """Hangs in reply to two prompts of ten."""
 
     def reply(self, index: int, row: Any, conversation: Sequence[Mapping[str, str]]) -> str | None:
         if index in (3, 7):
@@ -58,7 +58,7 @@ class ReplyHangs(Guessing):
 
 
 class RepliesNothing(Guessing):
-    """Likewise: a text without a token."""
+    """Replies to two prompts of ten with a text without a token."""
 
     def reply(self, index: int, row: Any, conversation: Sequence[Mapping[str, str]]) -> str | None:
         return "" if index in (3, 7) else super().reply(index, row, conversation)

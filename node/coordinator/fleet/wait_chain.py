@@ -100,7 +100,7 @@ class Facts:
     ungraded_s: float = 0.0
     """Since the oldest of them is here."""
     verifiers: int = 0
-    """That are live."""
+    """Live ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class Findings:
     steps: int = 0
     last_step: int = 0
     lost_steps: int = 0
-    """Whose records were lost with older ledgers, as accepted."""
+    """Steps whose records were lost with older ledgers, as accepted."""
     generations: int = 0
     next_slot: int = 0
     slots: dict[str, int] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from node.verdict import GroupVerdict, Verdict
 class Undone:
     leases: int
     prompts: int
-    """That its word kept from somebody."""
+    """Prompts that its word kept from somebody."""
 
 
 NOTHING_UNDONE: Final = Undone(0, 0)

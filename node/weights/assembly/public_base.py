@@ -27,7 +27,7 @@ CopyFrames = Callable[[TakeWords], object]
 """Hands over the words of every frame of a version, in any order."""
 
 _THREADS: Final = 4
-"""That verify the file; each hashes as fast as memory is read."""
+"""Threads that verify the file; each hashes as fast as memory is read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
