@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -240,10 +240,12 @@ async def test_a_relay_that_goes_and_comes_back_loses_and_doubles_no_group(
         drain = await learner.drain(credits=1000)
         delivered: list[str] = []
 
-        async def accepted(number: int) -> None:
-            """Accept groups until there were so many."""
+        def slots() -> list[int]:
+            return [int(name.split(".")[0]) for name in delivered]
+
+        async def accept(*, until: Callable[[], bool]) -> None:
             async with asyncio.timeout(60):
-                while len(delivered) < number:
+                while not until():
                     response = await drain.hear()
                     if response.WhichOneof("message") == "group":
                         delivered.append(response.group.group_id)
@@ -252,15 +254,14 @@ async def test_a_relay_that_goes_and_comes_back_loses_and_doubles_no_group(
         async with running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay:
             listen = relay.address
             sampler = await stack.enter_async_context(sampling(made, None, model_dir, relays=(listen,)))
-            await accepted(4)
+            await accept(until=lambda: len(delivered) >= 4)
             assert (await row(learner)).via == "relay-1"
         await stack.enter_async_context(
             running_relay(made, tmp_path / "relay", coordinator=hub.address, listen=listen)
         )
-        await accepted(12)
-        slots = [name.split(".")[0] for name in delivered]
-        assert len(slots) == len(set(slots))
-        assert {str(slot) for slot in range(6)} <= set(slots)
+        # Some of the first six wait in the sampler, for seconds, before they are submitted again.
+        await accept(until=lambda: len(delivered) >= 12 and set(range(6)) <= set(slots()))
+        assert len(slots()) == len(set(slots()))
         assert (await row(learner)).via == "relay-1"
         assert sampler.value("groups_total", verdict="foreign") == 0
 
