@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
@@ -43,6 +43,9 @@ class GradingConfig(BaseModel):
     """Settings of every peer that makes prompts and grades."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    section: ClassVar[str]
+    """Where these settings stand, for errors."""
 
     model_dir: Path
     """Directory of a causal language model, or of one that ranks (safetensors, tokenizer.json): version 0.
@@ -97,8 +100,8 @@ class GradingConfig(BaseModel):
         """
         if self.run_code:
             self.check_sandbox()
-        self._check_imports("sampler.custom_tasks", self.custom_tasks.values())
-        self._check_imports("sampler.allowed_graders", self.allowed_graders)
+        self._check_imports("custom_tasks", self.custom_tasks.values())
+        self._check_imports("allowed_graders", self.allowed_graders)
         if chat_template(self.model_dir) and (problem := self._problem(_RENDER, str(self.model_dir))):
             raise StartupError(
                 f"the chat template of {self.model_dir} does not render a question: {problem}",
@@ -113,15 +116,15 @@ class GradingConfig(BaseModel):
         else:
             check_socket(self.programs_socket)
 
-    def _check_imports(self, key: str, paths: Iterable[str]) -> None:
+    def _check_imports(self, setting: str, paths: Iterable[str]) -> None:
         for path in paths:
             if problem := self._problem(_IMPORT, path):
                 raise ConfigError(
-                    key=key,
+                    key=f"{self.section}.{setting}",
                     value=path,
                     source="the configuration",
                     rule=f"cannot be imported: {problem}",
-                    fix="Install it where this sampler's Python finds it, or correct the name.",
+                    fix=f"Install it where this {self.section}'s Python finds it, or correct the name.",
                 )
 
     def _problem(self, program: str, argument: str) -> str:
@@ -144,11 +147,13 @@ class GradingConfig(BaseModel):
         """Packages that these settings need beyond torch."""
         if self.judge is None:
             return ()
-        return (NeededPackage("sampler.judge.url", self.judge.url, "httpx", extra="judge"),)
+        return (NeededPackage(f"{self.section}.judge.url", self.judge.url, "httpx", extra="judge"),)
 
 
 class VerifierConfig(GradingConfig):
     """Section ``[verifier]``. It grades as the run's samplers do, so it needs what they need for that."""
+
+    section: ClassVar[str] = "verifier"
 
     groups_at_once: int = Field(default=8, ge=1, le=256)
     """How many groups it takes before it has answered for the first. More wait here in place of the
@@ -157,6 +162,8 @@ class VerifierConfig(GradingConfig):
 
 class SamplerConfig(GradingConfig):
     """Section ``[sampler]``."""
+
+    section: ClassVar[str] = "sampler"
 
     device: Device = Field(default=AUTO_DEVICE, validate_default=True)
     """Where the model generates. ``auto`` is cuda where there are a GPU and a torch built for one, else

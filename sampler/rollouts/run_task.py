@@ -69,7 +69,7 @@ class RunTask:
         )
         try:
             description = await _started(graders, setup)
-            prompts = prompts_of(description, rows=rows, path=setup.path)
+            prompts = prompts_of(description, rows=rows, setup=setup)
             if not grades:
                 _check_gradable_elsewhere(description)
         except BaseException:
@@ -149,7 +149,7 @@ class RunTask:
         return texts, await self.graders.grade(prompt, texts)
 
 
-def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:
+def prompts_of(description: TaskDescription, *, rows: int, setup: TaskSetup) -> int:
     """Return how many prompts a run has: its rows, where it has data, or else the task's own.
 
     Raises:
@@ -157,13 +157,13 @@ def prompts_of(description: TaskDescription, *, rows: int, path: str) -> int:
     """
     if rows and description.prompts is not None:
         raise unusable(
-            path,
+            setup,
             f"the run has data, and the task has {description.prompts} prompts of its own: set prompts = "
             "None on its class, and grade by the row, or leave coordinator.data out",
         )
     prompts = rows or description.prompts
     if prompts is None:
-        raise unusable(path, "its prompts are rows, and the run has none: set coordinator.data.file")
+        raise unusable(setup, "its prompts are rows, and the run has none: set coordinator.data.file")
     return prompts
 
 
@@ -195,11 +195,12 @@ async def _started(graders: GraderPool, setup: TaskSetup) -> TaskDescription:
     try:
         return await graders.start()
     except TaskUnusableError as error:
-        raise unusable(setup.path, str(error)) from error
+        raise unusable(setup, str(error)) from error
     except TaskError as error:
         raise StartupError(
             f"the task {setup.path} does not start: {error}",
-            fix="Raise sampler.grader_memory_limit_bytes, or check what the task does when it is imported.",
+            fix=f"Raise {setup.section}.grader_memory_limit_bytes, or check what the task does when it is "
+            "imported.",
         ) from error
 
 

@@ -26,7 +26,7 @@ from sampler.tasks.code.code_grader import completion_limit_s
 from sampler.tasks.task import TaskSetup, import_path
 
 GROUP_SHARE: Final = 0.9
-"""Share of ``sampler.grader_wall_limit_s`` after which a judge's group is given back. Later the process would
+"""Share of ``grader_wall_limit_s`` after which a judge's group is given back. Later the process would
 be killed, which would blame the prompt."""
 
 PROGRAMS_AT_ONCE: Final = 8
@@ -48,19 +48,19 @@ def task_setup(
     group_size: int = 1,
     grades: bool = True,
 ) -> TaskSetup:
-    """Return the run's task on this sampler, from the name and options that the coordinator sent.
+    """Return the run's task on this peer, from the name and options that the coordinator sent.
 
     Blocks for a moment where the task needs the sandbox, which is tried. Where this peer does not grade, it
     needs nothing that only graders do: no judge, sandbox or grader of one's own.
 
     Raises:
-        ConfigError: the name is neither built in nor in ``sampler.custom_tasks``, this sampler does not allow
+        ConfigError: the name is neither built in nor in ``custom_tasks``, this peer does not allow
             what an option names or leaves it no time, or a package that it needs is not installed.
         StartupError: it needs a key or a sandbox, and there is none here.
     """
-    path = import_path(name, config.custom_tasks)
+    path = import_path(name, config.custom_tasks, section=config.section)
     if name in config.custom_tasks:
-        return TaskSetup(path, options, environment=config.grader_environment)
+        return TaskSetup(path, options, environment=config.grader_environment, section=config.section)
     try:
         checked = checked_options(name, options)
     except ValueError as error:
@@ -74,7 +74,7 @@ def task_setup(
         ).check()
     has_chat_template = bool(chat_template(config.model_dir))
     if not has_chat_template and (need := _template_need(checked)):
-        raise _wrong_options(options, f"{need}, and this sampler's model has no chat template")
+        raise _wrong_options(options, f"{need}, and this {config.section}'s model has no chat template")
     local: Mapping[str, Any] = {}
     variables: tuple[str, ...] = config.grader_environment
     if isinstance(checked, PromptOptions):
@@ -88,7 +88,15 @@ def task_setup(
     elif isinstance(checked, JsonlOptions) and checked.code is not None:
         local = _code_settings(config, checked.code, group_size)
     served_at = str(config.programs_socket or "") if "is_sandbox_tried" in local else ""
-    return TaskSetup(path, options, getattr(checked, "template_arguments", {}), local, variables, served_at)
+    return TaskSetup(
+        path,
+        options,
+        getattr(checked, "template_arguments", {}),
+        local,
+        variables,
+        served_at=served_at,
+        section=config.section,
+    )
 
 
 def _template_need(options: TaskOptions | None) -> str | None:
@@ -102,7 +110,7 @@ def _template_need(options: TaskOptions | None) -> str | None:
 
 
 def _check_code(config: GradingConfig, options: TaskOptions | None) -> None:
-    """Raise if the options name code that this sampler does not allow."""
+    """Raise if the options name code that this peer does not allow."""
     if isinstance(options, JsonlOptions) and options.grader not in GRADERS:
         option, code = "grader", options.grader
     elif isinstance(options, VerifiersOptions):
@@ -113,25 +121,28 @@ def _check_code(config: GradingConfig, options: TaskOptions | None) -> None:
         raise _refused(
             option,
             code,
-            f"sampler.allowed_graders has {', '.join(config.allowed_graders) or 'nothing'}",
+            f"{config.section}.allowed_graders has {', '.join(config.allowed_graders) or 'nothing'}",
             "Add it there, where you trust it and have it installed",
         )
 
 
 def _judge_settings(config: GradingConfig, options: JudgeOptions, group_size: int) -> Mapping[str, Any]:
-    """Return what the task needs to know of this sampler's judge."""
+    """Return what the task needs to know of this peer's judge."""
     if (judge := config.judge) is None:
         raise _refused(
-            "grader", "judge", "this sampler has no judge", "Set sampler.judge.url and sampler.judge.models"
+            "grader",
+            "judge",
+            f"this {config.section} has no judge",
+            f"Set {config.section}.judge.url and {config.section}.judge.models",
         )
     if options.model not in judge.models:
         raise _refused(
             "judge.model",
             options.model,
-            f"sampler.judge.models has {', '.join(judge.models)}",
+            f"{config.section}.judge.models has {', '.join(judge.models)}",
             "Add it there, where its cost is yours to spend",
         )
-    NeededPackage("sampler.judge.url", judge.url, "httpx", extra="judge").check()
+    NeededPackage(f"{config.section}.judge.url", judge.url, "httpx", extra="judge").check()
     judge.api_key()
     turns = math.ceil(group_size / judge.concurrency)
     _check_time(
@@ -139,23 +150,23 @@ def _judge_settings(config: GradingConfig, options: JudgeOptions, group_size: in
         turns * judge.timeout_s / GROUP_SHARE,
         f"the judge may take {judge.timeout_s} s for each of {group_size} completions, "
         f"{judge.concurrency} at a time",
-        "Or lower sampler.judge.timeout_s, or raise sampler.judge.concurrency.",
+        f"Or lower {config.section}.judge.timeout_s, or raise {config.section}.judge.concurrency.",
     )
     return {"judge": judge.model_dump(mode="json"), "group_limit_s": GROUP_SHARE * config.grader_wall_limit_s}
 
 
 def _code_settings(config: GradingConfig, options: CodeOptions, group_size: int) -> Mapping[str, Any]:
-    """Return what the task needs to know of this sampler's sandbox."""
+    """Return what the task needs to know of this peer's sandbox."""
     if not config.run_code:
         raise _refused(
             "grader",
             "code",
-            "this sampler runs no programs that a policy wrote: sampler.run_code = false",
+            f"this {config.section} runs no programs that a policy wrote: {config.section}.run_code = false",
             "Set it to true, after reading what the sandbox prevents",
         )
     if options.memory_limit_bytes > config.grader_memory_limit_bytes:
         raise ConfigError(
-            key="sampler.grader_memory_limit_bytes",
+            key=f"{config.section}.grader_memory_limit_bytes",
             value=config.grader_memory_limit_bytes,
             source="the configuration",
             rule=f"must be at least code.memory_limit_bytes = {options.memory_limit_bytes} of the run",
@@ -176,7 +187,7 @@ def _code_settings(config: GradingConfig, options: CodeOptions, group_size: int)
 def _check_time(config: GradingConfig, needed_s: float, because: str, other_fix: str) -> None:
     if config.grader_wall_limit_s < needed_s:
         raise ConfigError(
-            key="sampler.grader_wall_limit_s",
+            key=f"{config.section}.grader_wall_limit_s",
             value=config.grader_wall_limit_s,
             source="the configuration",
             rule=f"must be at least {math.ceil(needed_s)} for this run: {because}",

@@ -27,9 +27,9 @@ def check_socket(path: Path) -> None:
             there.connect(str(path))
     except OSError as error:
         raise StartupError(
-            f"sampler.programs_socket = {path} cannot be connected: {error}",
+            f"programs_socket = {path} cannot be connected: {error}",
             fix="Start its unit: systemctl enable --now heterorl-programs.socket. Or unset it where this "
-            "sampler may make user namespaces.",
+            "daemon may make user namespaces.",
         ) from error
 
 

@@ -10,7 +10,8 @@ from sampler.api_key import api_key_in, checked_key
 
 
 class JudgeEndpoint(BaseModel):
-    """Section ``[sampler.judge]``. Without it this sampler asks no judge, whatever the run wants."""
+    """Section ``[sampler.judge]`` or ``[verifier.judge]``. Without it this peer asks no judge, whatever the
+    run wants."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,11 +46,11 @@ class JudgeEndpoint(BaseModel):
     def api_key(self) -> str | None:
         """Return the key; None: none is sent. StartupError if there is none where the configuration says."""
         if self.api_key_file is not None:
-            return api_key_in(self.api_key_file, setting="sampler.judge.api_key_file")
+            return api_key_in(self.api_key_file, setting="judge.api_key_file")
         if self.api_key_env is not None:
             return checked_key(
                 os.environ.get(self.api_key_env, ""),
                 where=f"The variable {self.api_key_env}",
-                fix="Set it, or correct sampler.judge.api_key_env.",
+                fix="Set it, or correct judge.api_key_env.",
             )
         return None

@@ -130,6 +130,8 @@ class TaskSetup:
     """Names of variables of this sampler's environment that the process gets besides the usual ones."""
     served_at: str = ""
     """Socket at which the process is started; empty: the sampler starts it."""
+    section: str = "sampler"
+    """Section of the configuration that this is from, for errors."""
 
 
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -143,7 +145,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
 """Task name -> import path."""
 
 
-def import_path(name: str, custom: Mapping[str, str]) -> str:
+def import_path(name: str, custom: Mapping[str, str], *, section: str) -> str:
     """Return the ``package.module:Class`` of a name, built in or in ``custom``; ConfigError for others."""
     known = {**BUILT_IN, **custom}
     if name not in known:
@@ -151,8 +153,8 @@ def import_path(name: str, custom: Mapping[str, str]) -> str:
             key="coordinator.task",
             value=name,
             source="the coordinator",
-            rule=f"this sampler knows the tasks {', '.join(sorted(known))}",
-            fix="Add it to this sampler's sampler.custom_tasks or change coordinator.task",
+            rule=f"this {section} knows the tasks {', '.join(sorted(known))}",
+            fix=f"Add it to {section}.custom_tasks here, or change coordinator.task",
         )
     return known[name]
 
@@ -167,21 +169,21 @@ def load_task(setup: TaskSetup) -> Task:
         takes = [_takes(method) for method in methods if method is not None]
     except Exception as error:
         # Whatever a task raises while it is made is the answer to whoever configured it.
-        raise unusable(setup.path, f"{type(error).__name__}: {error}") from error
+        raise unusable(setup, f"{type(error).__name__}: {error}") from error
     if takes not in ([2, 3], [2, 3, 3]):
         raise unusable(
-            setup.path,
+            setup,
             "its methods must be prompt(self, index, row) and grade(self, index, row, completion), and "
             "perhaps reply(self, index, row, conversation)",
         )
     return task
 
 
-def unusable(path: str, problem: str) -> ConfigError:
-    """Return the error that says why ``path`` does not name a task."""
+def unusable(setup: TaskSetup, problem: str) -> ConfigError:
+    """Return the error that says why ``setup`` does not make a task."""
     return ConfigError(
-        key="sampler.custom_tasks",
-        value=path,
+        key=f"{setup.section}.custom_tasks",
+        value=setup.path,
         source="the configuration",
         rule="must name a class that can be imported and instantiated with coordinator.task_options as "
         f"keyword arguments: {problem}",

@@ -52,7 +52,7 @@ _FORBIDDERS: Final = (
 _FILTERED: Final = (
     "A filter of system calls holds for this process: in a container, start it with the seccomp profile "
     "deploy/seccomp.json and no AppArmor profile; under systemd, enable heterorl-programs.socket and set "
-    "sampler.programs_socket."
+    "programs_socket."
 )
 
 _ALLOW: Final = 0x7FFF0000
@@ -179,7 +179,7 @@ def _remedy() -> str:
     if "\nSeccomp:\t2\n" in _content("/proc/self/status"):
         found.append(_FILTERED)
     return " ".join(found or ["bubblewrap must be able to make user namespaces here."]) + (
-        " Or set sampler.run_code = false and leave this run to samplers that have a sandbox."
+        " Or set run_code = false and leave this run to peers that have a sandbox."
     )
 
 

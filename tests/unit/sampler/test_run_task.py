@@ -8,6 +8,7 @@ from node.sampling_parameters import SamplingParameters
 from sampler.rollouts.run_task import RunTask, prompts_of
 from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import TaskDescription
+from sampler.tasks.task import TaskSetup
 from support.graded_texts import grader_of
 
 
@@ -17,7 +18,7 @@ def description(prompts: int | None) -> TaskDescription:
 
 @pytest.mark.parametrize(("prompts", "rows", "expected"), [(100, 0, 100), (None, 8, 8)], ids=str)
 def test_rows_are_the_prompts_where_the_run_has_data(prompts: int | None, rows: int, expected: int) -> None:
-    assert prompts_of(description(prompts), rows=rows, path="a:B") == expected
+    assert prompts_of(description(prompts), rows=rows, setup=TaskSetup("a:B", {})) == expected
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_a_task_that_does_not_fit_the_data_is_refused_with_the_way_out(
     prompts: int | None, rows: int, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        prompts_of(description(prompts), rows=rows, path="a:B")
+        prompts_of(description(prompts), rows=rows, setup=TaskSetup("a:B", {}))
 
 
 @pytest.mark.parametrize(

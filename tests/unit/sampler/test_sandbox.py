@@ -384,7 +384,7 @@ def test_a_machine_without_user_namespaces_is_told_what_to_set() -> None:
     forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     said = checked("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
     assert "StartupError: The sandbox for programs does not start: bwrap: " in said
-    assert ". sysctl user.max_user_namespaces=10000. Or set sampler.run_code = false" in said
+    assert ". sysctl user.max_user_namespaces=10000. Or set run_code = false" in said
 
 
 UNPRIVILEGED = ("unshare", "--user", "--map-user=10001", "--map-group=10001", "setpriv", "--no-new-privs")
@@ -401,7 +401,7 @@ def test_in_a_container_the_sandbox_works_under_our_profile_of_system_calls(tmp_
     said = checked(*UNPRIVILEGED, program=FILTER + CHECK, profile=str(tmp_path / "default.json"))
     assert "StartupError: The sandbox for programs does not start: bwrap: " in said
     assert "start it with the seccomp profile deploy/seccomp.json" in said
-    assert "under systemd, enable heterorl-programs.socket and set sampler.programs_socket" in said
+    assert "under systemd, enable heterorl-programs.socket and set programs_socket" in said
 
 
 def test_a_sandbox_that_stops_working_is_an_outage_and_no_verdict(sandbox: Sandbox) -> None:

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from node import task_options
 from node.errors import ConfigError
 from node.task_options import column_of
+from sampler.config import VerifierConfig
+from sampler.rollouts.task_setup import task_setup
 from sampler.tasks.addition import AdditionTask
 from sampler.tasks.task import (
     BUILT_IN,
@@ -83,7 +85,7 @@ def test_addition_rewards_the_exact_sum_only(text: str, reward: float) -> None:
 
 
 def test_a_custom_task_is_found_by_its_configured_path() -> None:
-    path = import_path("mine", {"mine": "support.unruly_tasks:Printing"})
+    path = import_path("mine", {"mine": "support.unruly_tasks:Printing"}, section="sampler")
     assert load_task(TaskSetup(path, {})).prompt(4, None) == "4="
 
 
@@ -91,7 +93,7 @@ def test_a_name_off_the_wire_is_never_an_import_path() -> None:
     with pytest.raises(
         ConfigError, match="this sampler knows the tasks addition, jsonl, noise_mask, ranking"
     ):
-        import_path("support.unruly_tasks:Printing", {})
+        import_path("support.unruly_tasks:Printing", {}, section="sampler")
 
 
 @pytest.mark.parametrize(
@@ -295,6 +297,24 @@ def test_a_grader_of_ones_own_is_called_only_where_the_sampler_allows_it(tmp_pat
     with pytest.raises(ConfigError, match=r"sampler\.allowed_graders has os:system") as error:
         made("jsonl", grader=mine, graders=("os:system",))
     assert error.value.key == "coordinator.task_options.grader"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"grader": "mine:grade"}, r"verifier\.allowed_graders has nothing"),
+        ({"grader": "code", "code": {}, "answer": "tests"}, r"verifier\.run_code = false"),
+        (
+            {"grader": "judge", "judge": {"model": "wise", "template": "{completion}", "score_key": "score"}},
+            r"Set verifier\.judge\.url",
+        ),
+    ],
+)
+def test_a_verifier_is_told_what_to_set_in_its_own_section(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        task_setup(VerifierConfig(model_dir=tmp_path), "jsonl", {"prompt": "question", **options})
 
 
 @pytest.mark.parametrize(
