@@ -121,7 +121,7 @@ class Copies:
             self._copies[group.sampler_id] += 1
             return f"it is group {first} again"
         if first and bet.is_won:
-            return f"it is group {first} again, and so are {bet.repeated} of {bet.groups} others of before"
+            return f"it is group {first} again, and so are {bet.repeated - 1} of its {bet.groups - 1} others"
         return ""
 
     def _forget_oldest(self) -> None:
