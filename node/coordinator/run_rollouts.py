@@ -12,7 +12,7 @@ from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
-from node.coordinator.work.history import Hello
+from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name

@@ -16,13 +16,13 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.held_back import HeldBack
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Decide, Transactions
-from node.coordinator.work import decisions, history, trust, verdicts
+from node.coordinator.work import decisions, step_history, trust, verdicts
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
-from node.coordinator.work.history import Hello, Outcome
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.sampler_standing import Standing
+from node.coordinator.work.step_history import Hello, Outcome
 from node.coordinator.work.trust import NOTHING_UNDONE
 from node.coordinator.work.verdicts import Judged, Submitted
 from node.coordinator.work.version_log import Announced
@@ -254,8 +254,8 @@ class Spool:
         self._accounts.evaluations.plan(0 if head is None else head.number)
 
     async def admit_learner(self, learner: Learner) -> None:
-        """Make a learner the run's, and end the stream of an older one; see ``history.learner_joins``."""
-        await self._settle(lambda _: history.learner_joins(self._accounts, learner), is_last=True)
+        """Make a learner the run's; end the stream of an older one. See ``step_history.learner_joins``."""
+        await self._settle(lambda _: step_history.learner_joins(self._accounts, learner), is_last=True)
         if self._drain is not None and self._drain.learner_epoch < learner.epoch:
             self._drain.end(_fenced())
 
@@ -271,11 +271,11 @@ class Spool:
         await self._settle(decide)
 
     async def open_drain(self, hello: Hello) -> DrainStream:
-        """Begin a learner's stream and end the one before it; see ``history.drain_opens``.
+        """Begin a learner's stream and end the one before it; see ``step_history.drain_opens``.
 
         A learner that is refused ends nobody's stream, and nothing of what it said is taken.
         """
-        outcome = await self._settle(lambda _: history.drain_opens(self._accounts, hello), is_last=True)
+        outcome = await self._settle(lambda _: step_history.drain_opens(self._accounts, hello), is_last=True)
         self._show(outcome)
         if outcome.accepted_loss:
             logger.error(
@@ -349,7 +349,7 @@ class Spool:
         def decide(_: float) -> Decision[Outcome]:
             if drain.is_ended:  # by a newer stream, while this waited for its turn
                 raise _fenced()
-            return history.step(self._accounts, record)
+            return step_history.step(self._accounts, record)
 
         self._show(await self._settle(decide, is_last=True))  # a ledger that is behind leases nothing more
         drain.acknowledgement = record.version

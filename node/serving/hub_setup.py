@@ -13,7 +13,7 @@ from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.rpc.interceptor import Admission
 from node.rpc.server import Audience, RpcServer, ServerLimits
-from node.serving.submissions import SubmissionDoor
+from node.serving.submission_door import SubmissionDoor
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket import Bucket
 from node.weights.transfer.bucket_mirror import BucketMirror

@@ -11,7 +11,7 @@ from node.identity.peer import Peer
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.rollout import EncodedGroup
 from node.rpc.auth import Context, peer_of
-from node.serving.submissions import SubmissionDoor
+from node.serving.submission_door import SubmissionDoor
 from node.verdict import Verdict
 
 

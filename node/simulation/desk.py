@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from node.coordinator.work import decisions, history, verdicts
+from node.coordinator.work import decisions, step_history, verdicts
 from node.coordinator.work.accounts import Accounts, Balance, RunTerms
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import EMPTY_PAUSE_S, Decision, room
@@ -112,7 +112,7 @@ class Desk:
         self._settle(verdicts.judgement(self.accounts, judged, now=self._events.now))
 
     def step(self, record: StepRecord) -> None:
-        self._settle(history.step(self.accounts, record))
+        self._settle(step_history.step(self.accounts, record))
 
     def note_waiting(self) -> None:
         """Count the requests of those in the ring until now, which were refused unasked."""

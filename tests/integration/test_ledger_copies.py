@@ -20,8 +20,8 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.evaluation.scores import PromptScore
-from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.step_history import Hello
 from node.errors import Reason, StartupError
 from node.run import Evaluation, StepRecord
 from support.coordinator import NOW_S, Desk
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys, time
 from pathlib import Path
-from node.coordinator.work.history import Hello
+from node.coordinator.work.step_history import Hello
 from support.ledgers import open_desk
 with open_desk(Path(sys.argv[1])) as desk:
     desk.open_drain(Hello("learner", 1, desk.accounts.last_step))

@@ -13,7 +13,7 @@ from node.coordinator.ledger.ledger_exchange import back_up_database, restore_da
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_postgresql import tables
 from node.coordinator.work.accounts import Transaction
-from node.coordinator.work.history import Hello
+from node.coordinator.work.step_history import Hello
 from node.coordinator.work.task_size import SizeWord
 from node.errors import StartupError
 from support.databases import leading

@@ -11,7 +11,7 @@ from pyarrow.parquet import read_table
 
 from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import reading
-from node.coordinator.work.history import Hello
+from node.coordinator.work.step_history import Hello
 from node.failure import Failure
 from support.ledgers import open_desk
 

@@ -17,7 +17,7 @@ from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.history import Hello
+from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, LeaseGrant

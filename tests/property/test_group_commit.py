@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import decisions, history, verdicts
+from node.coordinator.work import decisions, step_history, verdicts
 from node.coordinator.work.accounts import Accounts, Balance, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.history import Hello
 from node.coordinator.work.slots import group_id, parse_group_id
+from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup
@@ -78,7 +78,7 @@ class World:
         self.before: Balance | None = None
         """Content of the ledger before the commit that a death cut short."""
         self._open(directory / "0" / "ledger.sqlite")
-        self.settle([lambda _: history.learner_joins(self.accounts, LEARNER)], "fine")
+        self.settle([lambda _: step_history.learner_joins(self.accounts, LEARNER)], "fine")
         self.reconnect()
 
     def _open(self, path: Path) -> None:
@@ -112,7 +112,7 @@ class World:
     def reconnect(self) -> None:
         """Open the learner's stream: it repeats what it has no acknowledgement for."""
         hello = Hello("learner", 1, self.version, tuple(self.unacknowledged), tuple(self.delivered))
-        [outcome] = self.settle([lambda _: history.drain_opens(self.accounts, hello)], "fine")
+        [outcome] = self.settle([lambda _: step_history.drain_opens(self.accounts, hello)], "fine")
         assert outcome.refusal is None, outcome.refusal
         self.accounts.confirm()
         self.accounts.slots.deliver_anew(frozenset(self.delivered))
@@ -238,7 +238,7 @@ class World:
         self.delivered -= set(names)
         fate = self.random.choice(("fine", "fine", "fails", "before", "on disk", "applied"))
         try:
-            [outcome] = self.settle([lambda _: history.step(self.accounts, record)], fate)
+            [outcome] = self.settle([lambda _: step_history.step(self.accounts, record)], fate)
             if isinstance(outcome, RefusedError):
                 self.reconnect()
                 return

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import decisions, history, verdicts
+from node.coordinator.work import decisions, step_history, verdicts
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.capacity import Bounds
@@ -159,7 +159,7 @@ class SlotsOfARun(RuleBasedStateMachine):
         self.version += 1
         self.trained[parsed[0]] += 1
         if is_lost:
-            assert self.desk.train(self.version, group_id) == history.Outcome()
+            assert self.desk.train(self.version, group_id) == step_history.Outcome()
 
     @rule()
     def crash(self) -> None:

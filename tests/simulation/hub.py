@@ -36,8 +36,8 @@ from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
-from node.coordinator.work.history import Hello
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.step_history import Hello
 from node.coordinator.work.trust import task_is
 from node.coordinator.work.verdicts import Submitted
 from node.enrolment.move_notice import MoveNoticeFile

@@ -23,9 +23,9 @@ from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
-from node.coordinator.work.history import Hello
 from node.coordinator.work.sampler_standing import ALL_NEWCOMERS_PART, NEWCOMER_LEASES
 from node.coordinator.work.slots import UNTRAINED, SlotState, group_id, parse_group_id, slot_and_attempt
+from node.coordinator.work.step_history import Hello
 from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, RolloutGroup

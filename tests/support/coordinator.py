@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator.work import decisions, history, verdicts
+from node.coordinator.work import decisions, step_history, verdicts
 from node.coordinator.work.accounts import Accounts, Balance, RunTerms, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision, Released, release
@@ -163,9 +163,9 @@ class Desk:
         group = make_group(lease_id, size=lease.group_size, version=version, sampling=lease.sampling)
         return replace(group, prompt_index=lease.prompt_index, **changes)
 
-    def train(self, version: int, *group_ids: str, staleness: int = 0) -> history.Outcome:
+    def train(self, version: int, *group_ids: str, staleness: int = 0) -> step_history.Outcome:
         record = StepRecord(version, group_ids, (staleness,) * len(group_ids))
-        outcome: history.Outcome = self.settle(history.step(self.accounts, record))
+        outcome: step_history.Outcome = self.settle(step_history.step(self.accounts, record))
         return outcome
 
     def expire(self, after_s: float) -> int:

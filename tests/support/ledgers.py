@@ -6,9 +6,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import history
+from node.coordinator.work import step_history
 from node.coordinator.work.accounts import Transaction
-from node.coordinator.work.history import Hello
+from node.coordinator.work.step_history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
 
 
@@ -19,7 +19,7 @@ class LedgerDesk(Desk):
         super().__init__(make_accounts(ledger.balance()))
         self.ledger = ledger
         if self.accounts.learner is None:
-            self.settle(history.learner_joins(self.accounts, LEARNER))
+            self.settle(step_history.learner_joins(self.accounts, LEARNER))
 
     def settle(self, decision: object) -> object:
         transaction: Transaction = decision.transaction  # type: ignore[attr-defined]
@@ -29,9 +29,9 @@ class LedgerDesk(Desk):
         self.transactions.clear()
         return answer
 
-    def open_drain(self, hello: Hello) -> history.Outcome:
+    def open_drain(self, hello: Hello) -> step_history.Outcome:
         """Do what the spool does when a learner opens its stream."""
-        outcome: history.Outcome = self.settle(history.drain_opens(self.accounts, hello))  # type: ignore[assignment]
+        outcome: step_history.Outcome = self.settle(step_history.drain_opens(self.accounts, hello))  # type: ignore[assignment]
         if outcome.gap:
             self.accounts.doubt(outcome.gap)
         elif outcome.refusal is None:

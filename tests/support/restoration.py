@@ -13,9 +13,9 @@ from typing import Final
 from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import history, verdicts
-from node.coordinator.work.history import Hello
+from node.coordinator.work import step_history, verdicts
 from node.coordinator.work.slots import group_id
+from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict
@@ -59,7 +59,7 @@ class Learner:
     def connect(self, desk: LedgerDesk) -> None:
         try:
             desk.settle(
-                history.learner_joins(
+                step_history.learner_joins(
                     desk.accounts, replace(LEARNER, epoch=self.epoch, version=self.disk.version)
                 )
             )
@@ -111,7 +111,7 @@ class Learner:
         if draw.random() < 0.2:
             self.is_connected = False  # the stream was cut: on its way, or never to come
         if draw.random() < 0.5 or self.is_connected:
-            refusal = desk.settle(history.step(desk.accounts, record)).refusal  # type: ignore[attr-defined]
+            refusal = desk.settle(step_history.step(desk.accounts, record)).refusal  # type: ignore[attr-defined]
             assert refusal is None, refusal
         if self.is_connected:
             self.outstanding.acknowledged(record.version)

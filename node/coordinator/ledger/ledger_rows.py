@@ -18,9 +18,9 @@ from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
 from node.coordinator.work.evaluation.scores import PromptScore
-from node.coordinator.work.generations import Generation
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.sampler_standing import Standing
+from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import (
     SETTLED,

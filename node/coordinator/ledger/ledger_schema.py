@@ -8,7 +8,7 @@ from typing import Final
 import xxhash
 
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
-from node.coordinator.work.generations import Generation
+from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slots import SETTLED, SlotState
 from node.errors import StartupError
 

@@ -17,13 +17,13 @@ from node.coordinator.work.evaluation.evaluations import (
     Evaluations,
     is_evaluation_lease,
 )
-from node.coordinator.work.generations import Generation
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.newcomers import newcomers_wait
+from node.coordinator.work.newcomer_share import newcomers_wait
 from node.coordinator.work.reward_checks import RewardChecks, checked_share
 from node.coordinator.work.sampler_standing import Share, Standing, Standings
+from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
 from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize

@@ -32,8 +32,8 @@ from itertools import islice
 from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
-from node.coordinator.work.generations import Generation, LostSlots
 from node.coordinator.work.open_slots import OpenSlots
+from node.coordinator.work.slot_generations import Generation, LostSlots
 from node.coordinator.work.slots import (
     FIRST_RETRY_S,
     SAME_SAMPLER_S,

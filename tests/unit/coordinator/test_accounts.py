@@ -3,7 +3,7 @@
 import pytest
 
 from node.coordinator.work.accounts import Balance, Transaction
-from node.coordinator.work.generations import Generation
+from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
 from node.coordinator.work.task_size import TaskSize

@@ -16,7 +16,7 @@ from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.ledger.ledger_schema import PAGE_BYTES
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import PromptChange
-from node.coordinator.work.generations import Generation
+from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slots import FIRST_RETRY_S, Attempt, Slot, SlotState
 from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, history
+from node.coordinator.work import decisions, step_history
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.model_check import check_base, check_chat_template, check_model
 from node.errors import Reason, RefusedError
@@ -60,8 +60,8 @@ def test_nothing_is_leased_for_another_version_0_however_early_its_sampler_joine
 def test_a_learner_that_comes_back_with_another_base_is_refused_before_it_replaces_anyone() -> None:
     accounts = make_accounts(Balance(learner=KNOWN))
     with pytest.raises(RefusedError, match="give the learner the model directory"):
-        history.learner_joins(accounts, replace(KNOWN, epoch=2, base_root=b"r" * 16))
-    history.learner_joins(accounts, replace(KNOWN, epoch=2))
+        step_history.learner_joins(accounts, replace(KNOWN, epoch=2, base_root=b"r" * 16))
+    step_history.learner_joins(accounts, replace(KNOWN, epoch=2))
 
 
 def test_a_base_larger_than_64_frames_is_told_in_64_parts() -> None:

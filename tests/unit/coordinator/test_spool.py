@@ -15,7 +15,7 @@ from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import room
-from node.coordinator.work.history import Hello
+from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, history, verdicts
+from node.coordinator.work import decisions, step_history, verdicts
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.capacity import capacities
-from node.coordinator.work.generations import Generation
-from node.coordinator.work.history import Hello
+from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant
@@ -27,7 +27,7 @@ def desk() -> Desk:
 
 def join(desk: Desk, **changes: object) -> None:
     joining = replace(LEARNER, **changes)  # type: ignore[arg-type]
-    desk.settle(history.learner_joins(desk.accounts, joining))
+    desk.settle(step_history.learner_joins(desk.accounts, joining))
 
 
 def train_to(desk: Desk, version: int) -> None:
@@ -48,13 +48,13 @@ def opened(
     version: int,
     steps: Iterable[StepRecord] = (),
     held: Iterable[str] = (),
-) -> history.Outcome:
+) -> step_history.Outcome:
     hello = Hello(node_id, epoch, version, tuple(steps), tuple(held))
-    outcome: history.Outcome = desk.settle(history.drain_opens(desk.accounts, hello))
+    outcome: step_history.Outcome = desk.settle(step_history.drain_opens(desk.accounts, hello))
     return outcome
 
 
-def refused(outcome: history.Outcome) -> tuple[Reason, str]:
+def refused(outcome: step_history.Outcome) -> tuple[Reason, str]:
     assert outcome.refusal is not None
     return outcome.refusal.reason, str(outcome.refusal)
 
@@ -300,7 +300,7 @@ def test_a_rollback_is_recorded_with_its_version_and_makes_no_room_for_staler_gr
     train_to(desk, 2)
     before = desk.accounts.load()
     rollback = StepRecord(3, (), (), restored_version=1)
-    assert desk.settle(history.step(desk.accounts, rollback)).recorded == (rollback,)
+    assert desk.settle(step_history.step(desk.accounts, rollback)).recorded == (rollback,)
     load = desk.accounts.load()
     assert (load.version, load.batchless_steps - before.batchless_steps) == (3, 1)
     assert (

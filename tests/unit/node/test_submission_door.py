@@ -15,8 +15,8 @@ from node.identity.group_proof import GroupVerifier
 from node.identity.peer import Peer
 from node.rollout import EncodedGroup
 from node.run import Role
-from node.serving import submissions
-from node.serving.submissions import SubmissionDoor
+from node.serving import submission_door
+from node.serving.submission_door import SubmissionDoor
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.verdict import Verdict
 from node.wire.rollouts import submission_to_wire
@@ -137,7 +137,7 @@ async def test_the_last_hub_believes_a_samplers_connection_and_of_a_relay_only_s
 async def test_a_large_group_is_checked_like_a_small_one(
     made: MadeRun, hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submissions, "OFF_LOOP_BYTES", 3)
+    monkeypatch.setattr(submission_door, "OFF_LOOP_BYTES", 3)
     here, group = hub(), EncodedGroup(b"", b"group")
     honest, forged = (signed(group, who, group_id="0.1") for who in (made.sampler, made.other_sampler))
     assert await here.reasons(honest, forged) == ["", Reason.BAD_SIGNATURE]
@@ -193,11 +193,11 @@ async def test_a_stream_is_read_only_as_far_as_there_is_room_for_its_bytes() -> 
 async def test_a_stream_has_so_many_groups_in_flight_and_a_caller_so_many_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(submissions, "STREAM_GROUPS", 2)
+    monkeypatch.setattr(submission_door, "STREAM_GROUPS", 2)
     here = Hub()
     here.disk.clear()
     many = [plain(f"{n}.1") for n in range(5)]
-    streams = [asyncio.create_task(here.answers(*many)) for _ in range(submissions.STREAMS_PER_CALLER)]
+    streams = [asyncio.create_task(here.answers(*many)) for _ in range(submission_door.STREAMS_PER_CALLER)]
     await until(lambda: len(here.taken) == 4)
     assert here.read == 4
     with pytest.raises(RefusedError, match="sampler-1 submits on 2 streams already") as refused:
