@@ -19,5 +19,10 @@ def visible(text: str) -> str:
     )
 
 
+def quoted(text: str) -> str:
+    """Return visible text with every line marked as quoted: none can pass for a heading."""
+    return "\n".join(f"| {line}" for line in visible(text).split("\n"))
+
+
 def _is_harmless(character: str) -> bool:
     return character.isprintable() or character in _KEPT or unicodedata.category(character) == _SPACE

@@ -35,7 +35,7 @@ from node.exit_code import ExitCode
 from node.process.preflight import check_before_torch
 from node.rollout import Finish, PromptLease
 from node.run import Role
-from node.visible_text import visible
+from node.visible_text import quoted, visible
 from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.metrics import SamplerMetrics
@@ -277,7 +277,7 @@ def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Token
         heading = f"prompt {group.prompt_index}, {len(group.prompt_token_ids)} tokens: {teaches}"
         console.print(Text(heading, "bold"))
         if group.prompt_token_ids:
-            console.print(Text(_quoted(_text(tokenizer, group)), "dim"))
+            console.print(Text(quoted(_text(tokenizer, group)), "dim"))
         if group.problem:
             console.print(Text(visible(group.problem), "red"))
         for one in group.completions:
@@ -287,7 +287,7 @@ def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Token
             console.print(
                 Text(f"reward {one['reward']:.4g}, {one['tokens']} tokens, {one['finish']}{measured}", style)
             )
-            console.print(Text(_quoted(one["text"])))
+            console.print(Text(quoted(one["text"])))
         console.print()
     console.print(Text("\n".join(_lines(totals)), "bold"))
 
@@ -304,8 +304,3 @@ def _lines(totals: dict[str, Any]) -> Iterator[str]:
             f"prompts of at most {totals['prompt_tokens_max']}"
         )
     yield f"grader code {totals['grader_digest']}"
-
-
-def _quoted(text: str) -> str:
-    """Mark every line as quoted: none can pass for a heading."""
-    return "\n".join(f"| {line}" for line in visible(text).split("\n"))

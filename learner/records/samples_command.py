@@ -17,7 +17,7 @@ from learner.records.samples_page import completion_heading, group_heading
 from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.run import Role
-from node.visible_text import visible
+from node.visible_text import quoted
 
 REFRESH_S: Final = 1.0
 
@@ -105,14 +105,9 @@ def _print(groups: Iterable[GroupSample], *, as_json: bool) -> None:
             continue
         # Text, not markup: a completion may hold [square brackets].
         console.print(Text(group_heading(group), "bold"))
-        console.print(Text(_quoted(group.prompt), "dim"))
+        console.print(Text(quoted(group.prompt), "dim"))
         for completion in group.completions:
             style = "green" if completion.advantage > 0 else "red" if completion.advantage < 0 else "yellow"
             console.print(Text(completion_heading(completion), style))
-            console.print(Text(_quoted(completion.text)))
+            console.print(Text(quoted(completion.text)))
         console.print()
-
-
-def _quoted(text: str) -> str:
-    """Mark every line as quoted: none can pass for a heading."""
-    return "\n".join(f"| {line}" for line in visible(text).split("\n"))
