@@ -9,6 +9,7 @@ served by one process. New processes load what the task needs while the others w
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,9 +60,15 @@ class Grades(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    rewards: list[_Reward]
+    rewards: list[_Reward | None]
+    """One for each completion; None: the grader abstained. At least one has a reward."""
     metrics: dict[_Name, list[_Metric | None]] = Field(default_factory=dict, max_length=GROUP_METRICS)
     """Name -> a number for each completion; None where the grader returned none."""
+
+    @property
+    def as_floats(self) -> list[float]:
+        """The rewards, NaN where the grader abstained."""
+        return [math.nan if reward is None else reward for reward in self.rewards]
 
 
 class GraderPool:
@@ -236,6 +243,8 @@ def _given(completions: Sequence[CompletionText]) -> list[tuple[Any, ...]]:
 
 
 def _grades(reply: dict[str, Any], completions: Sequence[CompletionText]) -> Grades:
+    if isinstance(odd := reply.get("odd"), str):
+        raise Request.GRADE.error(odd)
     try:
         grades = Grades.model_validate(reply)
     except ValidationError as error:
@@ -246,6 +255,8 @@ def _grades(reply: dict[str, Any], completions: Sequence[CompletionText]) -> Gra
     for name, column in columns.items():
         if len(column) != len(completions):
             raise Request.GRADE.error(f"returned {len(column)} {name} for {len(completions)} completions")
+    if all(reward is None for reward in grades.rewards):
+        raise Request.GRADE.error(f"abstained from all {len(completions)} completions")
     return grades
 
 

@@ -3,6 +3,7 @@
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from node.task_options import (
@@ -14,6 +15,7 @@ from node.task_options import (
 )
 from sampler.tasks import answer_graders
 from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.returned_rewards import grade_each
 from sampler.tasks.task import CompletionText, Graded, GraderOutageError, Message, Outage, Row
 
 TIMED_NOISE: Final = 0.02
@@ -64,7 +66,8 @@ class JsonlTask:
         else:
             grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)
             self.noise_ratio = getattr(grader, "noise_ratio", None)
-            self._grade_group = lambda row, completions: [grader(row, each) for each in completions]
+            self.grader_name = given.grader
+            self._grade_group = lambda row, completions: grade_each(partial(grader, row), completions)
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
         return asked(self._question(row or {}), self._options)

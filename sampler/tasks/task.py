@@ -36,8 +36,12 @@ class CompletionText:
     """The reward, where the engine computes it from the model itself; None: it does not."""
 
 
-Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
-"""A reward from -1e6 to 1e6, or one with at most 16 other numbers by name, each up to 1e12."""
+Graded: TypeAlias = float | tuple[float | None, Mapping[str, float | None]] | None
+"""A reward from -1e6 to 1e6, or one with at most 16 other numbers by name, each up to 1e12.
+
+None: the grader abstains. The completion has no reward and teaches nothing; its group's mean and deviation
+are those of the others. A group with no reward at all counts as one that could not be graded.
+"""
 
 
 class Outage(enum.StrEnum):
@@ -110,7 +114,7 @@ class Task(Protocol):
         ...
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
-        """Grade one completion."""
+        """Grade one completion; may be a coroutine function, whose calls for a group run together."""
         ...
 
 
