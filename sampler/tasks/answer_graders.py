@@ -61,6 +61,17 @@ BY_NAME: Final[Mapping[str, Callable[[Sequence[str | None], Sequence[str]], list
 """Grader -> function of the answers of a group, None where there is none, and the right answers."""
 
 
+def compared_part(grader: str, answer: str, rights: Sequence[str]) -> str | None:
+    """Return what of an answer ``grader`` compares, for people; None: all of it, or it is not one of these."""
+    if grader == "number":
+        given = _given_number(answer)
+        return "nothing: no number stands there" if given is None else f"{given.value} {given.unit}".rstrip()
+    if grader == "math_verify" and rights:
+        candidates = [bare(answer), *answers_in(answer, right=rights[0])]
+        return candidates[0] if is_equal(bare(rights[0]), candidates[0]) else candidates[-1]
+    return None
+
+
 def _text(answer: str) -> str:
     return unicodedata.normalize("NFC", answer).strip()
 
