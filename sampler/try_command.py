@@ -78,7 +78,7 @@ class TriedGroup:
     of a task that asks a question ``graded``, the part that was graded, and ``compared``, the number or
     formula in it; or ``no_answer``, why there is none."""
     right_answers: tuple[str, ...] = ()
-    """Of its row, any of which is right; empty: the grader compares with none."""
+    """Answers of its row, any of which is right; empty: the grader compares with none."""
     problem: str = ""
     """Why there are no completions; empty: there are."""
 

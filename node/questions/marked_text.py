@@ -26,7 +26,7 @@ _SENTENCE_END: Final = re.compile(r"[.!?](?=\s|$)")
 
 @dataclass(frozen=True, slots=True)
 class MarkedAnswer:
-    """What a mark marks."""
+    """An answer that a mark points out."""
 
     start: int
     text: str
@@ -70,7 +70,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _line_after(text: str, match: re.Match[str]) -> str:
-    """Return the rest of the mark's line, or the next with anything in it, up to the end of a sentence."""
+    """Return the rest of the mark's line, or the next line with text, up to the end of a sentence."""
     at = match.end()
     while at < len(text):
         end = text.find("\n", at)

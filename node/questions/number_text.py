@@ -41,7 +41,7 @@ _MATHEMATICS: Final = _OPENING | _CLOSING | frozenset("/:^*+-±<>≤≥≠√|$�
 """Signs that make one thing of the numbers beside them."""
 _CURRENCIES: Final = frozenset("$€£¥")
 
-_LIST_WORDS: Final = frozenset({"or", "and", "to", "through"})
+_LIST_WORDS: Final = frozenset({"or", "and", "to", "through", "out", "of"})
 _TIMES: Final = frozenset({"am", "pm", "AM", "PM", "dozen", "half", "quarter", "quarters", "third", "thirds"})
 """Words that make something else of the number before them."""
 _ORDINALS: Final = frozenset({"st", "nd", "rd", "th"})
@@ -249,7 +249,7 @@ class _Reader:
         self._brackets = 0
         """Brackets without words that are open."""
         self._follows = ""
-        """What the piece was cut off by: ``=``, a word that makes lists, a comma, or nothing of the kind."""
+        """The sign or word that the piece was cut off by."""
         self._list_may_grow = False
         """Whether nothing but ``_follows`` stands between the last quantity and the piece."""
 
@@ -284,6 +284,9 @@ class _Reader:
     def _read_unit(self, tokens: list[_Token], at: int) -> int:
         """Read what belongs to the number before ``at``; return where to go on."""
         words = 0
+        if tokens[at].text == "$" and not tokens[at].is_apart and self._piece[0].startswith("$"):
+            self._add(tokens[at])  # $10$ cm
+            at += 1
         while at < len(tokens) and tokens[at].kind == "word" and words < 3:
             token = tokens[at]
             word = token.text
@@ -348,10 +351,8 @@ class _Reader:
         if self._has_digit and not (follows == "-" and piece.startswith("-")):
             self._read_piece(piece, follows, by)
             self._list_may_grow = True
-        elif piece or by not in (",", "and", "or"):
+        elif piece:
             self._list_may_grow = False
-        elif self._list_may_grow and follows == ",":
-            pass  # 1, 2, and 3
         self._list_may_grow = self._list_may_grow and (by in _LIST_WORDS or by == ",")
         self._piece, self._has_digit, self._spoilt, self._unit, self._exponent = [], False, False, "", 0
         self._follows = by
@@ -404,6 +405,9 @@ def _value(piece: str, follows: str) -> tuple[Value | None, str]:
     while start < end and piece[start] in "([{ " and piece[end - 1] in ")]} ":
         start, end = start + 1, end - 1
     piece = piece[start:end].strip()
+    more_open = sum(map(piece.count, "([{")) - sum(map(piece.count, ")]}"))
+    if more_open < 0:  # of a bracket that was opened before an equals sign
+        piece = piece.rstrip(")]} ")
     if " " in piece:
         piece = re.sub(r" ?([*/^%€£¥$°]) ?", r"\1", piece)
     if match := _PLAIN.fullmatch(piece):

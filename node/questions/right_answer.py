@@ -19,7 +19,7 @@ from node.task_options import JsonlOptions, column_of
 _WRAPPING: Final = re.compile(
     r"\\(?:boxed|fbox|text|left|right|displaystyle)(?![A-Za-z])|\\[()\[\],;! ]|[$\s{}()\[\]]"
 )
-"""What stands around formulas and says nothing."""
+"""Signs around formulas that say nothing."""
 
 
 def right_answers(row: Mapping[str, Any], options: JsonlOptions) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ BY_NAME: Final[Mapping[str, Callable[[Sequence[str | None], Sequence[str]], list
 
 
 def compared_part(grader: str, answer: str, rights: Sequence[str]) -> str | None:
-    """Return what of an answer ``grader`` compares, for people; None: all of it, or it is not one of these."""
+    """Return what of an answer ``grader`` compares, for people; None: all of it, or something else."""
     if grader == "number":
         given = _given_number(answer)
         return "nothing: no number stands there" if given is None else f"{given.value} {given.unit}".rstrip()
@@ -137,7 +137,7 @@ def _formula_verdict(answer: str, rights: Sequence[str]) -> bool | list[Pair]:
         if verdict is False and is_quantity(expected) and is_quantity(whole):
             continue  # 5 pears are not the 5 of 5 apples
         undecided: list[Pair] = []
-        for text in answers_in(answer, right=right):
+        for text in list(answers_in(answer, right=right)) or [answer]:
             given = bare(text)
             verdict = is_equal(expected, given)
             if verdict:

@@ -20,7 +20,7 @@ THINKING_ENDS: Final = (
     "\N{FISHEYE}/think\N{WHITE RIGHT-POINTING SMALL TRIANGLE}",
     "<|channel|>final<|message|>",
 )
-"""What models write between thinking and answer. The beginning may stand in the chat template alone."""
+"""Texts that models write between thinking and answer. The beginning may stand in the chat template alone."""
 
 _BEGINS: Final = (
     "<think>",
@@ -30,7 +30,7 @@ _BEGINS: Final = (
     "[THINK]",
     "<|channel|>analysis<|message|>",
 )
-"""What begins thinking in a completion's first line. Tags in later text may be of the question."""
+"""Texts that begin thinking, where a completion begins with them. Later ones may be of the question."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,17 @@ _SHORT_WORDS: Final = frozenset(
 _SEGMENT: Final = re.compile(
     r"\$\$(?P<display>[^$]{1,4000})\$\$"
     r"|(?<!\\)\$(?P<inline>(?!\s)(?:[^$\n\\]|\\.){1,4000}(?<!\s))\$(?!\d)"
-    r"|\\\((?P<round>.{1,4000}?)\\\)|\\\[(?P<square>.{1,4000}?)\\\]",
+    r"|\\\((?P<round>(?:[^\\]|\\\\|\\(?![()])){1,4000}+)\\\)"
+    r"|\\\[(?P<square>(?:[^\\]|\\\\|\\(?![\[\]])){1,4000}+)\\\]",
     re.DOTALL,
 )
 """Mathematics in a text. As in Markdown, a dollar after a space or before a digit closes none."""
 
+LONGEST: Final = 2000
+"""Characters of a text that is compared as a formula; a longer one is right only word for word."""
+
 _BETWEEN: Final = re.compile(r"[\s,;.$]*(?:\b(?:and|or)\b)?[\s,;$]*")
-"""What stands between the formulas of a list."""
+"""Text between the formulas of a list."""
 
 _WRAPPERS: Final = [
     re.compile(pattern, re.DOTALL)
@@ -69,6 +73,10 @@ _CHOICE: Final = re.compile(
     r"(?:(?:option|choice|answer)\s+)?\(?\s?(?P<letter>[A-Ja-j])\s?(?P<end>[.:)]{1,2}(?:\s+(?P<rest>[^=+*/^<>]{1,2000}))?)?",
     re.IGNORECASE,
 )
+_CHOSEN: Final = re.compile(
+    r"[*(]{0,3}([B-J]|A(?= because\b| since\b| as\b))[*)]{0,3}(?= (?!or\b|and\b)[a-z])"
+)
+"""The letter that an answer of several words begins with; an A is an article where no reason follows."""
 _LETTER: Final = re.compile(r"(?<![\w'\\$^_{-])[A-J](?![\w'}^_])")
 _WORDS: Final = re.compile(r"[^\W\d_][^\d\\^=+*/<>$%|{}\[\]_]*")
 _WORD: Final = re.compile(r"[(\"']*(?P<word>[^\W\d_][^\W\d_'\u2019-]+)[.,;:!?)\"']*")
@@ -81,9 +89,11 @@ _NO_FORMULA: Final = [
         r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}",
         r"\d+([.,]\d+)? ?(-|\u2013|--|to) ?\d+([.,]\d+)?%?",
         r"\d+(\.\d+){2,}",
+        r"[0-9A-F]+ ?_ ?\{?\d+\}?",
     )
 ]
-"""Times, dates, ranges, version numbers: as formulas, 2024-05-01 and 2023-04-01 would be worth the same."""
+"""Times, dates, ranges, version numbers, numbers with a base. As formulas, 2024-05-01 and 2023-04-01 would be
+worth the same."""
 
 
 def bare(text: str) -> str:
@@ -109,12 +119,16 @@ def answers_in(part: str, *, right: str) -> Iterator[str]:
         right: a list in it lets several boxes be one answer, a choice's letter lets that be looked for.
     """
     found_mark = False
+    is_choice = bool(choice_of(bare(right)))
     for marked in marked_answers(part):
         found_mark = True
         if marked.is_box:
             yield _joined_boxes(part) if _is_list(right) else marked.text
             return
         formula = formula_in(marked.text)
+        if is_choice and (chosen := _CHOSEN.match(marked.text)):
+            yield chosen[1]
+            return
         yield marked.text
         if formula is not None:
             yield formula
@@ -122,7 +136,7 @@ def answers_in(part: str, *, right: str) -> Iterator[str]:
             return
     if found_mark:
         return
-    if choice_of(bare(right)) and len(letters := set(_LETTER.findall(_without_articles(part)))) == 1:
+    if is_choice and len(letters := set(_LETTER.findall(_without_articles(part)))) == 1:
         yield letters.pop()
     formula = formula_in(part)
     if formula is not None:
@@ -145,9 +159,8 @@ def is_equal(right: str, given: str) -> bool | None:
         if shape.fullmatch(right) or shape.fullmatch(given):
             return _without_zeros(right) == _without_zeros(given)
     brackets = _brackets(right), _brackets(given)
-    if None not in brackets and brackets[0] != brackets[1]:
-        return False
-    return None
+    is_other_kind = None not in brackets and brackets[0] != brackets[1]
+    return False if is_other_kind or max(len(right), len(given)) > LONGEST else None
 
 
 def formula_in(text: str) -> str | None:
@@ -235,7 +248,8 @@ def _noun(text: str) -> str | None:
 
 
 def _without_zeros(text: str) -> str:
-    text = re.sub(r"\s*(?:\u2013|--|to|-)\s*", "-", text.lower().replace(".m", "m").strip())
+    text = re.sub(r"[{}]", "", text.lower().replace(".m", "m"))
+    text = re.sub(r"\s*(?:\u2013|--|to|-)\s*", "-", text.strip())
     return re.sub(r"(?<![\d.,])0+(?=\d)", "", text).replace(" ", "").rstrip(".")
 
 
