@@ -91,7 +91,8 @@ def _continues(text: str, at: int, *, before: bool) -> bool:
     if not 0 < at < len(text):
         return False
     inside, outside = (text[at], text[at - 1]) if before else (text[at - 1], text[at])
-    if _is_letter(inside) and _is_letter(outside):
+    is_unit = not before and inside.isdigit() and outside.isalpha()  # 10cm has 10
+    if _is_letter(inside) and _is_letter(outside) and not is_unit:
         return True
     if not inside.isdigit():
         return False

@@ -298,6 +298,9 @@ EXACT: list[tuple[Any, str, int]] = [
 ]
 
 CONTAINS: list[tuple[Any, str, int]] = [
+    ("10", "10cm", 1),
+    ("3", "Q3", 0),
+    ("B", "B2", 0),
     ("42", "It's 42.", 1),
     ("42", "420", 0),
     ("cat", "a cat, a dog", 1),
