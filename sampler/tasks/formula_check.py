@@ -1,10 +1,13 @@
 """Compares formulas by the package ``math-verify`` in a child process, within a budget for a whole group.
 
-Some formulas take for ever, a few of them inside one step of the interpreter, which no signal interrupts:
-9^(9^(9^9)), 1000000!. The child is killed when one takes more than its share of the budget, and another goes
-on with the rest; what is left of the budget at the end is shared among those that were cut off.
+Some formulas take for ever, a few of them inside one step of the interpreter, which no signal handler
+interrupts: 9^(9^(9^9)). The kernel ends the child when one takes more than its share of the budget, and
+another goes on with the rest. What is left at the end is shared among those that were cut off.
+
+The budget is processor time, so that a busy machine cuts off no more than an idle one.
 """
 
+import logging
 import os
 import re
 import select
@@ -12,14 +15,20 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 BASE_S: Final = 1.0
-"""Budget of a group, whatever its size: a hard comparison that is honest takes some tenths of a second."""
+"""Processor time for a group of any size: an honest comparison that is hard takes some tenths of a second."""
 EACH_S: Final = 0.05
-"""And of each of its formulas: parsing and comparing an ordinary one takes 5 to 20 ms."""
+"""And for each of its formulas: to read and compare an ordinary one takes 5 to 20 ms."""
 MOST_S: Final = 10.0
-"""Budget of the largest groups, a third of the default ``grader_wall_limit_s``."""
+"""Processor time for the largest groups."""
+PATIENCE: Final = 8.0
+"""Times its processor time that a group may take by the clock, where others keep the machine busy."""
+MOST_WALL_S: Final = 20.0
+"""But no longer than this, of the 30 s that ``grader_wall_limit_s`` is by default."""
 
 _FUNCTION: Final = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|cot|sec|csc|log|ln|pi)(?![A-Za-z])")
 """Functions as they are written outside of LaTeX, in which sin is s times i times n."""
@@ -29,6 +38,35 @@ Pair = tuple[str, str]
 
 _YES, _NO = b"1", b"0"
 
+_WARMING: Final = (
+    ("x=1", "x=2"),
+    ("y=2x+3", "y=3x+2"),
+    (r"x \le 2", r"(-\infty,2]"),
+    (r"\{1,2\}", r"\{2,3\}"),
+    (r"(1,\frac{1}{2})", r"(1,-\sqrt{2})"),
+    ("(x+1)^2", "x^2+2x+2"),
+    (r"\sin^2 x", r"\log_2 3"),
+    (r"30^\circ", r"\frac{\pi}{6}"),
+    ("e^{2i}", "-2.5"),
+    (r"(1,3)\cup(4,5)", "(1,3)"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
+)
+"""Comparisons of each kind, after which most take 5 to 20 ms in place of 50 to 250."""
+
+_LEAST_S: Final = 0.01
+"""A timer of 0 would be none."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    cpu_s: float
+    ends_at_s: float
+    """By ``time.monotonic()``."""
+
+    @property
+    def is_spent(self) -> bool:
+        return self.cpu_s < _LEAST_S or time.monotonic() > self.ends_at_s
+
 
 def are_worth_the_same(pairs: Sequence[Pair]) -> dict[Pair, bool | None]:
     """Return for each pair whether its formulas are worth the same; None: it was cut off."""
@@ -36,37 +74,29 @@ def are_worth_the_same(pairs: Sequence[Pair]) -> dict[Pair, bool | None]:
     verdicts: dict[Pair, bool | None] = dict.fromkeys(left)
     if not left:
         return verdicts
-    _warm()
-    deadline_s = time.monotonic() + min(BASE_S + EACH_S * len(left), MOST_S)
+    warm()
+    cpu_s = min(BASE_S + EACH_S * len(left), MOST_S)
+    budget = _Budget(cpu_s, time.monotonic() + min(PATIENCE * cpu_s, MOST_WALL_S))
     for _ in range(2):
-        verdicts |= _first_look(left, deadline_s)
+        at = 0
+        while at < len(left) and not budget.is_spent:
+            done = _compared(left[at:], budget)
+            verdicts |= dict(zip(left[at:], done, strict=False))
+            at += len(done)
         left = [pair for pair in left if verdicts[pair] is None]
     return verdicts
 
 
-def _first_look(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool | None]:
-    """Compare each pair within an equal share of the time that is left when its turn comes."""
-    verdicts: dict[Pair, bool | None] = {}
-    at = 0
-    while at < len(pairs) and time.monotonic() < deadline_s:
-        done = _compared(pairs[at:], deadline_s)
-        verdicts |= dict(zip(pairs[at:], done, strict=False))
-        at += len(done)
-    return verdicts
-
-
-def _compared(pairs: Sequence[Pair], deadline_s: float) -> list[bool | None]:
+def _compared(pairs: Sequence[Pair], budget: _Budget) -> list[bool | None]:
     """Compare pairs in one child until one takes too long, which is the last that is returned, as None."""
     ours, theirs = os.pipe()
     if (child := os.fork()) == 0:
-        _serve(pairs, theirs)
+        _serve(pairs, theirs, budget.cpu_s)
     done: list[bool | None] = []
     try:
         os.close(theirs)
         while len(done) < len(pairs):
-            left_s = deadline_s - time.monotonic()
-            share_s = left_s / (len(pairs) - len(done))
-            ready, _, _ = select.select([ours], [], [], max(0.0, share_s))
+            ready, _, _ = select.select([ours], [], [], max(0.0, budget.ends_at_s - time.monotonic()))
             said = os.read(ours, 1) if ready else b""
             done.append(None if said == b"" else said == _YES)
             if said == b"":
@@ -75,14 +105,19 @@ def _compared(pairs: Sequence[Pair], deadline_s: float) -> list[bool | None]:
         os.close(ours)
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _, _, used = os.wait4(child, 0)
+        budget.cpu_s -= used.ru_utime + used.ru_stime
     return done
 
 
-def _serve(pairs: Sequence[Pair], pipe: int) -> None:
-    """Write a byte for each pair, in the child."""
+def _serve(pairs: Sequence[Pair], pipe: int, cpu_s: float) -> None:
+    """Write a byte for each pair, in the child, which ends within an equal share of the time for each."""
     try:
-        for right, given in pairs:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        began_s = time.process_time()
+        for at, (right, given) in enumerate(pairs):
+            share_s = (cpu_s - time.process_time() + began_s) / (len(pairs) - at)
+            signal.setitimer(signal.ITIMER_PROF, max(_LEAST_S, share_s))
             os.write(pipe, _YES if _is_worth_the_same(right, given) else _NO)
     finally:
         os._exit(0)
@@ -104,16 +139,9 @@ def _parsed(formula: str) -> list[object]:
     return found
 
 
-def _warm() -> None:
-    """Import the package and fill its parser's tables here, once, for all children."""
-    global _is_warm
-    if not _is_warm:
-        import logging
-
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit itself
-        for formula in (r"\frac{1}{2}", "x^2+1", "(1,2)", r"\{1, 2\}", r"\sqrt{2}\pi", r"x \le 3", "-2.5"):
-            _is_worth_the_same(formula, formula)
-        _is_warm = True
-
-
-_is_warm = False
+@cache
+def warm() -> None:
+    """Import the package and fill its tables here, once, for all children."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit itself
+    for right, given in _WARMING:
+        _is_worth_the_same(right, given)

@@ -13,7 +13,7 @@ from node.task_options import (
     ReasoningGymOptions,
     column_of,
 )
-from sampler.tasks import answer_graders
+from sampler.tasks import answer_graders, formula_check
 from sampler.tasks.answer_part import answer_part
 from sampler.tasks.judge_endpoint import JudgeEndpoint
 from sampler.tasks.task import CompletionText, Graded, GraderOutageError, Message, Outage, Row
@@ -60,6 +60,8 @@ class JsonlTask:
             self._code_grader = CodeGrader(given.code, sandbox, at_once=local["at_once"])
             self._grade_group = self._tested
         elif given.grader in GRADERS:
+            if given.grader == "math_verify":
+                formula_check.warm()  # before there is a group that it would be counted against
             self._grade_group = self._compared
         else:
             grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)

@@ -397,7 +397,7 @@ def test_math_verify_compares_what_formulas_are_worth(right: Any, said: str, rew
 def test_an_answer_that_is_the_right_text_is_right_however_it_is_marked(
     answer_from: str, said: str, right: str
 ) -> None:
-    """Nothing is parsed for it: the package may be missing. Before, 14 of 19 got 0 where they stood bare."""
+    """Nothing is parsed for it. Before, 14 of 19 got 0 where they stood bare."""
     assert verdict("math_verify", right, said.format(right), answer_from=answer_from) == 1.0
 
 
