@@ -7,7 +7,7 @@ Options are data: the coordinator sends them to samplers as JSON. What a task do
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,9 @@ from node.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
 IMPORT_PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 GRADERS: Final = ("exact", "contains", "number", "math_verify", "judge", "code")
+
+AnswerSource: TypeAlias = Literal["text", "last_line", "tags", "after_thinking", "boxed", "pattern"]
+"""Where the answer stands in a completion; see ``PromptOptions.answer_from``."""
 
 JUDGE_FIELD: Final = re.compile(r"\{(question|answer|completion)\}")
 
@@ -112,6 +115,16 @@ class AdditionOptions(TaskOptions):
         return 100
 
 
+def _checked_pattern(pattern: str | None, group: str) -> str | None:
+    """Return a regular expression that has a group; ValueError for others. ``group``: what it is for."""
+    try:
+        if pattern is not None and not re.compile(pattern).groups:
+            raise ValueError(f"must have a group for {group}")
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    return pattern
+
+
 class PromptOptions(TaskOptions):
     """Options of every task that asks a question and reads an answer."""
 
@@ -122,11 +135,28 @@ class PromptOptions(TaskOptions):
     template_arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """Variables of the chat template, such as ``enable_thinking = false`` for Qwen3; a template ignores those
     that it does not use."""
-    answer_from: Literal["text", "last_line", "tags"] = "text"
-    """Part of a completion that is graded: all of its text, its last line that is not empty, or what stands
-    between the last <answer> and </answer>; without them nothing is right."""
+    answer_from: AnswerSource = "text"
+    r"""Part of a completion that is graded: all of its ``text``, its ``last_line`` that is not empty, what
+    stands between the last <answer> and </answer> (``tags``), in the last ``\boxed{...}`` (``boxed``), or in
+    the first group of ``answer_pattern`` (``pattern``). All but the last leave out what a model thought, up
+    to </think> or what other models write for it. ``after_thinking`` is the text after it, and a
+    completion that did not end thinking has no answer. A completion without an answer gets 0."""
+    answer_pattern: str | None = Field(default=None, max_length=500)
+    """Regular expression whose first group is the answer; its last match counts, in all of the text. One that
+    takes for ever on a completion costs its group the grader's time limit."""
     max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
     """Prompts of more tokens are set aside as ``prompt_too_long``."""
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_a_group(cls, pattern: str | None) -> str | None:
+        return _checked_pattern(pattern, "the answer, such as FINAL: (.*)")
+
+    @model_validator(mode="after")
+    def _has_the_pattern(self) -> Self:
+        if (self.answer_pattern is not None) is not (self.answer_from == "pattern"):
+            raise ValueError('answer_from = "pattern" and answer_pattern go together: set both or neither')
+        return self
 
     @field_validator("template_arguments")
     @classmethod
@@ -153,7 +183,8 @@ class JudgeOptions(BaseModel):
     system: str = ""
     """Its system prompt; a warning against instructions in the completion is appended."""
     score_pattern: str | None = Field(default=None, max_length=500)
-    """Regular expression whose first group is the score; its last match counts."""
+    """Regular expression whose first group is the score; its last match counts. A group that is part of a
+    number stands for all of it: ``Score: ([0-9]+)`` reads 7.5 of ``Score: 7.5``."""
     score_key: str | None = Field(default=None, min_length=1, max_length=100)
     """Key of the score in the JSON object that the judge answers with, instead of ``score_pattern``."""
     lowest: float = 0.0
@@ -173,12 +204,7 @@ class JudgeOptions(BaseModel):
     @field_validator("score_pattern")
     @classmethod
     def _is_a_pattern(cls, pattern: str | None) -> str | None:
-        try:
-            if pattern is not None and not re.compile(pattern).groups:
-                raise ValueError("must have a group for the score, such as Score: ([0-9]+)")
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}") from error
-        return pattern
+        return _checked_pattern(pattern, "the score, such as Score: ([0-9.]+)")
 
     @model_validator(mode="after")
     def _has_a_scale(self) -> Self:
@@ -231,11 +257,12 @@ class JsonlOptions(PromptOptions):
     messages: str | None = None
     """Column with the prompt as a list of {"role", "content"} messages, instead of ``prompt``."""
     answer: str = "answer"
-    """Column with the right answer."""
+    """Column with the right answer, or with a list of them, any of which is right."""
     grader: Annotated[str, AfterValidator(_check_grader)] = "exact"
-    """``exact`` and ``contains`` compare text, ``number`` the last numbers, ``math_verify`` what formulas are
-    worth; ``judge`` asks a model; ``code`` runs tests. ``package.module:function`` is called with row and
-    completion, where samplers have it in ``sampler.allowed_graders``."""
+    """``exact`` and ``contains`` compare text, ``number`` the number that is marked or the last,
+    ``math_verify`` what formulas are worth; ``judge`` asks a model; ``code`` runs tests.
+    ``package.module:function`` is called with row and completion, where samplers have it in
+    ``sampler.allowed_graders``."""
     judge: JudgeOptions | None = None
     """Options of the grader ``judge``: a table [coordinator.task_options.judge]."""
 
@@ -271,7 +298,7 @@ class ReasoningGymOptions(PromptOptions):
     """Seed of the questions; the same everywhere."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """The generator's own arguments."""
-    answer_from: Literal["text", "last_line", "tags"] = "tags"
+    answer_from: AnswerSource = "tags"
 
     @property
     def package(self) -> str | None:

@@ -33,8 +33,11 @@ from node.coordinator.work.slots import prompt_of_slot
 from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.process.preflight import check_before_torch
+from node.questions.right_answer import answer_texts
+from node.questions.row_error import RowError
 from node.rollout import Finish, PromptLease
 from node.run import Role
+from node.task_options import GRADERS, JsonlOptions, PromptOptions, TaskOptions, checked_options
 from node.visible_text import quoted, visible
 from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, GenerationRequest
@@ -44,7 +47,10 @@ from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking
 from sampler.rollouts.work_queue import Job, JobState
 from sampler.sampler_role import load_configured_engine
+from sampler.tasks.answer_graders import compared_part
+from sampler.tasks.answer_part import answer_part
 from sampler.tasks.grader_process import TaskError
+from sampler.tasks.task import CompletionText
 
 EXAMPLE: Final = """\
   heterorl-node try --config coordinator.toml --model-dir models/base
@@ -68,7 +74,11 @@ class TriedGroup:
     prompt_index: int
     prompt_token_ids: tuple[int, ...] = ()
     completions: tuple[dict[str, Any], ...] = ()
-    """Text (of several turns, with the replies between them), reward, tokens, finish and metrics of each."""
+    """Text (of several turns, with the replies between them), reward, tokens, finish and metrics of each; and
+    of a task that asks a question ``graded``, the part that was graded, and ``compared``, the number or
+    formula in it; or ``no_answer``, why there is none."""
+    right_answers: tuple[str, ...] = ()
+    """Answers of its row, any of which is right; empty: the grader compares with none."""
     problem: str = ""
     """Why there are no completions; empty: there are."""
 
@@ -103,10 +113,17 @@ class Trial:
     """
 
     def __init__(
-        self, engine: Engine, task: RunTask, *, metrics: SamplerMetrics, done: Callable[[TriedGroup], None]
+        self,
+        engine: Engine,
+        task: RunTask,
+        *,
+        options: TaskOptions | None,
+        metrics: SamplerMetrics,
+        done: Callable[[TriedGroup], None],
     ) -> None:
         self._engine = engine
         self._task = task
+        self._options = options
         self._done = done
         self._turns = TurnTaking(engine.tokenizer, engine_thread=engine, metrics=metrics)
 
@@ -139,6 +156,7 @@ class Trial:
     async def _graded(self, job: Job) -> tuple[dict[str, Any], ...]:
         assert job.prompt is not None, "a generated job has a prompt"
         texts, grades = await self._task.grade(job.prompt, job.conversations)
+        rights = _right_answers(job.lease.row, self._options)
         return tuple(
             {
                 "text": _spoken(conversation),
@@ -146,13 +164,42 @@ class Trial:
                 "tokens": text.tokens,
                 "finish": text.finish,
                 "metrics": {name: values[number] for name, values in grades.metrics.items()},
+                **_graded_part(text, self._options, rights),
             }
             for number, (conversation, text) in enumerate(zip(job.conversations, texts, strict=True))
         )
 
     def _end(self, job: Job, completions: tuple[dict[str, Any], ...] = (), *, problem: str = "") -> None:
         token_ids = () if job.prompt is None else tuple(job.prompt.token_ids.tolist())
-        self._done(TriedGroup(job.lease.prompt_index, token_ids, completions, problem))
+        rights = _right_answers(job.lease.row, self._options)
+        self._done(TriedGroup(job.lease.prompt_index, token_ids, completions, rights, problem))
+
+
+def _right_answers(row: bytes, options: TaskOptions | None) -> tuple[str, ...]:
+    """Return the right answers of a row; none where it has none, which its problem says."""
+    if not isinstance(options, JsonlOptions):
+        return ()
+    try:
+        return answer_texts(json.loads(row), options)
+    except RowError:
+        return ()
+
+
+def _graded_part(
+    completion: CompletionText, options: TaskOptions | None, rights: Sequence[str]
+) -> dict[str, str]:
+    """Return what of a completion was graded, or why nothing; empty where the grader gets all of it."""
+    if not isinstance(options, PromptOptions):
+        return {}
+    if isinstance(options, JsonlOptions) and options.grader not in GRADERS:
+        return {}
+    part = answer_part(completion.text, completion.finish, options)
+    if part.stripped is None:
+        return {"no_answer": part.why_none}
+    compared = (
+        compared_part(options.grader, part.stripped, rights) if isinstance(options, JsonlOptions) else None
+    )
+    return {"graded": part.stripped} | ({} if compared is None else {"compared": compared})
 
 
 def _spoken(conversation: Conversation) -> str:
@@ -238,7 +285,8 @@ async def _tried(
             progress.advance(bar)
 
         began = time.monotonic()
-        await Trial(engine, task, metrics=metrics, done=done).run(leases)
+        options = checked_options(coordinator.task, coordinator.task_options)
+        await Trial(engine, task, options=options, metrics=metrics, done=done).run(leases)
         took_s = time.monotonic() - began
     digests = {"task_digest": task.digest.hex(), "grader_digest": task.description.code_digest.hex()}
     return groups, {"seconds": took_s, **digests}
@@ -278,6 +326,8 @@ def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Token
         console.print(Text(heading, "bold"))
         if group.prompt_token_ids:
             console.print(Text(quoted(_text(tokenizer, group)), "dim"))
+        if group.right_answers:
+            console.print(Text(f"right answer {quoted(' or '.join(group.right_answers))}", "bold"))
         if group.problem:
             console.print(Text(visible(group.problem), "red"))
         for one in group.completions:
@@ -288,6 +338,11 @@ def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Token
                 Text(f"reward {one['reward']:.4g}, {one['tokens']} tokens, {one['finish']}{measured}", style)
             )
             console.print(Text(quoted(one["text"])))
+            if "no_answer" in one:
+                console.print(Text(f"no answer: {one['no_answer']}", style))
+            for name in ("graded", "compared"):
+                if name in one:
+                    console.print(Text(f"{name} {quoted(one[name])}", style))
         console.print()
     console.print(Text("\n".join(_lines(totals)), "bold"))
 

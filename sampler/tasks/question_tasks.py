@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from node.questions.right_answer import answer_texts, right_answers
 from node.task_options import (
     GRADERS,
     JsonlOptions,
@@ -13,7 +14,8 @@ from node.task_options import (
     ReasoningGymOptions,
     column_of,
 )
-from sampler.tasks import answer_graders
+from sampler.tasks import answer_graders, formula_check
+from sampler.tasks.answer_part import answer_part
 from sampler.tasks.judge_endpoint import JudgeEndpoint
 from sampler.tasks.returned_rewards import grade_each
 from sampler.tasks.task import CompletionText, Graded, GraderOutageError, Message, Outage, Row
@@ -24,8 +26,6 @@ TIMED_NOISE: Final = 0.02
 _NOISE: Final = dict.fromkeys(("exact", "contains", "number"), 0.0) | dict.fromkeys(
     ("math_verify", "code"), TIMED_NOISE
 )
-
-_OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 class JsonlTask:
@@ -62,6 +62,8 @@ class JsonlTask:
             self._code_grader = CodeGrader(given.code, sandbox, at_once=local["at_once"])
             self._grade_group = self._tested
         elif given.grader in GRADERS:
+            if given.grader == "math_verify":
+                formula_check.warm()  # before there is a group that it would be counted against
             self._grade_group = self._compared
         else:
             grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)
@@ -70,7 +72,9 @@ class JsonlTask:
             self._grade_group = lambda row, completions: grade_each(partial(grader, row), completions)
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
-        return asked(self._question(row or {}), self._options)
+        question = self._question(row or {})
+        right_answers(row or {}, self._options)  # a row without one is nobody's prompt
+        return asked(question, self._options)
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
         return self.grade_group(index, row, [completion])[0]
@@ -90,28 +94,16 @@ class JsonlTask:
             raise TypeError(f"column {name!r} is {question!r:.100}, not a list of messages")
         return [{key: text for key, text in each.items() if text is not None} for each in question]
 
-    def _right(self, row: Row) -> str:
-        """Return the right answer; ValueError if it is empty, which any completion would contain."""
-        name = self._options.answer
-        right = column_of(row, name)
-        if not isinstance(right, str | int | float):
-            raise TypeError(f"column {name!r} is {right!r:.100}, not a text or a number")
-        if not (text := str(right).strip()):
-            raise ValueError(f"column {name!r} is empty")
-        return text
-
     def _compared(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
-        right = self._right(row)
-        compare = getattr(answer_graders, self._options.grader)
         answers = [answer_of(completion, self._options) for completion in completions]
-        return [0.0 if answer is None else compare(answer, right) for answer in answers]
+        return answer_graders.BY_NAME[self._options.grader](answers, answer_texts(row, self._options))
 
     def _judged(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
         assert self._options.judge is not None
         question = self._question(row)
         if not isinstance(question, str):
             question = "\n\n".join(message["content"] for message in question)
-        right = self._right(row) if "{answer}" in self._options.judge.template else ""
+        right = " or ".join(answer_texts(row, self._options))
         answers = [answer_of(completion, self._options) for completion in completions]
         # Completions without an answer get 0 and are not sent to the judge.
         judged = iter(self._judge.rewards(question, right, [text for text in answers if text is not None]))
@@ -125,9 +117,7 @@ class JsonlTask:
         assert self._options.code is not None
         # What continues a prefix keeps its indentation.
         texts = [
-            completion.text
-            if self._options.answer_from == "text"
-            else answer_of(completion, self._options) or ""
+            answer_part(completion.text, completion.finish, self._options).text or ""
             for completion in completions
         ]
         grades: list[Graded] = []
@@ -178,15 +168,4 @@ def asked(question: str | Sequence[Message], options: PromptOptions) -> str | Se
 
 def answer_of(completion: CompletionText, options: PromptOptions) -> str | None:
     """Return what of a completion is graded, stripped; None: it has no answer."""
-    text = completion.text
-    match options.answer_from:
-        case "text":
-            return text.strip()
-        case "last_line":
-            return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
-        case "tags":
-            end = text.rfind(_CLOSE)
-            # The closing tag may have been the stop string.
-            end = len(text) if end < 0 and completion.finish == "stop" else end
-            start = text.rfind(_OPEN, 0, max(0, end))
-            return None if start < 0 else text[start + len(_OPEN) : end].strip()
+    return answer_part(completion.text, completion.finish, options).stripped
