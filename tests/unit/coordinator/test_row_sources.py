@@ -68,8 +68,8 @@ def test_a_saved_data_set_is_read_with_its_split(tmp_path: Path, splits: Sequenc
 
 def test_what_json_cannot_say_is_named_by_its_row(tmp_path: Path) -> None:
     path = tmp_path / "d.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"x": 1.0}, {"x": float("nan")}]), path)
-    with pytest.raises(ConfigError, match=r"line 2 of d\.parquet is not JSON: NaN"):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"x": 1.0}, {"x": float("inf")}]), path)
+    with pytest.raises(StartupError, match=r"d\.parquet cannot be read: row 1: column 'x': it is infinite"):
         read(path)
 
 
