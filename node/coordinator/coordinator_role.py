@@ -20,7 +20,7 @@ from node import limits
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.data.row_sources import open_rows
-from node.coordinator.data.rows import RowCheck, Rows
+from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.held_back import FILE_NAME as HELD_BACK_FILE
 from node.coordinator.held_back import HeldBack
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
@@ -141,7 +141,7 @@ async def _coordinator(
                 scratch=context.state_dir,
                 columns=config.columns,
                 known=known,
-                check=RowCheck(config.built_in_options),
+                check=RowCheck(config.built_in_options, limit_s=START_CHECK_S),
             )
             opened.callback(rows.close)
             _tell_unusable(rows)

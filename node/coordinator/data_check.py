@@ -99,7 +99,10 @@ def _known(ledger: Path) -> tuple[DataSeen, int]:
 
 def _said(data: DataConfig, use: DataUse, rows: Rows, *, has_begun: bool) -> str:
     checked = rows.tally.checked
-    which = f"all {len(rows)} rows" if checked == len(rows) else f"the first {checked} of {len(rows)} rows"
+    if checked == len(rows):
+        which = f"all {checked} rows" if checked > 1 else "the only row"
+    else:
+        which = f"the first {checked} of {len(rows)} rows"
     if isinstance(use.options, JsonlOptions) and "answer" in use.columns:
         what = f"each can be a prompt and has an answer for the grader {use.options.grader}"
     elif isinstance(use.options, JsonlOptions) and use.options.grader not in GRADERS:

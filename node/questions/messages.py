@@ -18,6 +18,8 @@ from node.questions.json_values import has_whole_characters, kind_of_value, valu
 _TEXT_PARTS: Final = (None, "text", "input_text", "output_text")
 """Types of content parts that hold a text, of OpenAI's two interfaces; some data sets leave it out."""
 
+_IS_TEXT: Final = "is a text, not a list of messages; name a column of texts with the option prompt"
+
 
 class MessagesError(ValueError):
     """A value that is not the messages of a prompt.
@@ -39,6 +41,8 @@ def messages_of(value: object) -> list[dict[str, Any]]:
     Raises:
         MessagesError: it is something else.
     """
+    if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
+        raise MessagesError("is an object that holds messages; name them too, as in body.messages", value)
     if not isinstance(value, list | tuple):
         raise MessagesError(f"is {kind_of_value(value)}, not a list of messages", value)
     if not value:
@@ -59,14 +63,10 @@ def messages_in_text(text: str) -> list[dict[str, Any]]:
         if text.lstrip().startswith(("[{'", "{'", "array(")):
             rule = "is a list as Python prints it, not JSON; write the column with json.dumps"
         else:
-            rule = "is a text, not a list of messages; name a column of texts with the option prompt"
+            rule = _IS_TEXT
         raise MessagesError(rule, text) from None
-    if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
-        raise MessagesError("is an object that holds messages; name them too, as in column.messages", text)
-    if not isinstance(value, list):
-        raise MessagesError(
-            "is a text, not a list of messages; name a column of texts with the option prompt", text
-        )
+    if not isinstance(value, list | Mapping):
+        raise MessagesError(_IS_TEXT, text)
     return messages_of(value)
 
 

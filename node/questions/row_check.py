@@ -78,5 +78,5 @@ class RowTally:
         if not self.unusable:
             return ""
         kinds = sorted(self.faults.values(), key=lambda fault: -fault.rows)
-        said = "; ".join(f"{fault.rows} such as {fault.first}: {fault.example}" for fault in kinds)
+        said = "; ".join(f"{fault.rows} as {fault.first}, whose {fault.example}" for fault in kinds)
         return f"{self.unusable} of {self.checked} rows cannot be used: {said}"

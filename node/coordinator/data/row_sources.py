@@ -15,7 +15,7 @@ from node.coordinator.data.data_config import DataConfig, DataSource
 from node.coordinator.data.data_files import ShardError, check_shards, files_of
 from node.coordinator.data.row_json import write_json
 from node.coordinator.data.rows import HeldOut, RowCheck, Rows
-from node.coordinator.data.text_rows import is_plain, text_rows
+from node.coordinator.data.text_rows import is_plain, refuse_others, text_rows
 from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import ConfigError, StartupError
 
@@ -112,7 +112,13 @@ def _rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     from pyarrow.parquet import ParquetFile  # an extra: imported only where it is used
 
+    with path.open("rb") as raw:
+        if not (head := raw.read(64)).startswith(b"PAR1"):
+            refuse_others(head)
     with ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise ValueError(f"{path.name} has two columns of the same name: {', '.join(names):.300}")
         for batch in file.iter_batches():
             yield from batch.to_pylist()
 

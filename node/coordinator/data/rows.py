@@ -38,8 +38,11 @@ DIGEST_BYTES: Final = 16
 _TOLD_EVERY_ROWS: Final = 50_000
 
 CHECK_S: Final = 300.0
-"""Longest time to check rows for the task, some millions of them. The others are indexed, and those that
-cannot be used are found by the samplers that lease them."""
+"""Longest time of a dry run to check rows for the task, some millions of them (10 to 160 us each)."""
+
+START_CHECK_S: Final = 20.0
+"""Longest time of a start. Rows after that are indexed alone: samplers that lease them find what cannot be
+used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class Rows:
         last = self._parts[-1]
         if held_out is not None and len(last) < evaluation_rows:
             raise _too_few(evaluation_rows, f"is more than {last.name} has: {len(last)}")
+        if not len(training):
+            raise _bad_row(f"{name} has no rows", fix="Name a file with rows.")
         if len(self) <= evaluation_rows:
             raise _too_few(evaluation_rows, f"leaves no row to train on: {name} has {len(self._parts[0])}")
         held_out_at = known.held_out_at if known.rows else len(self) - evaluation_rows
@@ -172,7 +177,8 @@ class Rows:
                         key=f"coordinator.task_options.{option}",
                         value=column,
                         source="the configuration or the option's default",
-                        rule=f"{part.name} has no such column: {which} has {', '.join(found) or 'none'}",
+                        rule=f"{part.name} has no such column: {which} has {', '.join(found) or 'none'}"
+                        f"{_rows_inside(found) if len(part) == 1 else ''}",
                         fix="Name one of them, or what is inside one, such as reward_model.ground_truth."
                         if not lacking[0]
                         else "Correct or remove these rows.",
@@ -240,6 +246,14 @@ def _has(row: bytes, column: str) -> bool:
     return True
 
 
+def _rows_inside(found: Mapping[str, Any]) -> str:
+    """Return a hint where the only row of a file holds all rows."""
+    for name, value in found.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return f"; if the rows are inside {name!r}, write them out, as by jq -c '.{name}[]'"
+    return ""
+
+
 def _content(row: bytes, *, where: str) -> Mapping[str, Any]:
     if len(row) > ROW_BYTES:
         raise _bad_row(
@@ -251,6 +265,8 @@ def _content(row: bytes, *, where: str) -> Mapping[str, Any]:
         content: Any = read_json(row.decode())
     except ValueError as error:
         hint = ", and a comma stands behind it" if row.endswith(b",") else ""
+        if isinstance(error, UnicodeDecodeError):
+            hint = "; convert the file to UTF-8, as by iconv -f LATIN1 -t UTF-8"
         raise _bad_row(f"{where} is not JSON: {error}{hint}") from error
     if not isinstance(content, dict):
         raise _bad_row(f"{where} is {type(content).__name__}, not a JSON object")

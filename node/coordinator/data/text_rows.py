@@ -11,15 +11,17 @@ import io
 import itertools
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, cast
+from typing import IO, Any, BinaryIO, Final
 
 from node.coordinator.data.row_json import raw_json, read_json
 from node.limits import ROW_BYTES
 from node.questions.json_values import kind_of_value
 
-_HEAD_BYTES: Final = ROW_BYTES + 2
+_MAGIC_BYTES: Final = 64
 
 _READ_CHARACTERS: Final = 8 * ROW_BYTES
 """Read at once: more than a row with all of its characters escaped."""
@@ -52,6 +54,13 @@ _OTHERS: Final[Mapping[bytes, str]] = {
 _DELIMITERS: Final = ",\t;|"
 
 
+def refuse_others(head: bytes) -> None:
+    """Raise ValueError where a file's first bytes show that it holds no rows."""
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            raise ValueError(f"it is {what}")
+
+
 def is_plain(path: Path) -> bool:
     """Whether a file is JSON Lines in UTF-8, or so far from everything else that it is to be read as such.
 
@@ -60,12 +69,10 @@ def is_plain(path: Path) -> bool:
         ValueError: it is something that holds no rows.
     """
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+        head = file.read(ROW_BYTES + 2)
     if any(map(head.startswith, _COMPRESSED)) or _table_suffix(path) or _encoding(head) != "utf-8":
         return False
-    for magic, what in _OTHERS.items():
-        if head.startswith(magic):
-            raise ValueError(f"it is {what}")
+    refuse_others(head)
     start = head.lstrip()
     if start.startswith(b"["):
         return False
@@ -81,29 +88,22 @@ def text_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         OSError: it cannot be read.
         ValueError: a part of it is no row, or what it is compressed in is damaged.
     """
-    with path.open("rb") as raw:
-        head = raw.read(16)
-        raw.seek(0)
-        opens = next((reader for magic, reader in _COMPRESSED.items() if head.startswith(magic)), None)
-        with cast("BinaryIO", raw if opens is None else opens(raw)) as file:
-            try:
-                yield from _rows_in(file, path)
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"it is not {error.encoding}: {error.reason}; convert it, as by iconv -f LATIN1 -t UTF-8"
-                ) from error
-            except (EOFError, lzma.LZMAError) as error:
-                raise ValueError(f"its compressed data is damaged: {error}; copy it again") from error
-
-
-def _rows_in(file: BinaryIO, path: Path) -> Iterator[Mapping[str, Any]]:
-    buffered = io.BufferedReader(cast("io.RawIOBase", file), buffer_size=_HEAD_BYTES)
-    head = buffered.peek(_HEAD_BYTES)
-    for magic, what in _OTHERS.items():
-        if head.startswith(magic):
-            raise ValueError(f"it holds {what}")
-    text = io.TextIOWrapper(buffered, encoding=_encoding(head), newline="")
-    return _table_rows(text) if _table_suffix(path) else _json_rows(text)
+    with ExitStack() as opened:
+        raw = opened.enter_context(path.open("rb"))
+        head = raw.peek(_MAGIC_BYTES)
+        reader = next((reader for magic, reader in _COMPRESSED.items() if head.startswith(magic)), None)
+        try:
+            file = raw if reader is None else opened.enter_context(reader(raw))
+            head = file.peek(_MAGIC_BYTES)
+            refuse_others(head)
+            text = opened.enter_context(io.TextIOWrapper(file, encoding=_encoding(head), newline=""))
+            yield from _table_rows(text) if _table_suffix(path) else _json_rows(text)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"it is not {error.encoding}: {error.reason}; convert it, as by iconv -f LATIN1 -t UTF-8"
+            ) from error
+        except (EOFError, lzma.LZMAError, zlib.error) as error:
+            raise ValueError(f"its compressed data is damaged: {error}; copy it again") from error
 
 
 def _encoding(head: bytes) -> str:

@@ -246,7 +246,7 @@ def test_data_that_is_not_there_is_found(made: MadeRun, tmp_path: Path) -> None:
         (
             '{"prompt": "1", "answer": "2"}\n' * 3 + '{"prompt": "1"}\n' * 2,
             {},
-            "2 of 5 rows cannot be used: 2 such as row 3 of rows.jsonl: column 'answer' is missing: "
+            "2 of 5 rows cannot be used: 2 as row 3 of rows.jsonl, whose column 'answer' is missing: "
             "the row has prompt (the first row of a file is row 0). Correct or remove these rows",
         ),
         ('{"prompt": "1+1="\n', {}, "line 1 of rows.jsonl is not JSON"),
