@@ -209,6 +209,22 @@ def test_a_row_without_a_right_answer_is_nobodys_reward(grader: str, right: Any)
         made("jsonl", grader=grader).grade(0, {"answer": right}, answered("None"))
 
 
+@pytest.mark.parametrize(
+    ("leading", "system"),
+    [
+        ([], "Add."),
+        (["Be brief."], "Add.\n\nBe brief."),
+        (["Be brief.", "Be kind."], "Add.\n\nBe brief.\n\nBe kind."),
+    ],
+)
+def test_system_messages_at_the_beginning_are_one(leading: list[str], system: str) -> None:
+    """Most templates refuse a second one, or write it out as a turn."""
+    turns = [{"role": "user", "content": "1"}, {"role": "system", "content": "late"}]
+    row = {"m": [*({"role": "system", "content": text} for text in leading), *turns], "answer": "2"}
+    task = made("jsonl", messages="m", system="Add.", has_chat_template=True)
+    assert task.prompt(0, row) == [{"role": "system", "content": system}, *turns]
+
+
 @pytest.mark.parametrize("messages", [None, 5, {"role": "user"}, ["hello"]])
 def test_what_is_no_list_of_messages_is_said(messages: Any) -> None:
     with pytest.raises(RowError, match=r"column 'chat' .*, not (a list of messages|an object with)"):
