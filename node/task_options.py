@@ -6,6 +6,7 @@ Options are data: the coordinator sends them to samplers as JSON. What a task do
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
@@ -63,7 +64,8 @@ RESERVED_ARGUMENTS: Final = frozenset(
 def column_of(row: Mapping[str, Any], name: str) -> Any:
     """Return a column of a row, or what is inside one: ``reward_model.ground_truth``, ``answers.text.0``.
 
-    A column whose own name has dots comes first.
+    A column whose own name has dots comes first. A text that holds JSON is looked into as if it were its
+    value. Names may be composed of other code points than in the file: they are compared in NFC.
 
     Raises:
         KeyError: the row has no such column.
@@ -72,11 +74,32 @@ def column_of(row: Mapping[str, Any], name: str) -> Any:
         return row[name]
     value: Any = row
     for part in name.split("."):
+        if isinstance(value, str):
+            value = _json_in(value)
         try:
-            value = value[int(part) if isinstance(value, list) else part]
+            value = value[int(part)] if isinstance(value, list) else _member(value, part)
         except (LookupError, TypeError, ValueError) as error:
             raise KeyError(f"the row has no column {name!r}, it has {', '.join(row)}") from error
     return value
+
+
+def _member(value: Any, name: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{type(value).__name__} has no members")
+    if name in value:
+        return value[name]
+    wanted = unicodedata.normalize("NFC", name)
+    return value[{unicodedata.normalize("NFC", key): key for key in value}[wanted]]
+
+
+def _json_in(text: str) -> Any:
+    """Return the object or list that a text holds as JSON; None: it holds none."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 class TaskOptions(BaseModel):
@@ -253,9 +276,13 @@ class JsonlOptions(PromptOptions):
     takes_rows = True
 
     prompt: str = "prompt"
-    """Column with the prompt's text. See ``column_of`` for what is inside one."""
+    """Column with the prompt's text, or with its messages. See ``column_of`` for what is inside one."""
     messages: str | None = None
-    """Column with the prompt as a list of {"role", "content"} messages, instead of ``prompt``."""
+    """Column with the prompt as a list of {"role", "content"} messages, or as JSON of one, instead of
+    ``prompt``. Messages may have tool_calls; content parts must be texts."""
+    tools: str | None = None
+    """Column with the tools that the row's prompt offers, a list of JSON schemas or JSON of one, which the
+    chat template writes out; a row where it is null offers none. Unset: as ``template_arguments`` say."""
     answer: str = "answer"
     """Column with the right answer, or with a list of them, any of which is right."""
     grader: Annotated[str, AfterValidator(_check_grader)] = "exact"
@@ -271,6 +298,10 @@ class JsonlOptions(PromptOptions):
 
     @model_validator(mode="after")
     def _has_the_graders_options(self) -> Self:
+        if self.tools is not None and self.chat is False:
+            raise ValueError("tools are for the chat template, which chat = false leaves out")
+        if self.tools is not None and "tools" in self.template_arguments:
+            raise ValueError("tools and template_arguments.tools are two sets of tools: leave one out")
         for name in TABLES:
             if (getattr(self, name) is not None) is not (self.grader == name):
                 raise ValueError(f"grader = {name!r} and the table {name} go together: set both or neither")
@@ -279,6 +310,8 @@ class JsonlOptions(PromptOptions):
     @property
     def columns(self) -> Mapping[str, str]:
         question = {"messages": self.messages} if self.messages else {"prompt": self.prompt}
+        if self.tools is not None:
+            question["tools"] = self.tools
         is_answered = self.grader in GRADERS and (self.judge is None or "{answer}" in self.judge.template)
         return question | ({"answer": self.answer} if is_answered else {})
 

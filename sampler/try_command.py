@@ -6,6 +6,7 @@ are a sampler's. One start-up, no coordinator, nothing written.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
-from node.coordinator.data.rows import Rows
+from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.work.slots import prompt_of_slot
 from node.errors import RefusedError
 from node.exit_code import ExitCode
@@ -37,7 +38,7 @@ from node.questions.right_answer import answer_texts
 from node.questions.row_error import RowError
 from node.rollout import Finish, PromptLease
 from node.run import Role
-from node.task_options import GRADERS, JsonlOptions, PromptOptions, TaskOptions, checked_options
+from node.task_options import GRADERS, JsonlOptions, PromptOptions, TaskOptions
 from node.visible_text import quoted, visible
 from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, GenerationRequest
@@ -85,7 +86,12 @@ class TriedGroup:
     @property
     def teaches(self) -> bool:
         """Whether rewards differ: a group whose completions are worth the same has no advantage."""
-        return len({completion["reward"] for completion in self.completions}) > 1
+        return len(set(self.rewards)) > 1
+
+    @property
+    def rewards(self) -> list[float]:
+        """Those of the completions that have one; the grader abstained from the others."""
+        return [one["reward"] for one in self.completions if one["reward"] is not None]
 
 
 def summary(groups: Sequence[TriedGroup]) -> dict[str, Any]:
@@ -96,7 +102,7 @@ def summary(groups: Sequence[TriedGroup]) -> dict[str, Any]:
     if not completions:
         return counts
     return counts | {
-        "reward_mean": fmean(one["reward"] for one in completions),
+        "reward_mean": fmean(reward for group in graded for reward in group.rewards),
         "teaching_share": fmean(group.teaches for group in graded),
         "cut_share": fmean(one["finish"] == Finish.LENGTH for one in completions),
         "tokens_mean": fmean(one["tokens"] for one in completions),
@@ -260,8 +266,11 @@ async def _tried(
         rows = None
         if coordinator.data:
             scratch = Path(tempfile.gettempdir())
-            rows = open_rows(coordinator.data, scratch=scratch, columns=coordinator.columns)
+            check = RowCheck(coordinator.built_in_options, limit_s=START_CHECK_S)
+            rows = open_rows(coordinator.data, scratch=scratch, columns=coordinator.columns, check=check)
             stack.callback(rows.close)
+            if unusable := rows.tally.summary():
+                print(f"warning: {visible(unusable)}; a run leaves them out", file=sys.stderr)
         # The graders start first: what is wrong with them is found before the model is loaded.
         task = await RunTask.load(
             coordinator.task,
@@ -285,7 +294,7 @@ async def _tried(
             progress.advance(bar)
 
         began = time.monotonic()
-        options = checked_options(coordinator.task, coordinator.task_options)
+        options = coordinator.built_in_options
         await Trial(engine, task, options=options, metrics=metrics, done=done).run(leases)
         took_s = time.monotonic() - began
     digests = {"task_digest": task.digest.hex(), "grader_digest": task.description.code_digest.hex()}
@@ -297,8 +306,9 @@ def _leases(
 ) -> Iterator[PromptLease]:
     """Yield leases on the prompts that a run would ask first."""
     prompts -= coordinator.evaluation_settings.held_out_prompts
-    for slot in range(min(wanted, prompts)):
-        index = prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed)
+    order = (prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed) for slot in range(prompts))
+    usable = (index for index in order if rows is None or rows.is_usable(index))
+    for slot, index in enumerate(itertools.islice(usable, wanted)):
         yield PromptLease(
             f"{slot}.1",
             coordinator.task,
@@ -333,10 +343,9 @@ def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Token
         for one in group.completions:
             numbers = {name: value for name, value in one["metrics"].items() if value is not None}
             measured = "".join(f", {name} {value:.4g}" for name, value in numbers.items())
-            style = "green" if one["reward"] > 0 else "yellow"
-            console.print(
-                Text(f"reward {one['reward']:.4g}, {one['tokens']} tokens, {one['finish']}{measured}", style)
-            )
+            style = "green" if (one["reward"] or 0) > 0 else "yellow"
+            reward = "no reward" if one["reward"] is None else f"reward {one['reward']:.4g}"
+            console.print(Text(f"{reward}, {one['tokens']} tokens, {one['finish']}{measured}", style))
             console.print(Text(quoted(one["text"])))
             if "no_answer" in one:
                 console.print(Text(f"no answer: {one['no_answer']}", style))

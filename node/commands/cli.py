@@ -124,9 +124,14 @@ def _run_daemon(argv: Sequence[str]) -> int:
     roles = preflight.in_order(arguments.roles)
     if arguments.dry_run:
         print_resolved(resolved, as_json=False)
-        preflight.check_everything(
-            resolved.config, roles, now=time.time(), warn=lambda text: _report(f"warning: {text}")
+        checked = preflight.check_everything(
+            resolved.config,
+            roles,
+            now=time.time(),
+            warn=lambda text: _report(f"warning: {text}"),
+            told=_report,
         )
+        print(checked)
         return ExitCode.DRAINED
     preflight.check_before_torch(resolved.config, roles)
     # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to

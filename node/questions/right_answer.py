@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from node.questions.marked_text import marked_answers
 from node.questions.number_text import Quantity, one_number
-from node.questions.row_error import RowError
+from node.questions.row_error import RowError, found_in
 from node.task_options import JsonlOptions, column_of
 
 _WRAPPING: Final = re.compile(
@@ -52,10 +52,7 @@ def answer_texts(row: Mapping[str, Any], options: JsonlOptions) -> tuple[str, ..
     name = options.answer
     if "answer" not in options.columns:
         return ()
-    try:
-        value = column_of(row, name)
-    except KeyError:
-        raise RowError(name, f"is missing: the row has {', '.join(row)}") from None
+    value = found_in(row, name)
     if options.grader == "code":  # which reads its tests itself
         if value is None or value in ("", [], {}):
             raise RowError(name, "has no tests")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -48,6 +48,8 @@ class Prompt:
     """Which process of that grader made it."""
     token_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[n], once it is tokenized."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for this prompt alone."""
 
 
 _Reward = Annotated[float, Field(ge=-REWARD, le=REWARD, allow_inf_nan=False)]
@@ -109,7 +111,16 @@ class GraderPool:
         """
         async with self._any(Request.PROMPT) as grader:
             reply = await grader.ask(Request.PROMPT, {"index": index, "row": row})
-            return Prompt(index, row, _said(reply, Request.PROMPT), grader, grader.incarnation)
+            content = _said(reply, Request.PROMPT)
+            arguments = reply.get("template_arguments")
+            return Prompt(
+                index,
+                row,
+                content,
+                grader,
+                grader.incarnation,
+                template_arguments=arguments if isinstance(arguments, dict) else {},
+            )
 
     async def reply(self, prompt: Prompt, conversation: Sequence[Message]) -> str | list[Message] | None:
         """Return what the task says next, from one call of its ``reply``; None: the conversation is over.

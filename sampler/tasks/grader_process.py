@@ -187,6 +187,8 @@ class Grader:
         for reason, times in outages.items() if isinstance(outages, dict) else ():
             if reason in set(Outage) and isinstance(times, int):
                 self._failed(Outage(reason), times)
+        if "bad_row" in reply:
+            raise TaskError(f"the row cannot be used: {reply['bad_row']}", fault=kind.failed)
         if "error" in reply:
             shown = str(reply.get("traceback"))[-TRACEBACK_CHARACTERS:]
             fields = {"who": kind.who, "prompt_index": request["index"], "traceback": shown}

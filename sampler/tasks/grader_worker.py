@@ -7,7 +7,8 @@ JSON object a line:
 
     {"path": "p.m:Task", "options": {...}}  -> {"prompts": 100, ...} | {"unusable": ...}
     {"index": 7, "row": "{...}"}            -> {"text": "3+4="} | {"messages": [...]} | {"error": ...}
-                                               | {"odd": ...} | {"too_long": characters}
+                                               | {"bad_row": ...} | {"odd": ...} | {"too_long": characters},
+                                               the first two with {"template_arguments": {...}}
     {"index": 7, "row": "{...}", "conversation": [{"role": ..., "content": ...}]}
                                             -> the same | {"is_over": true}
     {"index": 7, "row": "{...}", "completions": [["7", 2, "end"]]}
@@ -30,11 +31,12 @@ import sys
 import sysconfig
 import traceback
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
 from node.errors import ConfigError
+from node.questions.messages import MessagesError, messages_of
+from node.questions.row_error import RowError
 from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
 from sampler.tasks.code_digest import code_digest
 from sampler.tasks.returned_rewards import RULE, CompletionError, awaited, grade_each, rewards_and_metrics
@@ -125,34 +127,32 @@ def _said(task: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Return a prompt, or a reply where there is a conversation."""
     try:
         index, row = request["index"], _row(request)
-        if "conversation" not in request:
-            made = task.prompt(index, row)
-        elif (made := task.reply(index, row, request["conversation"])) is None:
-            return {"is_over": True}
-        if isinstance(made, str):
-            texts = [made]
-            reply: dict[str, Any] = {"text": made}
-        elif _is_chat(made):
-            texts = [text for message in made for text in message.values()]
-            reply = {"messages": [dict(message) for message in made]}
+        if "conversation" in request:
+            if (made := task.reply(index, row, request["conversation"])) is None:
+                return {"is_over": True}
+            reply = _as_said(made)
         else:
-            return {"odd": f"returned {type(made).__name__}, not a text or a list of role and content"}
-        for text in texts:
-            text.encode()  # A tokenizer refuses half a surrogate pair.
+            reply = _as_said(task.prompt(index, row))
+            if (arguments := getattr(task, "template_arguments_of", None)) is not None:
+                reply["template_arguments"] = dict(arguments(index, row))
+        characters = len(reply.get("text") or json.dumps(reply, ensure_ascii=False))
+    except RowError as error:
+        return {"bad_row": str(error)[:1000]}
+    except MessagesError as error:
+        return {"odd": f"returned messages, and the list {error}"[:1000]}
     except Exception as error:
         # Whatever a task raises is reported for this prompt; the next one may be fine.
         return _raised(error)
-    characters = sum(map(len, texts))
     return {"too_long": characters} if characters > PROMPT_CHARACTERS else reply
 
 
-def _is_chat(made: Any) -> bool:
-    return (
-        isinstance(made, list | tuple)
-        and bool(made)
-        and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in made)
-        and all(isinstance(text, str) for message in made for text in message.values())
-    )
+def _as_said(made: Any) -> dict[str, Any]:
+    if isinstance(made, str):
+        made.encode()  # A tokenizer refuses half a surrogate pair.
+        return {"text": made}
+    if isinstance(made, list | tuple):
+        return {"messages": messages_of(made)}
+    return {"odd": f"returned {type(made).__name__}, not a text or a list of role and content"}
 
 
 def _graded(task: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +167,8 @@ def _graded(task: Any, request: dict[str, Any]) -> dict[str, Any]:
         reply: dict[str, Any] = {"rewards": rewards, "metrics": metrics}
     except GraderOutageError as error:
         reply = {"unavailable": f"{error.outage}: {error}"[:1000]}
+    except RowError as error:
+        reply = {"bad_row": str(error)[:1000]}
     except CompletionError as error:
         who = getattr(task, "grader_name", f"{type(task).__name__}.grade")
         where = f"({who}, completion {error.number})"

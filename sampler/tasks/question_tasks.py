@@ -1,12 +1,15 @@
 """Built-in tasks that ask a question and grade the answer, of the run's data or of a generator."""
 
+import itertools
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from node.questions.right_answer import answer_texts, right_answers
+from node.questions.question import question_of, tools_of
+from node.questions.right_answer import answer_texts
+from node.questions.row_check import check_row
 from node.task_options import (
     GRADERS,
     JsonlOptions,
@@ -72,9 +75,12 @@ class JsonlTask:
             self._grade_group = lambda row, completions: grade_each(partial(grader, row), completions)
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
-        question = self._question(row or {})
-        right_answers(row or {}, self._options)  # a row without one is nobody's prompt
-        return asked(question, self._options)
+        check_row(row or {}, self._options)
+        return asked(question_of(row or {}, self._options), self._options)
+
+    def template_arguments_of(self, index: int, row: Row | None) -> Mapping[str, Any]:
+        tools = tools_of(row or {}, self._options)
+        return {"tools": tools} if tools else {}
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
         return self.grade_group(index, row, [completion])[0]
@@ -82,25 +88,13 @@ class JsonlTask:
     def grade_group(self, index: int, row: Row | None, completions: Sequence[CompletionText]) -> list[Graded]:
         return self._grade_group(row or {}, completions)
 
-    def _question(self, row: Row) -> str | list[Message]:
-        """Return the prompt's text, or its messages without what is null in them."""
-        name = self._options.messages or self._options.prompt
-        question = column_of(row, name)
-        if isinstance(question, str):
-            return question
-        if self._options.messages is None:
-            raise TypeError(f"column {name!r} is {type(question).__name__}, not a text")
-        if not isinstance(question, list) or not all(isinstance(message, Mapping) for message in question):
-            raise TypeError(f"column {name!r} is {question!r:.100}, not a list of messages")
-        return [{key: text for key, text in each.items() if text is not None} for each in question]
-
     def _compared(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
         answers = [answer_of(completion, self._options) for completion in completions]
         return answer_graders.BY_NAME[self._options.grader](answers, answer_texts(row, self._options))
 
     def _judged(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
         assert self._options.judge is not None
-        question = self._question(row)
+        question = question_of(row, self._options)
         if not isinstance(question, str):
             question = "\n\n".join(message["content"] for message in question)
         right = " or ".join(answer_texts(row, self._options))
@@ -159,11 +153,24 @@ def _graded_elsewhere(row: Row, completions: Sequence[CompletionText]) -> list[G
 
 
 def asked(question: str | Sequence[Message], options: PromptOptions) -> str | Sequence[Message]:
-    """Return a question with the system prompt: messages where the chat template is used, else a text."""
+    """Return a question with the system prompt: messages where the chat template is used, else a text.
+
+    The system prompt of the options comes before one of the row, in the same message.
+    """
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
     if options.system:
         messages = [{"role": "system", "content": options.system}, *messages]
+    messages = _with_one_system_message(messages)
     return messages if options.chat else "\n\n".join(message["content"] for message in messages)
+
+
+def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
+    """Join the system messages that messages begin with: most templates take one, in the first place."""
+    leading = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    if len(leading) < 2:
+        return list(messages)
+    content = "\n\n".join(message["content"] for message in leading)
+    return [{**leading[0], "content": content}, *messages[len(leading) :]]
 
 
 def answer_of(completion: CompletionText, options: PromptOptions) -> str | None:

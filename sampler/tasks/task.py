@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
 
-Message: TypeAlias = Mapping[str, str]
-"""``{"role": ..., "content": ...}``, as chat templates take them."""
+Message: TypeAlias = Mapping[str, Any]
+"""``{"role": ..., "content": ...}``, two texts, and what else chat templates take, such as ``tool_calls``."""
 
 Row: TypeAlias = Mapping[str, Any]
 """A JSON object."""
@@ -91,6 +91,9 @@ class Task(Protocol):
     of groups, below 0.1, in which an honest second grading may differ, where it depends on time or machine.
     Then verifiers work out the rewards of some groups again. Without it, None, rewards are believed, unless
     the run leaves grading to verifiers.
+
+    A task that offers the model other tools for each prompt has ``template_arguments_of(index, row)``, which
+    returns variables of the chat template for that prompt alone, such as ``{"tools": [...]}``.
 
     A task that answers what the model writes has ``reply(index, row, conversation)`` as well. It is called
     after each turn with what was said since the prompt, as messages of which the model's have the role

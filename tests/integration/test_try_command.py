@@ -64,23 +64,25 @@ def test_prompts_completions_and_grades_are_shown_with_the_share_of_groups_that_
     assert len(summary["grader_digest"]) == 32
 
 
-def test_a_grader_that_raises_is_shown_with_its_exception(
+def test_rows_that_cannot_be_used_are_told_and_left_out(
     coordinator: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = "coordinator.task_options={prompt='question', answer='sum', grader='number'}"
     rows = coordinator.with_name("sums.jsonl")
     rows.write_text(rows.read_text().replace('"sum": 1}', '"sum": "none"}'))
     assert try_it(coordinator, model_dir, "-n", "6", "--set", wrong) == ExitCode.DRAINED
-    shown = capsys.readouterr().out
+    shown, warned = capsys.readouterr()
     assert re.search(
-        r"prompt\(\) raised RowError at right_answer.py:\d+: column 'sum' is not one number, .*: 'none'",
-        shown,
+        r"warning: 1 of 8 rows cannot be used: 1 as row 0 of sums.jsonl, whose column 'sum' is not one "
+        r"number, .*: 'none'; a run leaves them out",
+        warned,
     )
+    assert "prompt 0," not in shown
     assert "prompt 1, 4 tokens: teaches" in shown
     assert "right answer | 2\n" in shown
     assert re.search(r"\| .*\ngraded \| .*\ncompared \| (\d+|nothing: no number stands there)\n", shown)
     assert "| 1+1=\n" in shown
-    assert "6 prompts, 1 failed" in shown
+    assert "5 prompts, 0 failed" in shown
 
 
 def test_what_was_graded_of_each_completion_is_shown_and_why_one_has_no_answer(

@@ -155,9 +155,9 @@ def test_the_columns_of_a_row_are_the_options_of_jsonl() -> None:
     ]
     assert made("jsonl", messages="chat", has_chat_template=True).prompt(0, ROW) == ROW["chat"]
     assert made("jsonl", messages="chat", chat=False, has_chat_template=True).prompt(0, ROW) == "3+4"
-    with pytest.raises(KeyError, match="no column 'q', it has prompt, answer, chat"):
+    with pytest.raises(RowError, match="column 'q' is missing: the row has prompt, answer, chat"):
         made("jsonl", prompt="q").prompt(0, ROW)
-    with pytest.raises(TypeError, match="column 'answer' is int, not a text"):
+    with pytest.raises(RowError, match="column 'answer' is a number, not a text"):
         made("jsonl", prompt="answer").prompt(5, ROW)
 
 
@@ -209,9 +209,25 @@ def test_a_row_without_a_right_answer_is_nobodys_reward(grader: str, right: Any)
         made("jsonl", grader=grader).grade(0, {"answer": right}, answered("None"))
 
 
+@pytest.mark.parametrize(
+    ("leading", "system"),
+    [
+        ([], "Add."),
+        (["Be brief."], "Add.\n\nBe brief."),
+        (["Be brief.", "Be kind."], "Add.\n\nBe brief.\n\nBe kind."),
+    ],
+)
+def test_system_messages_at_the_beginning_are_one(leading: list[str], system: str) -> None:
+    """Most templates refuse a second one, or write it out as a turn."""
+    turns = [{"role": "user", "content": "1"}, {"role": "system", "content": "late"}]
+    row = {"m": [*({"role": "system", "content": text} for text in leading), *turns], "answer": "2"}
+    task = made("jsonl", messages="m", system="Add.", has_chat_template=True)
+    assert task.prompt(0, row) == [{"role": "system", "content": system}, *turns]
+
+
 @pytest.mark.parametrize("messages", [None, 5, {"role": "user"}, ["hello"]])
 def test_what_is_no_list_of_messages_is_said(messages: Any) -> None:
-    with pytest.raises(TypeError, match=r"column 'chat' is .*, not a list of messages"):
+    with pytest.raises(RowError, match=r"column 'chat' .*, not (a list of messages|an object with)"):
         made("jsonl", messages="chat", has_chat_template=True).prompt(0, {"chat": messages})
 
 
