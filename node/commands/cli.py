@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
+from node.descriptors import fill_standard_descriptors
 from node.errors import ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
 from node.process.role_context import ROLE_MODULES
@@ -80,6 +81,7 @@ example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    fill_standard_descriptors()
     # gRPC's own lines are not events of the log; our errors carry what they say. grpc reads this at import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if argv and argv[0] in COMMANDS:
