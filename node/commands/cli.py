@@ -84,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     fill_standard_descriptors()
     # gRPC's own lines are not events of the log; our errors carry what they say. grpc reads this at import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # The resolver of all other programs. gRPC's own asks the name servers, for a minute where they are gone,
+    # about names that /etc/hosts has.
+    os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
     if argv and argv[0] in COMMANDS:
         return _reporting_errors(lambda: _run_command(argv[0], argv[1:]))
     if argv and not argv[0].startswith("-"):
@@ -134,6 +137,7 @@ def _run_daemon(argv: Sequence[str]) -> int:
     # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to
     # exec, which needs none of them. grpc reads this when it is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    importlib.import_module("node.rpc.proxy").spare_private_networks(os.environ)
     telemetry = resolved.config.telemetry
     logs = importlib.import_module("node.telemetry.logging")
     logs.configure_process_logging(

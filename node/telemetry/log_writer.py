@@ -18,8 +18,8 @@ QUEUE_BYTES: Final = 1 << 20
 """Three thousand lines: minutes of a busy run, and little beside a role's own memory."""
 
 _RESUMED_BYTES_RATIO: Final = 0.5
-"""After a drop, lines are taken in again once the queue holds at most this share of its bound. Otherwise each line
-that goes out would let one in, with a gap on both sides."""
+"""After a drop, lines are taken in again once the queue holds at most this share of its bound. Otherwise each
+line that goes out would let one in, with a gap on both sides."""
 
 CLOSE_S: Final = 0.5
 """How long ``close`` waits for a line that does not go out; a local pipe takes one in far less."""

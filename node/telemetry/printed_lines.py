@@ -1,4 +1,4 @@
-r"""What a program prints, as events of the log: a field each, filtered, bounded, and only so many a minute.
+r"""Makes events of the log of what a program prints: a field each, filtered, bounded, only so many a minute.
 
 A grader, an engine, a library or a user's own class writes what it likes to standard output and standard
 error: bytes that a terminal obeys (``\x1b[2J``), or a line feed and a JSON object that would pass for an
@@ -21,7 +21,7 @@ LINE_CHARACTERS: Final = 1000
 """Longest text of an event; the end of a line that is longer is left out, and the event says so."""
 
 LINES_PER_INTERVAL: Final = 200
-"""Of one program. A traceback has 20 to 60; what prints a line for each completion prints too much."""
+"""Most of one program. A traceback has 20 to 60; a line for each completion is too much."""
 
 INTERVAL_S: Final = 60.0
 
