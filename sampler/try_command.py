@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -27,7 +26,7 @@ from tokenizers import Tokenizer
 from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.data.row_sources import open_rows
+from node.coordinator.data.row_sources import open_rows, scratch_directory
 from node.coordinator.data.rows import Rows
 from node.coordinator.work.slots import prompt_of_slot
 from node.errors import RefusedError
@@ -184,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     given = {} if arguments.model_dir is None else {"--model-dir": ("sampler.model_dir", arguments.model_dir)}
     # Nothing is dialled or written; a role's configuration is refused without these all the same.
-    unused = ["node.coordinator=127.0.0.1:7700", f"node.state_dir={tempfile.gettempdir()}"]
+    unused = ["node.coordinator=127.0.0.1:7700", f"node.state_dir={scratch_directory()}"]
     flags = read_flags(given, [*unused, *arguments.assignments])
     roles = ["coordinator", "sampler"]
     config = load(roles=roles, files=arguments.files, environ=os.environ, flags=flags).config
@@ -212,8 +211,7 @@ async def _tried(
     async with AsyncExitStack() as stack:
         rows = None
         if coordinator.data:
-            scratch = Path(tempfile.gettempdir())
-            rows = open_rows(coordinator.data, scratch=scratch, columns=coordinator.columns)
+            rows = open_rows(coordinator.data, scratch=scratch_directory(), columns=coordinator.columns)
             stack.callback(rows.close)
         # The graders start first: what is wrong with them is found before the model is loaded.
         task = await RunTask.load(

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import secrets
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 from node import limits
 from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
-from node.coordinator.data.row_sources import open_rows, overlong
+from node.coordinator.data.row_sources import open_rows, overlong, scratch_directory
 from node.coordinator.work.accounts import RunTerms
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
@@ -267,7 +266,7 @@ class CoordinatorConfig(BaseModel):
         """
         if self.data is None:
             return ""
-        rows = open_rows(self.data, scratch=Path(tempfile.gettempdir()), columns=self.columns)
+        rows = open_rows(self.data, scratch=scratch_directory(), columns=self.columns)
         try:
             rows.check_columns(self.columns, every_row=True)
             options = checked_options(self.task, self.task_options)

@@ -104,9 +104,9 @@ async def follows_proxy(host: str) -> bool:
 
 
 def spare_private_networks(environ: MutableMapping[str, str]) -> None:
-    """Have libraries that read the environment by themselves use no proxy for addresses that none leads to.
+    """Name private networks in no_proxy, for libraries that read the environment by themselves.
 
-    For obstore, which reads networks in no_proxy. Of IPv6 there is nothing: httpx does not read its networks.
+    obstore reads networks there. IPv6 has none: httpx fails at them.
     """
     if any(name in environ for name in (*FOLLOWED, *OTHERS)):
         for name in ("no_proxy", "NO_PROXY"):
