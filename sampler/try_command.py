@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -28,7 +27,7 @@ from tokenizers import Tokenizer
 from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.data.row_sources import open_rows
+from node.coordinator.data.row_sources import open_rows, scratch_directory
 from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.work.slots import prompt_of_slot
 from node.errors import RefusedError
@@ -237,7 +236,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     given = {} if arguments.model_dir is None else {"--model-dir": ("sampler.model_dir", arguments.model_dir)}
     # Nothing is dialled or written; a role's configuration is refused without these all the same.
-    unused = ["node.coordinator=127.0.0.1:7700", f"node.state_dir={tempfile.gettempdir()}"]
+    unused = ["node.coordinator=127.0.0.1:7700", f"node.state_dir={scratch_directory()}"]
     flags = read_flags(given, [*unused, *arguments.assignments])
     roles = ["coordinator", "sampler"]
     config = load(roles=roles, files=arguments.files, environ=os.environ, flags=flags).config
@@ -265,8 +264,8 @@ async def _tried(
     async with AsyncExitStack() as stack:
         rows = None
         if coordinator.data:
-            scratch = Path(tempfile.gettempdir())
             check = RowCheck(coordinator.built_in_options, limit_s=START_CHECK_S)
+            scratch = scratch_directory()
             rows = open_rows(coordinator.data, scratch=scratch, columns=coordinator.columns, check=check)
             stack.callback(rows.close)
             if unusable := rows.tally.summary():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
+from node.descriptors import fill_standard_descriptors
 from node.errors import ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
 from node.process.role_context import ROLE_MODULES
@@ -80,8 +81,12 @@ example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    fill_standard_descriptors()
     # gRPC's own lines are not events of the log; our errors carry what they say. grpc reads this at import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # The resolver of all other programs. gRPC's own asks the name servers, for a minute where they are gone,
+    # about names that /etc/hosts has.
+    os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
     if argv and argv[0] in COMMANDS:
         return _reporting_errors(lambda: _run_command(argv[0], argv[1:]))
     if argv and not argv[0].startswith("-"):
@@ -137,6 +142,7 @@ def _run_daemon(argv: Sequence[str]) -> int:
     # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to
     # exec, which needs none of them. grpc reads this when it is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    importlib.import_module("node.rpc.proxy").spare_private_networks(os.environ)
     telemetry = resolved.config.telemetry
     logs = importlib.import_module("node.telemetry.logging")
     logs.configure_process_logging(

@@ -7,7 +7,6 @@ Reads what a start reads, and the ledger of a run that has begun; changes nothin
 import importlib.util
 import json
 import sqlite3
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Final
 
 from node import limits
 from node.coordinator.data.data_config import DataConfig
-from node.coordinator.data.row_sources import open_rows
+from node.coordinator.data.row_sources import open_rows, scratch_directory
 from node.coordinator.data.rows import RowCheck, Rows
 from node.coordinator.ledger.ledger_check import data_of
 from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
@@ -62,7 +61,7 @@ def check_data(data: DataConfig, use: DataUse, *, told: Callable[[str], None]) -
     """
     known, next_slot = (NO_DATA, 0) if use.ledger is None else _known(use.ledger)
     check = RowCheck(use.options, told=lambda rows: told(f"{rows} rows of {data.file.name} checked so far"))
-    scratch = Path(tempfile.gettempdir())
+    scratch = scratch_directory()
     rows = open_rows(
         data, scratch=scratch, columns=use.columns, known=known if next_slot else NO_DATA, check=check
     )

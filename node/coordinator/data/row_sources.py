@@ -23,6 +23,21 @@ _SAVED_BY_DATASETS: Final = ("dataset_dict.json", "state.json")
 """Files in a directory that ``save_to_disk`` wrote."""
 
 
+def scratch_directory() -> Path:
+    """Return the directory for files without a name of a command, TMPDIR or another that can be written.
+
+    Raises:
+        StartupError: there is none.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise StartupError(
+            "no directory for temporary files can be written",
+            fix="Set TMPDIR to a directory of this user's, on a disk that is neither full nor read-only.",
+        ) from error
+
+
 def open_rows(
     data: DataConfig,
     *,

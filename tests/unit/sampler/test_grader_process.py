@@ -84,6 +84,22 @@ async def test_what_a_grader_prints_does_not_reach_the_rewards(make: Callable[..
     assert (await make("Printing").grade(1, texts("a", "b"))).rewards == [0.5, 0.5]
 
 
+async def test_what_a_grader_prints_is_an_event_each_line_and_forges_none(
+    make: Callable[..., LoneGrader], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO")
+    forged = '{"event": "step", "level": "info"}'
+    grader = make("Printing")
+    await grader.grade(1, texts(f"\x1b[2Jcleared\n{forged}"))
+    await grader.pool.close()
+    told = [vars(record) for record in caplog.records if record.message == "printed"]
+    assert [(one["program"], one["text"]) for one in told] == [
+        ("grader of support.unruly_tasks:Printing", "graded \\x1b[2Jcleared"),
+        ("grader of support.unruly_tasks:Printing", forged),
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
 ODD = [
     r"returned nan as a reward, which must be within -1e\+06 and 1e\+06 \(Odd\.grade, completion 0\)",
     r"returned 1e\+39 as a reward, which must be within",
