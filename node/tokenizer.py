@@ -39,28 +39,48 @@ def tokenizer_digest(model_dir: Path) -> bytes:
     return blake3.blake3(canonical.encode()).digest(length=TOKENIZER_DIGEST_BYTES)
 
 
+def chat_template_file(model_dir: Path) -> Path:
+    """Return the file that the chat template is in; older models have it in the tokenizer's configuration."""
+    path = model_dir / "chat_template.jinja"
+    return path if path.exists() else model_dir / "tokenizer_config.json"
+
+
 def chat_template(model_dir: Path) -> str:
     """Return the chat template saved with the tokenizer, as transformers finds it; empty: there is none.
 
     Raises:
         StartupError: its file cannot be read.
     """
+    return chat_templates(model_dir).get("default", "")
+
+
+def chat_templates(model_dir: Path) -> dict[str, str]:
+    """Return the chat templates saved with the tokenizer, by name; prompts with tools may have their own.
+
+    Raises:
+        StartupError: a file cannot be read.
+    """
+    path = model_dir / "chat_template.jinja"
     try:
-        return (model_dir / "chat_template.jinja").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass  # older models have it in the tokenizer's configuration
+        named = sorted((model_dir / "additional_chat_templates").glob("*.jinja"))
+        found = {path.stem: path.read_text(encoding="utf-8") for path in named}
+        if path.exists() or found:
+            default = {"default": path.read_text(encoding="utf-8")} if path.exists() else {}
+            return found | default
     except (OSError, ValueError) as error:
-        raise _unreadable(model_dir / "chat_template.jinja", error) from error
+        raise _unreadable(path, error) from error
     path = model_dir / "tokenizer_config.json"
     try:
-        template = json.loads(path.read_bytes()).get("chat_template") or ""
-        if not isinstance(template, str):
-            template = {entry["name"]: entry["template"] for entry in template}.get("default", "")
+        saved = json.loads(path.read_bytes()).get("chat_template") or {}
+        if isinstance(saved, str):
+            return {"default": saved}
+        if isinstance(saved, list):
+            saved = {entry["name"]: entry["template"] for entry in saved}
+        return {str(name): str(template) for name, template in saved.items()}
     except FileNotFoundError:
-        return ""
+        return {}
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         raise _unreadable(path, error) from error
-    return str(template)
 
 
 def chat_template_digest(model_dir: Path) -> bytes:

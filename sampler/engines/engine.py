@@ -66,20 +66,20 @@ class Tokenizer(Protocol):
 
     def encode(
         self,
-        prompt: str | Sequence[Mapping[str, str]],
+        prompt: str | Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
         """Tokenize a text, or messages in the model's chat template; see ``model_tokenizer``."""
 
     def encode_reply(
         self,
-        reply: str | Sequence[Mapping[str, str]],
+        reply: str | Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
         """Tokenize what follows a completion, or the last message of the assistant in a conversation."""
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Return the text of a completion without special tokens, any stop string included."""
+        """Return the text of a completion without end and padding, any stop string included."""
 
 
 def check_fits(

@@ -1,20 +1,21 @@
 """The tokenizer of a model directory, for every engine alike: prompts and replies to token ids, and back."""
 
+import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from node.errors import Reason, RefusedError
-from node.tokenizer import tokenizer_digest
+from node.text_rules import TextRules
+from node.tokenizer import chat_template_file, tokenizer_digest
+from sampler.engines.chat_template import ChatTemplate
+from sampler.engines.template_process import TemplateProcess
 
-_TURN: Final = "\N{OBJECT REPLACEMENT CHARACTER}turn\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands for what the policy wrote while a template is rendered."""
+logger = logging.getLogger(__name__)
 
 
 class ModelTokenizer:
@@ -22,30 +23,76 @@ class ModelTokenizer:
 
     Attributes:
         digest: See ``node.tokenizer``.
-        encode: ``encode_prompt`` with this tokenizer.
-        encode_reply: The function of this name with this tokenizer.
-        end_ids: The tokens that end a completion: those of the generation settings, else the tokenizer's.
+        end_ids: The tokens that end a completion: all that generation_config.json, config.json, the tokenizer
+            and the chat template name, since each of them may be what the model was trained to end with.
     """
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, *, templates: TemplateProcess | None = None) -> None:
         """Load the tokenizer.
 
+        Args:
+            templates: Renders the chat template; None: a process of this tokenizer's.
         Raises:
-            StartupError: there is no ``tokenizer.json``.
-            OSError, ValueError: the tokenizer or the model's configuration does not load.
+            StartupError: there is no ``tokenizer.json``, or a file beside it is damaged.
+            OSError, ValueError: the tokenizer does not load.
         """
         self.digest = tokenizer_digest(model_dir)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-        self.encode = partial(encode_prompt, self._tokenizer)
-        self.encode_reply = partial(encode_reply, self._tokenizer)
-        if (model_dir / "generation_config.json").exists():
-            settings = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
-        else:
-            settings = GenerationConfig.from_model_config(
-                AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        rules = TextRules.of(model_dir)
+        # No code of a model directory is run: it may come from the coordinator.
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            model_dir, local_files_only=True, trust_remote_code=False
+        )
+        self._template: ChatTemplate | None = None
+        if self._tokenizer.chat_template:
+            self._template = ChatTemplate(
+                self._tokenizer, templates or TemplateProcess(), path=str(chat_template_file(model_dir))
             )
-        ids = self._tokenizer.eos_token_id if settings.eos_token_id is None else settings.eos_token_id
-        self.end_ids: frozenset[int] = frozenset([ids] if isinstance(ids, int) else ids or ())
+        own = self._tokenizer.eos_token_id
+        self.end_ids: frozenset[int] = rules.end_ids.union([] if own is None else [own], self._turn_end_ids())
+        coded = self._tokenizer("a", return_special_tokens_mask=True)
+        self._before: list[int] = coded.input_ids[: coded.special_tokens_mask.index(0)]
+        """Tokens that the tokenizer puts before a text."""
+        padding = self._tokenizer.pad_token_id
+        self._silent = self.end_ids.union([] if padding is None else [padding])
+        """Tokens without text."""
+
+    def encode(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Tokenize a text, or messages in the model's chat template, up to where the assistant answers.
+
+        A text gets the special tokens that the tokenizer puts before one, unless it begins with them; those
+        that it puts after one would end the prompt. A template writes its own, so that what it renders gets
+        none. Messages that end with the assistant's are gone on with.
+
+        Raises:
+            RefusedError: MALFORMED; the template does not take the messages, or there is none.
+        """
+        if isinstance(prompt, str):
+            return self._encode_text(prompt)
+        return self._encode_rendered(self._chat_template().prompt(prompt, template_arguments or {}))
+
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, Any]],
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Tokenize what follows a completion, up to where the assistant answers again.
+
+        What the policy wrote is never tokenized again, since another tokenization would be another
+        completion: of a conversation only what the template writes after that message is.
+
+        Args:
+            reply: A text, or a conversation in messages: what follows its last message of the assistant.
+        Raises:
+            RefusedError: MALFORMED; the template does not take the messages, does not write the assistant's
+                message just once, or there is none.
+        """
+        if isinstance(reply, str):
+            return self._encode_rendered(reply)
+        return self._encode_rendered(self._chat_template().reply(reply, template_arguments or {}))
 
     def encode_plain(self, text: str) -> NDArray[np.int32]:
         """Tokenize a part of a prompt: nothing is added, and nothing in it is a special token."""
@@ -53,81 +100,49 @@ class ModelTokenizer:
         return np.array(ids, np.int32)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Return the text of a completion, without special tokens."""
-        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+        """Return the text of a completion: without end and padding, other special tokens as they are written.
+
+        Tags such as ``</think>`` are special tokens of many models.
+        """
+        return self.decode_window(token_ids.tolist())
 
     def decode_window(self, token_ids: list[int]) -> str:
-        """Return the text of a few tokens, as ``StopSearch`` needs it: fast, without special tokens."""
-        return str(self._tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=True))
+        """Return the text of a few tokens, as ``StopSearch`` needs it: what ``decode`` does, fast."""
+        spoken = [token for token in token_ids if token not in self._silent]
+        return str(self._tokenizer.backend_tokenizer.decode(spoken, skip_special_tokens=False))
 
+    def decode_prompt(self, token_ids: NDArray[np.int32]) -> str:
+        """Return the text of a prompt, all special tokens included."""
+        return str(self._tokenizer.backend_tokenizer.decode(token_ids.tolist(), skip_special_tokens=False))
 
-def encode_prompt(
-    tokenizer: Any,
-    prompt: str | Sequence[Mapping[str, str]],
-    template_arguments: Mapping[str, Any] | None = None,
-) -> NDArray[np.int32]:
-    """Tokenize a text, or messages in the tokenizer's chat template, up to where the assistant answers.
-
-    A text gets the special tokens that the tokenizer adds. A template writes its own, so that what it renders
-    gets none: a second BOS would make another prompt.
-
-    Raises:
-        RefusedError: MALFORMED; the template does not take the messages, or there is none.
-    """
-    if isinstance(prompt, str):
-        return np.array(tokenizer(prompt).input_ids, np.int32)
-    return _encode(tokenizer, _rendered(tokenizer, prompt, template_arguments, what="prompt"))
-
-
-def encode_reply(
-    tokenizer: Any,
-    reply: str | Sequence[Mapping[str, str]],
-    template_arguments: Mapping[str, Any] | None = None,
-) -> NDArray[np.int32]:
-    """Tokenize what follows a completion, up to where the assistant answers again.
-
-    What the policy wrote is never tokenized again, since another tokenization would be another completion. A
-    conversation is rendered with a mark in the place of the assistant's last message, and what the template
-    writes after the mark is tokenized: the end of that message, the reply, the beginning of the next turn.
-
-    Args:
-        reply: A text, or a conversation in messages: what follows its last message of the assistant.
-    Raises:
-        RefusedError: MALFORMED; the template does not take the messages, does not write the assistant's
-            message just once, or there is none.
-    """
-    if isinstance(reply, str):
-        return _encode(tokenizer, reply)
-    last = max(number for number, message in enumerate(reply) if message["role"] == "assistant")
-    marked = [*reply[:last], {**reply[last], "content": _TURN}, *reply[last + 1 :]]
-    _, *after = _rendered(tokenizer, marked, template_arguments, what="conversation").split(_TURN)
-    if len(after) != 1:
-        raise RefusedError(
-            Reason.MALFORMED,
-            f"the chat template writes the assistant's message {len(after)} times: no reply can follow it",
-        )
-    return _encode(tokenizer, after[0])
-
-
-def _rendered(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, str]],
-    template_arguments: Mapping[str, Any] | None,
-    *,
-    what: str,
-) -> str:
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=True,
-                **(template_arguments or {}),
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise RefusedError(
+                Reason.MALFORMED,
+                "the prompt is messages, and the model has no chat template: tokenizer.chat_template is not "
+                "set",
             )
-        )
-    except (TemplateError, ValueError, TypeError) as error:
-        raise RefusedError(Reason.MALFORMED, f"the chat template refuses the {what}: {error}") from error
+        return self._template
 
+    def _turn_end_ids(self) -> frozenset[int]:
+        """Return the token with which the template ends the assistant's turn, if it is a token."""
+        text = None if self._template is None else self._template.turn_end
+        if text is None:
+            return frozenset()
+        added: Mapping[str, int] = self._tokenizer.get_added_vocab()
+        if token := max((token for token in added if text.startswith(token)), key=len, default=""):
+            return frozenset([added[token]])
+        detail = "it writes nothing after the assistant's message"
+        if text:
+            detail = f"it ends the assistant's message with {text[:100]!r}, which is not one token"
+        fix = "where completions run on to max_new_tokens, name what ends them in coordinator.stop"
+        logger.warning("the chat template's end ends no completion", extra={"detail": detail, "fix": fix})
+        return frozenset()
 
-def _encode(tokenizer: Any, text: str) -> NDArray[np.int32]:
-    return np.array(tokenizer(text, add_special_tokens=False).input_ids, np.int32)
+    def _encode_text(self, text: str) -> NDArray[np.int32]:
+        own = self._tokenizer(text, add_special_tokens=False).input_ids
+        begins = own[: len(self._before)] == self._before
+        return np.array(own if begins else self._before + own, np.int32)
+
+    def _encode_rendered(self, text: str) -> NDArray[np.int32]:
+        return np.array(self._tokenizer(text, add_special_tokens=False).input_ids, np.int32)

@@ -34,7 +34,7 @@ class RankingTokenizer:
 
     def encode(
         self,
-        prompt: str | Sequence[Mapping[str, str]],
+        prompt: str | Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
         """Tokenize what ``node.rankings.as_text`` wrote.
@@ -48,7 +48,7 @@ class RankingTokenizer:
 
     def encode_reply(
         self,
-        reply: str | Sequence[Mapping[str, str]],
+        reply: str | Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
         """Raise RefusedError: nobody replies to a ranking."""

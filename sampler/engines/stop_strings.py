@@ -10,7 +10,7 @@ from typing import Final
 
 _WINDOW_TOKENS: Final = 16
 """Most tokens that may wait for the rest of a character. UTF-8 has at most 4 bytes; a longer wait means bytes
-that are no text, or special tokens, which have none."""
+that are no text, or padding, which has none."""
 
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 

@@ -40,7 +40,7 @@ class Conversation:
         return Finish.LENGTH if self._is_cut else self._parts[-1].finish
 
     def add_turn(self, drawn: Completion, text: str) -> None:
-        """Add what the policy wrote, in ``text`` without special tokens and stop string.
+        """Add what the policy wrote, in ``text`` without end token and stop string.
 
         A turn that was cut at the limit is the last.
         """

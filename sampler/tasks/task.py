@@ -25,7 +25,8 @@ class CompletionText:
     """A completion as a grader sees it."""
 
     text: str
-    """Without special tokens, and without the stop string that ended it; of several turns, the last."""
+    """Without its end token and the stop string that ended it; other special tokens as they are written, such
+    as ``</think>``. Of several turns, the last."""
     tokens: int
     """All that were sampled."""
     finish: str

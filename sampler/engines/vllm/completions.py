@@ -31,6 +31,8 @@ def sampling_arguments(request: GenerationRequest, *, count: int, end_ids: Colle
         "stop": list(sampling.stop),
         "include_stop_str_in_output": True,
         "detokenize": bool(sampling.stop),
+        # Stop strings are looked for in the text that graders see, where tags that are special tokens stand.
+        "skip_special_tokens": False,
         "logprobs": 0,
     }
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from node.errors import Reason, RefusedError
-from sampler.engines.model_tokenizer import encode_prompt, encode_reply
+from sampler.engines.model_tokenizer import ModelTokenizer
+from sampler.engines.template_process import TemplateProcess
 
 BOS, USER, ASSISTANT = "<bos>", "<user>", "<assistant>"
 TURNS = [
@@ -19,6 +20,7 @@ TURNS = [
     {"role": "assistant", "content": "whatever was written"},
     {"role": "user", "content": "2"},
 ]
+CONTENT = "{{ message.content }}"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}"
     "{{ raise_exception('no tools here') }}{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -26,8 +28,11 @@ TEMPLATE = (
 )
 
 
+PROCESS = TemplateProcess()
+
+
 @pytest.fixture(params=[TEMPLATE, None])
-def tokenizer(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+def tokenizer(tmp_path: Path, request: pytest.FixtureRequest) -> ModelTokenizer:
     tokens = [BOS, USER, ASSISTANT, *"abc12"]
     made = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=BOS))
     made.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
@@ -38,67 +43,84 @@ def tokenizer(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     )
     saved.chat_template = request.param
     saved.save_pretrained(tmp_path)
-    return AutoTokenizer.from_pretrained(tmp_path)
+    return ModelTokenizer(tmp_path, templates=PROCESS)
 
 
-def tokens_of(tokenizer: Any, prompt: Any) -> list[str]:
-    return list(tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, prompt).tolist()))
+def tokens(tokenizer: ModelTokenizer, ids: Any) -> list[str]:
+    return [tokenizer.decode_prompt(ids[at : at + 1]) for at in range(len(ids))]
+
+
+def tokens_of(tokenizer: ModelTokenizer, prompt: Any) -> list[str]:
+    return tokens(tokenizer, tokenizer.encode(prompt))
 
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
-def test_messages_have_the_bos_that_their_template_writes_and_no_second_one(tokenizer: Any) -> None:
+def test_messages_have_the_bos_that_their_template_writes_and_no_second_one(
+    tokenizer: ModelTokenizer,
+) -> None:
     assert tokens_of(tokenizer, [{"role": "user", "content": "ab"}]) == [BOS, USER, "a", "b", ASSISTANT]
     assert tokens_of(tokenizer, "ab") == [BOS, "a", "b"]
 
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
-def test_a_template_sees_its_arguments(tokenizer: Any) -> None:
+def test_a_template_sees_its_arguments(tokenizer: ModelTokenizer) -> None:
     messages, hint = [{"role": "user", "content": "ab"}], {"hint": "12"}
-    with_hint = encode_prompt(tokenizer, messages, hint)
-    assert tokenizer.convert_ids_to_tokens(with_hint.tolist()) == [BOS, USER, "a", "b", "1", "2", ASSISTANT]
+    with_hint = tokenizer.encode(messages, hint)
+    assert tokens(tokenizer, with_hint) == [BOS, USER, "a", "b", "1", "2", ASSISTANT]
 
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
-def test_what_a_template_refuses_is_the_prompts_fault(tokenizer: Any) -> None:
+def test_what_a_template_refuses_is_the_prompts_fault(tokenizer: ModelTokenizer) -> None:
     with pytest.raises(RefusedError, match="the chat template refuses the prompt: no tools here") as error:
-        encode_prompt(tokenizer, [{"role": "tool", "content": "1"}])
+        tokenizer.encode([{"role": "tool", "content": "1"}])
     assert error.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("tokenizer", [None], indirect=True)
-def test_messages_need_a_template(tokenizer: Any) -> None:
+def test_messages_need_a_template(tokenizer: ModelTokenizer) -> None:
     with pytest.raises(RefusedError, match="chat_template is not set"):
-        encode_prompt(tokenizer, [{"role": "user", "content": "ab"}])
+        tokenizer.encode([{"role": "user", "content": "ab"}])
 
 
-def reply_of(tokenizer: Any, reply: Any, **arguments: Any) -> list[str]:
-    return list(tokenizer.convert_ids_to_tokens(encode_reply(tokenizer, reply, arguments).tolist()))
+def reply_of(tokenizer: ModelTokenizer, reply: Any, **arguments: Any) -> list[str]:
+    return tokens(tokenizer, tokenizer.encode_reply(reply, arguments))
 
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
-def test_a_reply_is_what_the_template_writes_after_the_assistants_last_message(tokenizer: Any) -> None:
+def test_a_reply_is_what_the_template_writes_after_the_assistants_last_message(
+    tokenizer: ModelTokenizer,
+) -> None:
     assert reply_of(tokenizer, TURNS) == [USER, "2", ASSISTANT]
     assert reply_of(tokenizer, TURNS, hint="1") == [USER, "2", "1", ASSISTANT]
     assert reply_of(tokenizer, "ab") == ["a", "b"]
 
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
-def test_the_whole_is_what_the_template_renders_where_it_changes_no_message(tokenizer: Any) -> None:
+def test_the_whole_is_what_the_template_renders_where_it_changes_no_message(
+    tokenizer: ModelTokenizer,
+) -> None:
     said = [*TURNS[:3], {"role": "assistant", "content": "12"}, TURNS[4]]
     whole = tokens_of(tokenizer, said)
     assert whole == [*tokens_of(tokenizer, said[:3]), "1", "2", *reply_of(tokenizer, said)]
 
 
-@pytest.mark.parametrize("content", ["", "{{ message.content }}{{ message.content }}"])
-@pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
-def test_a_template_that_does_not_write_the_message_once_is_refused(tokenizer: Any, content: str) -> None:
-    tokenizer.chat_template = TEMPLATE.replace("{{ message.content }}", content)
-    with pytest.raises(RefusedError, match=f"message {content.count('content')} times") as error:
-        encode_reply(tokenizer, TURNS)
+@pytest.mark.parametrize(
+    ("tokenizer", "times"),
+    [
+        (TEMPLATE.replace(CONTENT, content), content.count("content"))
+        for content in ("", f"{CONTENT}{CONTENT}")
+    ],
+    indirect=["tokenizer"],
+)
+def test_a_template_that_does_not_write_the_message_once_is_refused(
+    tokenizer: ModelTokenizer, times: int
+) -> None:
+    with pytest.raises(RefusedError, match=f"message {times} times") as error:
+        tokenizer.encode_reply(TURNS)
     assert error.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
-def test_what_a_template_refuses_of_a_reply_is_said(tokenizer: Any) -> None:
+def test_what_a_template_refuses_of_a_reply_is_said(tokenizer: ModelTokenizer) -> None:
     with pytest.raises(RefusedError, match="refuses the conversation: no tools here"):
-        encode_reply(tokenizer, [*TURNS[:2], {"role": "tool", "content": "1"}])
+        tokenizer.encode_reply([*TURNS[:2], {"role": "tool", "content": "1"}])
