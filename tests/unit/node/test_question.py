@@ -1,4 +1,4 @@
-"""What a row asks: texts and messages as public data sets have them, and what no template can be given."""
+"""Questions of rows: texts and messages as public data sets have them, and what no template can be given."""
 
 import json
 from typing import Any
