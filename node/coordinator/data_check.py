@@ -21,6 +21,7 @@ from node.coordinator.data.rows import RowCheck, Rows
 from node.coordinator.ledger.ledger_check import data_of
 from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
+from node.questions.messages import content_text
 from node.questions.question import question_of
 from node.task_options import GRADERS, JsonlOptions, TaskOptions
 
@@ -160,5 +161,5 @@ def _overlong(rows: Rows, options: JsonlOptions, *, tokenizer_file: Path, most: 
 def _text(row: bytes, options: JsonlOptions) -> str:
     question = question_of(json.loads(row), options)
     if not isinstance(question, str):
-        question = "\n".join(message["content"] for message in question)
+        question = "\n".join(map(content_text, question))
     return f"{options.system}\n{question}" if options.system else question
