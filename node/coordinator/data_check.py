@@ -1,4 +1,4 @@
-"""What a dry run finds in the data: rows that cannot be used, other rows than the run's, prompts too long.
+"""The data as a dry run checks them: rows that cannot be used, other rows than the run's, long prompts.
 
 Reads what a start reads, and the ledger of a run that has begun; changes nothing. The work is bounded: see
 ``CHECK_S`` for rows, and ``COUNTING_S`` for the tokens of prompts.
@@ -20,6 +20,7 @@ from node.coordinator.data.rows import RowCheck, Rows
 from node.coordinator.ledger.ledger_check import data_of
 from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
+from node.questions.messages import content_text
 from node.questions.question import question_of
 from node.task_options import GRADERS, JsonlOptions, TaskOptions
 
@@ -29,16 +30,16 @@ COUNTING_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DataFindings:
-    """What there is to say of data that a run can use."""
+    """Findings about data that a run can use."""
 
     said: str
-    """What was checked."""
+    """The checks that were made, for people."""
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DataUse:
-    """What the run makes of its data."""
+    """The run's use of its data."""
 
     options: TaskOptions | None
     """None: of a custom task."""
@@ -159,5 +160,5 @@ def _overlong(rows: Rows, options: JsonlOptions, *, tokenizer_file: Path, most: 
 def _text(row: bytes, options: JsonlOptions) -> str:
     question = question_of(json.loads(row), options)
     if not isinstance(question, str):
-        question = "\n".join(message["content"] for message in question)
+        question = "\n".join(map(content_text, question))
     return f"{options.system}\n{question}" if options.system else question

@@ -1,7 +1,7 @@
 """Messages of a prompt, in the form in which every chat template can read them.
 
     content null or missing beside tool_calls  -> ""
-    content of text parts                      -> their texts, a line each
+    content of one text part, or of several    -> its text; a list of {"type": "text", "text": ...}
     arguments of a tool call as a JSON text    -> the object, which templates write out themselves
     other keys                                 -> as they are, without what is null in them
 
@@ -36,7 +36,9 @@ class MessagesError(ValueError):
 
 
 def messages_of(value: object) -> list[dict[str, Any]]:
-    """Return a list of messages, each with ``role``, ``content``, a text, and what else it has.
+    """Return a list of messages, each with ``role``, ``content`` and what else it has.
+
+    A content is a text, or a list of several text parts: some templates write parts out themselves.
 
     Raises:
         MessagesError: it is something else.
@@ -48,11 +50,17 @@ def messages_of(value: object) -> list[dict[str, Any]]:
     if not value:
         raise MessagesError("is an empty list, with no message in it")
     messages = [_message(each) for each in value]
-    if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
+    if not any(content_text(message).strip() or message.get("tool_calls") for message in messages):
         raise MessagesError("has no message that says anything", value)
     if not has_whole_characters(json.dumps(messages, ensure_ascii=False)):
         raise MessagesError("has half of a surrogate pair in it, which is not a character", value)
     return messages
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """Return a message's content as one text, with its parts a line each."""
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def messages_in_text(text: str) -> list[dict[str, Any]]:
@@ -111,18 +119,20 @@ def _message(given: object) -> dict[str, Any]:
         what = "content null" if "content" in given else "no content"
         raise MessagesError(f"has a message with {what} and no tool_calls", given)
     rest = {key: value for key, value in message.items() if key != "role"}
-    return {"role": role, "content": _text(content), **rest, **({"tool_calls": calls} if calls else {})}
+    return {"role": role, "content": _content(content), **rest, **({"tool_calls": calls} if calls else {})}
 
 
-def _text(content: object) -> str:
-    """Return a message's content as a text; parts as templates that take texts alone get them from vLLM."""
+def _content(content: object) -> str | list[dict[str, str]]:
     match content:
         case None:
             return ""
         case str():
             return content
         case list() | tuple():
-            return "\n".join(map(_part, content))
+            texts = list(map(_part, content))
+            if len(texts) > 1:
+                return [{"type": "text", "text": text} for text in texts]
+            return "".join(texts)
         case _:
             raise MessagesError(
                 f"has a message whose content is {kind_of_value(content)}, not a text or parts", content

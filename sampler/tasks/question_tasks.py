@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from node.questions.messages import content_text
 from node.questions.question import question_of, tools_of
 from node.questions.right_answer import answer_texts
 from node.questions.row_check import check_row
@@ -96,7 +97,7 @@ class JsonlTask:
         assert self._options.judge is not None
         question = question_of(row, self._options)
         if not isinstance(question, str):
-            question = "\n\n".join(message["content"] for message in question)
+            question = "\n\n".join(map(content_text, question))
         right = " or ".join(answer_texts(row, self._options))
         answers = [answer_of(completion, self._options) for completion in completions]
         # Completions without an answer get 0 and are not sent to the judge.
@@ -161,7 +162,7 @@ def asked(question: str | Sequence[Message], options: PromptOptions) -> str | Se
     if options.system:
         messages = [{"role": "system", "content": options.system}, *messages]
     messages = _with_one_system_message(messages)
-    return messages if options.chat else "\n\n".join(message["content"] for message in messages)
+    return messages if options.chat else "\n\n".join(map(content_text, messages))
 
 
 def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
@@ -169,7 +170,7 @@ def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
     leading = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
     if len(leading) < 2:
         return list(messages)
-    content = "\n\n".join(message["content"] for message in leading)
+    content = "\n\n".join(map(content_text, leading))
     return [{**leading[0], "content": content}, *messages[len(leading) :]]
 
 

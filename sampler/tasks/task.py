@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol, TypeAlias
 from node.errors import ConfigError
 
 Message: TypeAlias = Mapping[str, Any]
-"""``{"role": ..., "content": ...}``, two texts, and what else chat templates take, such as ``tool_calls``."""
+"""``{"role": ..., "content": ...}`` and what else chat templates take, such as ``tool_calls``. A content is a
+text, or a list of text parts."""
 
 Row: TypeAlias = Mapping[str, Any]
 """A JSON object."""

@@ -1,4 +1,4 @@
-"""What a row asks: texts and messages as public data sets have them, and what no template can be given."""
+"""Questions of rows: texts and messages as public data sets have them, and what no template can be given."""
 
 import json
 from typing import Any
@@ -27,7 +27,11 @@ def asked(value: Any, **options: Any) -> Any:
         # Arrow gives every message the keys of every other one.
         ({**USER, "name": None, "tool_calls": None}, USER),
         ({"role": "user", "content": [{"type": "text", "text": "hi", "image_url": None}]}, USER),
-        ({"role": "user", "content": ["a", {"text": "b"}]}, {"role": "user", "content": "a\nb"}),
+        (
+            {"role": "user", "content": ["a", {"text": "b"}]},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ),
+        ({"role": "user", "content": ["a"]}, {"role": "user", "content": "a"}),
         (
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
             {"role": "assistant", "content": "", "tool_calls": [CALL]},
