@@ -27,9 +27,11 @@ class ExitCode(enum.IntEnum):
     COULD_NOT_START = (
         3,
         "could not start, or a command could not do it: a port is taken, another process has the state "
-        "directory, a certificate is missing or expired, a file is not there, the model is not the run's base",
+        "directory, a certificate is missing or expired, a file is not there, "
+        "the model is not the run's base",
     )
     DEPOSED = 4, "another coordinator of the run leads, or the ledger's database was lost for a moment"
+    SHUT_OUT = 5, "shut out until an operator acts: this node was revoked, or a newer learner has taken over"
 
 
 def exit_code_of_faults(faults: Iterable[Exception]) -> ExitCode:
@@ -45,5 +47,7 @@ def exit_code_of_failure(error: Exception, *, was_serving: bool) -> ExitCode:
     """
     if isinstance(error, DeposedError):
         return ExitCode.DEPOSED
+    if isinstance(error, RefusedError) and error.reason in (Reason.REVOKED, Reason.FENCED):
+        return ExitCode.SHUT_OUT
     is_another_model = isinstance(error, RefusedError) and error.reason is Reason.BASE_MISMATCH
     return ExitCode.FAILED if was_serving and not is_another_model else exit_code_of_faults([error])
