@@ -243,7 +243,11 @@ async def _answers(coordinator: str, identity: Identity) -> AsyncIterator[Findin
         if isinstance(error, RefusedError) and error.reason is Reason.STANDBY:
             yield Finding("protocol", Grade.OK, f"{coordinator} stands by: another coordinator leads")
             return
-        is_us = isinstance(error, RefusedError) and error.reason in (Reason.UNAUTHENTICATED, Reason.EXPIRED)
+        is_us = isinstance(error, RefusedError) and error.reason in (
+            Reason.UNAUTHENTICATED,
+            Reason.REVOKED,
+            Reason.EXPIRED,
+        )
         fix = "If it was revoked: `heterorl-node revoke --undo` on the coordinator's host."
         if not is_us:
             fix = "Run the same version everywhere, and see the coordinator's log."

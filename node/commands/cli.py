@@ -9,6 +9,7 @@ import difflib
 import importlib
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -61,15 +62,6 @@ COMMANDS: Final = {
     "completion": ("node.commands.completion_command", "print what bash, zsh or fish complete, as a script"),
 }
 """Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and its description."""
-
-_EXIT_CODES: Final = """\
-exit codes:
-  0  drained after SIGTERM, SIGINT, SIGHUP or the end of the work
-  1  failed while running, or was late to drain
-  2  the configuration is wrong, or needs a package that is not installed
-  3  could not start
-"""
-
 
 _EXAMPLE: Final = """\
 example:
@@ -161,7 +153,7 @@ def daemon_parser() -> argparse.ArgumentParser:
         prog="heterorl-node",
         description="One daemon, five roles: reinforcement learning of language models across the Internet.",
         usage="heterorl-node --role ROLE [--role ROLE] [--config FILE] ... | heterorl-node COMMAND ...",
-        epilog=f"commands (each has its own --help):\n{commands}\n{_EXIT_CODES}\n{_EXAMPLE}",
+        epilog=f"commands (each has its own --help):\n{commands}\n{_exit_codes()}\n{_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_configuration_arguments(parser)
@@ -172,6 +164,14 @@ def daemon_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version")
     return parser
+
+
+def _exit_codes() -> str:
+    lines = (
+        textwrap.fill(code.meaning, 110, initial_indent=f"  {code:d}  ", subsequent_indent=" " * 5)
+        for code in ExitCode
+    )
+    return "\n".join(["exit codes:", *lines, ""])
 
 
 class _ShowVersion(argparse.Action):
