@@ -27,7 +27,8 @@ class ExitCode(enum.IntEnum):
     COULD_NOT_START = (
         3,
         "could not start, or a command could not do it: a port is taken, another process has the state "
-        "directory, a certificate is missing or expired, a file is not there, the model is not the run's base",
+        "directory, a certificate is missing or expired, a file is not there, "
+        "the model is not the run's base",
     )
     DEPOSED = 4, "another coordinator of the run leads, or the ledger's database was lost for a moment"
 
