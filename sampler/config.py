@@ -42,7 +42,7 @@ def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict
 class GradingConfig(BaseModel):
     """Settings of every peer that makes prompts and grades."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     section: ClassVar[str]
     """Where these settings stand, for errors."""

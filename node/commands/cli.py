@@ -8,6 +8,7 @@ import argparse
 import difflib
 import importlib
 import os
+import select
 import sys
 import textwrap
 import time
@@ -57,7 +58,7 @@ COMMANDS: Final = {
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
-        "show every configuration value and who set it; start nothing",
+        "show every key: its value, who set it, what it means; start nothing",
     ),
     "completion": ("node.commands.completion_command", "print what bash, zsh or fish complete, as a script"),
 }
@@ -92,8 +93,26 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    exit_code: int = module.run(parser.parse_args(argv))
+    arguments = parser.parse_args(argv)
+    try:
+        exit_code: int = module.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _has_lost_its_reader():
+            raise
+        return ExitCode.DRAINED
     return exit_code
+
+
+def _has_lost_its_reader() -> bool:
+    """Return whether what read standard output, such as `head`, has ended; then nothing more is written."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, select.POLLOUT)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _refuse_command(name: str) -> int:
@@ -116,7 +135,7 @@ def _run_daemon(argv: Sequence[str]) -> int:
     preflight = importlib.import_module("node.process.preflight")
     roles = preflight.in_order(arguments.roles)
     if arguments.dry_run:
-        print_resolved(resolved, as_json=False)
+        print_resolved(resolved)
         preflight.check_everything(
             resolved.config, roles, now=time.time(), warn=lambda text: _report(f"warning: {text}")
         )

@@ -42,6 +42,15 @@ WARNINGS_PER_INTERVAL: Final = 20
 STORY_PER_INTERVAL: Final = 3000
 """Lines of one message at INFO: far above the steps and batches of the fastest run."""
 
+
+class ForPeople(dict[str, object]):
+    """A field of which text for people has only a part; one JSON object has all of it."""
+
+    def __init__(self, whole: Mapping[str, object], *, shown: str) -> None:
+        super().__init__(whole)
+        self.shown: Final = shown
+
+
 _peer: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("peer", default=None)
 
 
@@ -211,6 +220,8 @@ def _plain(value: object) -> object:
 
 def _word(value: object) -> str:
     """Return a field as one line with a clear end, whatever a peer put into it."""
+    if isinstance(value, ForPeople):
+        return value.shown
     if isinstance(value, float):
         return f"{value:.6g}"
     if not isinstance(value, str):
