@@ -13,7 +13,7 @@ the peer with the values and the fix; the process goes on serving. The others en
 """
 
 import enum
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 
 class HeteroRLError(Exception):
@@ -138,6 +138,10 @@ class RefusedError(HeteroRLError):
         self.fix = fix
         self.is_remote = is_remote
         self.hub_now_s = hub_now_s
+
+
+COMMAND_LINE: Final = "the command line"
+"""Source of values that are no settings: a command's arguments."""
 
 
 class ConfigError(HeteroRLError):

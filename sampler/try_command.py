@@ -16,13 +16,12 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
-from tokenizers import Tokenizer
 
 from node.config.setting_sources import read_flags
 from node.config.settings import load
@@ -51,6 +50,9 @@ from sampler.tasks.answer_graders import compared_part
 from sampler.tasks.answer_part import answer_part
 from sampler.tasks.grader_process import TaskError
 from sampler.tasks.task import CompletionText
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 EXAMPLE: Final = """\
   heterorl-node try --config coordinator.toml --model-dir models/base
@@ -89,7 +91,7 @@ class TriedGroup:
 
     @property
     def rewards(self) -> list[float]:
-        """Those of the completions that have one; the grader abstained from the others."""
+        """Rewards of the completions that have one; the grader abstained from the others."""
         return [one["reward"] for one in self.completions if one["reward"] is not None]
 
 
@@ -242,6 +244,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = load(roles=roles, files=arguments.files, environ=os.environ, flags=flags).config
     check_before_torch(config, (Role.COORDINATOR, Role.SAMPLER))
     coordinator, sampler = config.section(CoordinatorConfig), config.section(SamplerConfig)
+    from tokenizers import Tokenizer  # a core install, whose --help and refusal these are too, lacks it
+
     groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=max(1, arguments.prompts)))
     totals = {**summary(groups), **facts}
     tokenizer = Tokenizer.from_file(str(sampler.model_dir / "tokenizer.json"))
@@ -320,13 +324,13 @@ def _leases(
         )
 
 
-def _text(tokenizer: Tokenizer, group: TriedGroup) -> str:
+def _text(tokenizer: "Tokenizer", group: TriedGroup) -> str:
     """Return the prompt as the model reads it, special tokens included."""
     text: str = tokenizer.decode(list(group.prompt_token_ids), skip_special_tokens=False)
     return text
 
 
-def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Tokenizer) -> None:
+def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: "Tokenizer") -> None:
     # Lines are not wrapped, and text is no markup: a completion may hold [square brackets].
     console = Console(soft_wrap=True, highlight=False, file=sys.stdout)
     for group in groups:

@@ -8,6 +8,7 @@ import argparse
 import difflib
 import importlib
 import os
+import select
 import sys
 import textwrap
 import time
@@ -16,8 +17,9 @@ from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
 from node.descriptors import fill_standard_descriptors
-from node.errors import ConfigError, HeteroRLError, NotReadyError, StartupError
+from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
+from node.extras import extra_of, install_line
 from node.process.role_context import ROLE_MODULES
 
 COMMANDS: Final = {
@@ -52,12 +54,12 @@ COMMANDS: Final = {
         "show which layouts of a learner's ranks fit, how fast, how far samplers lag",
     ),
     "simulate": ("node.commands.simulate_command", "simulate a run of many samplers and relays"),
-    "export": ("learner.export", "write a version as a model directory, named as the base model is"),
+    "export": ("learner.export_command", "write a version as a model directory, named as the base model is"),
     "report": ("node.commands.report_command", "write what a run was, with curves, as one HTML file"),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
-        "show every configuration value and who set it; start nothing",
+        "show every key: its value, who set it, what it means; start nothing",
     ),
     "completion": ("node.commands.completion_command", "print what bash, zsh or fish complete, as a script"),
 }
@@ -83,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _reporting_errors(lambda: _run_command(argv[0], argv[1:]))
     if argv and not argv[0].startswith("-"):
         return _reporting_errors(lambda: _refuse_command(argv[0]))
-    return _reporting_errors(lambda: _run_daemon(argv))
+    return _reporting_errors(lambda: _run_daemon(argv), is_start=True)
 
 
 def _run_command(name: str, argv: Sequence[str]) -> int:
@@ -96,8 +98,26 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    exit_code: int = module.run(parser.parse_args(argv))
+    arguments = parser.parse_args(argv)
+    try:
+        exit_code: int = module.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _has_lost_its_reader():
+            raise
+        return ExitCode.DRAINED
     return exit_code
+
+
+def _has_lost_its_reader() -> bool:
+    """Return whether what read standard output, such as `head`, has ended; then nothing more is written."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, select.POLLOUT)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _refuse_command(name: str) -> int:
@@ -108,7 +128,7 @@ def _refuse_command(name: str) -> int:
     else:
         fix = f"Commands are {', '.join(COMMANDS)}; a role is started by --role. See heterorl-node --help"
     rule = "there is no such command"
-    raise ConfigError(key="command", value=name, source="the command line", rule=rule, fix=fix)
+    raise ConfigError(key="command", value=name, source=COMMAND_LINE, rule=rule, fix=fix)
 
 
 def _run_daemon(argv: Sequence[str]) -> int:
@@ -120,7 +140,7 @@ def _run_daemon(argv: Sequence[str]) -> int:
     preflight = importlib.import_module("node.process.preflight")
     roles = preflight.in_order(arguments.roles)
     if arguments.dry_run:
-        print_resolved(resolved, as_json=False)
+        print_resolved(resolved)
         checked = preflight.check_everything(
             resolved.config,
             roles,
@@ -182,26 +202,32 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
-def _reporting_errors(command: Callable[[], int]) -> int:
-    """Report our own errors on standard error; return the exit code."""
+def _reporting_errors(command: Callable[[], int], *, is_start: bool = False) -> int:
+    """Report our own errors on standard error; return the exit code. ``is_start``: of a daemon."""
     try:
         return command()
     except (StartupError, ConfigError) as error:
-        return _report_faults([error])
+        return _report_faults([error], is_start=is_start)
     except NotReadyError as error:
-        return _report_faults(error.faults)
+        return _report_faults(error.faults, is_start=is_start)
     except HeteroRLError as error:
         _report(str(error))
         return ExitCode.FAILED
+    except ModuleNotFoundError as error:
+        if (extra := extra_of(error.name or "")) is None:
+            raise
+        _report(f"this needs the package {error.name}, which is not installed", fix=f"{install_line(extra)}.")
+        return ExitCode.CONFIGURATION
 
 
-def _report_faults(faults: Sequence[StartupError | ConfigError]) -> ExitCode:
+def _report_faults(faults: Sequence[StartupError | ConfigError], *, is_start: bool) -> ExitCode:
     for fault in faults:
         if isinstance(fault, StartupError):
-            _report(f"could not start: {fault.what}", fix=fault.fix)
-        else:
-            value = "" if fault.value is None else f" = {fault.value!r}"
-            _report(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
+            _report(f"could not start: {fault.what}" if is_start else fault.what, fix=fault.fix)
+            continue
+        value = "" if fault.value is None else f" = {fault.value!r}"
+        where = "" if fault.source == COMMAND_LINE else f" (from {fault.source})"
+        _report(f"{fault.key}{value}{where}: {fault.rule}", fix=fault.fix)
     return exit_code_of_faults(faults)
 
 

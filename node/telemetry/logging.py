@@ -52,6 +52,15 @@ STORY_PER_INTERVAL: Final = 3000
 
 _writers: Final[list[LogWriter]] = []
 
+
+class ForPeople(dict[str, object]):
+    """A field of which text for people has only a part; one JSON object has all of it."""
+
+    def __init__(self, whole: Mapping[str, object], *, shown: str) -> None:
+        super().__init__(whole)
+        self.shown: Final = shown
+
+
 _peer: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("peer", default=None)
 
 
@@ -270,6 +279,8 @@ def _below(text: str) -> str:
 
 def _word(value: object) -> str:
     """Return a field as one line with a clear end, whatever a peer put into it."""
+    if isinstance(value, ForPeople):
+        return value.shown
     if isinstance(value, float):
         return f"{value:.6g}"
     if not isinstance(value, str):
