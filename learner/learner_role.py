@@ -61,6 +61,7 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import snapshot
+from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest, tokenizer_digest
 from node.weights.assembly.public_base import PublicBase
 from node.weights.assembly.stored import StoredVersions
@@ -265,6 +266,7 @@ def _join(
     evidence: Evidence,
 ) -> JoinedCoordinator:
     policy, state, clock = restored.policy, restored.state, context.clock
+    rules = TextRules.of(config.model_dir)
     member = Member(
         context.run.run_id,
         Role.LEARNER,
@@ -272,6 +274,8 @@ def _join(
         layout_summary=policy.layout.summary,
         tokenizer_digest=tokenizer_digest(config.model_dir),
         chat_template_digest=chat_template_digest(config.model_dir),
+        text_digest=rules.digest,
+        text_summary=rules.summary,
         learner_epoch=restored.signer.learner_epoch,
         vocabulary_size=policy.vocabulary_size,
         context_tokens=policy.scorer.context_tokens,

@@ -24,7 +24,8 @@ from node.tokenizer import TOKENIZER_DIGEST_BYTES, chat_templates, tokenizer_dig
 
 RULES: Final = 1
 """Goes up when this software reads prompts or texts otherwise: which special tokens have a text, what is put
-before a prompt, what ends a completion."""
+before a prompt, what ends a completion. Samplers and verifiers with another are refused from the learner's
+upgrade on."""
 
 FILES: Final = (
     "tokenizer.json, tokenizer_config.json, generation_config.json, config.json, chat_template.jinja"
@@ -42,6 +43,9 @@ _MEANINGLESS: Final = frozenset(
 )  # fmt: skip
 """Keys of tokenizer_config.json that say where it came from, or how batches are padded and cut. The template
 is compared by itself."""
+
+SUMMARY_CHARACTERS: Final = 8000
+"""Of a summary at most: hundreds of rules, where a tokenizer has twenty."""
 
 _SHOWN_CHARACTERS: Final = 60
 """Longest value that a summary has in full; others are told apart by the beginning of a digest."""
@@ -78,7 +82,7 @@ class TextRules:
         canonical = {name: _canonical(value) for name, value in sorted(rules.items())}
         return cls(
             _digest(_canonical(canonical)),
-            "\n".join(f"{name}\t{_shown(text)}" for name, text in canonical.items()),
+            "\n".join(f"{name}\t{_shown(text)}" for name, text in canonical.items())[:SUMMARY_CHARACTERS],
             end_ids,
         )
 

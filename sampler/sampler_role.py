@@ -32,6 +32,7 @@ from node.rpc.channel import Backoff, Caller, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics, snapshot
+from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
@@ -232,6 +233,7 @@ def _membership(
     held: HeldVersion,
 ) -> MembershipClient:
     model_dir = context.config.section(SamplerConfig).model_dir
+    rules = TextRules.of(model_dir)
     return MembershipClient(
         control,
         Member(
@@ -241,6 +243,8 @@ def _membership(
             layout_summary=engine.layout.summary,
             tokenizer_digest=engine.tokenizer.digest,
             chat_template_digest=chat_template_digest(model_dir),
+            text_digest=rules.digest,
+            text_summary=rules.summary,
         ),
         Uplink(
             context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, moved.hub

@@ -16,6 +16,7 @@ from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import snapshot
+from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest
 from sampler.config import VerifierConfig
 from sampler.engines.ranking_tokenizer import tokenizer_of
@@ -41,6 +42,7 @@ async def build(context: RoleContext) -> list[Service]:
             f"the tokenizer of {config.model_dir} cannot be loaded: {error}",
             fix="Copy the model directory of the samplers; the weights are not needed.",
         ) from error
+    rules = TextRules.of(config.model_dir)
     caller = context.identity or Peer(context.run.run_id, Role.VERIFIER, context.node_id)
     hub = Hub(target)
     moved = MovedCoordinator(hub, context.run, context.state_dir)
@@ -56,6 +58,8 @@ async def build(context: RoleContext) -> list[Service]:
             Role.VERIFIER,
             tokenizer_digest=decoder.digest,
             chat_template_digest=chat_template_digest(config.model_dir),
+            text_digest=rules.digest,
+            text_summary=rules.summary,
         ),
         Uplink(context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, hub),
         reports=PeerReports(

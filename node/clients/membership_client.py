@@ -57,6 +57,8 @@ class Member:
     vocabulary_size: int = 0
     layout_summary: str = ""
     context_tokens: int = 0
+    text_digest: bytes = b""
+    text_summary: str = ""
 
 
 @dataclass(frozen=True, slots=True)

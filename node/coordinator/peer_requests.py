@@ -2,7 +2,7 @@
 
     join        the run's model and task --> whose process holds the name --> leases of another one end
     heartbeat   no learner has taken over --> noted --> its leases renewed
-    lease       joined --> its grader code is the run's --> leased
+    lease       joined --> its model is the run's --> its grader code is --> leased
     submit      its sampler is not shut out --> judged --> where a relay has told it otherwise: a notice
 
 The same for a peer with a connection of its own and for a sampler that a relay speaks for.
@@ -10,61 +10,28 @@ The same for a peer with a connection of its own and for a sampler that a relay 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from node.clock import Clock
 from node.coordinator.fleet.membership import KnownPeer
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.decisions import EMPTY_PAUSE_S
-from node.coordinator.work.model_check import (
-    Learner,
-    check_base,
-    check_chat_template,
-    check_model,
-    check_tokenizer,
-)
+from node.coordinator.work.model_check import Learner, SamplerModel, VerifierModel
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.policy import BaseModel, PolicyVersion
+from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.run import Role
 from node.telemetry.metrics import MetricFamily
 from node.verdict import GroupVerdict, Verdict
 
-
-@dataclass(frozen=True, slots=True)
-class SamplerModel:
-    """A sampler's model by its own account; empty: it does not know, or is older software."""
-
-    layout_digest: bytes
-    tokenizer_digest: bytes
-    chat_template_digest: bytes = b""
-    base: BaseModel = field(default_factory=BaseModel)
-    layout_summary: str = ""
-
-    def check(self, learner: Learner) -> None:
-        """Check that it is the run's. Raises RefusedError: in what it differs."""
-        check_model(self.layout_digest, self.tokenizer_digest, learner, layout_summary=self.layout_summary)
-        check_chat_template(self.chat_template_digest, learner)
-        if self.base.root:
-            check_base(self.base, learner)
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierModel:
-    """The files by which a verifier tells prompts and texts: with others it would accuse honest samplers."""
-
-    tokenizer_digest: bytes
-    chat_template_digest: bytes
-
-    def check(self, learner: Learner) -> None:
-        """Check that they are the run's. Raises RefusedError: in what they differ."""
-        check_tokenizer(self.tokenizer_digest, learner)
-        check_chat_template(self.chat_template_digest, learner)
+_GONE: Final = 64
+"""Models that are kept of peers that were forgotten, so that a join need not look at all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +59,15 @@ class PeerRequests:
     spool: Spool
     revocations: RevocationList
     clock: Clock
+    _unchecked: dict[Peer, SamplerModel | VerifierModel] = field(default_factory=dict)
+    """Models of peers that joined before the learner said what the run's is."""
 
     async def join(self, peer: Peer, joining: Joining) -> KnownPeer:
         """Admit a peer that has the run's model. Raises RefusedError: why not."""
         if isinstance(joining.model, Learner):
             await self.spool.admit_learner(joining.model)
-        elif joining.model is not None and (learner := self.spool.accounts.learner) is not None:
-            joining.model.check(learner)
+        elif joining.model is not None:
+            self._check(peer, joining.model)
         if isinstance(joining.model, SamplerModel):
             await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
         before = self.peers.instance(peer)
@@ -115,6 +84,22 @@ class PeerRequests:
         if peer.role is Role.SAMPLER and before not in ("", member.instance):
             await self.spool.end_leases(peer.node_id)
         return member
+
+    def check_model(self, peer: Peer) -> None:
+        """Check a peer that joined before the learner. Raises RefusedError: in what its model differs."""
+        if (model := self._unchecked.get(peer)) is not None:
+            self._check(peer, model)
+
+    def _check(self, peer: Peer, model: SamplerModel | VerifierModel) -> None:
+        learner = self.spool.accounts.learner
+        if learner is not None:
+            model.check(learner)
+        if learner is not None and learner.text_digest:
+            self._unchecked.pop(peer, None)
+            return
+        self._unchecked[peer] = model
+        if len(self._unchecked) > len(self.peers) + _GONE:
+            self._unchecked = {one: known for one, known in self._unchecked.items() if one in self.peers}
 
     def heartbeat(
         self,
@@ -144,6 +129,7 @@ class PeerRequests:
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
         """Lease prompts. Raises RefusedError: NOT_JOINED; see ``Spool.lease``."""
         self.peers.check_present(peer)
+        self.check_model(peer)
         if self.peers.objection_to_grader(peer):
             grant = LeaseGrant((), EMPTY_PAUSE_S, "grader")
         else:

@@ -9,11 +9,11 @@ from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2
 from node.clock import Clock
-from node.coordinator.peer_requests import Joining, PeerRequests, SamplerModel, VerifierModel
+from node.coordinator.peer_requests import Joining, PeerRequests
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.run_status import RunReport
 from node.coordinator.work.agreement import DIGEST_BYTES
-from node.coordinator.work.model_check import Learner
+from node.coordinator.work.model_check import Learner, SamplerModel, StatedText, VerifierModel
 from node.enrolment.move_notice import MoveNoticeFile
 from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
@@ -23,6 +23,7 @@ from node.limits import CHANGES_PER_HEARTBEAT, LEASES_PER_PEER, METRIC_SAMPLES_P
 from node.policy import PolicyVersion
 from node.protocol import OURS, check_common
 from node.run import PeerQuery, Role, StepReport, Teaching
+from node.text_rules import SUMMARY_CHARACTERS
 from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, to_wire
 from node.wire.members import (
     base_model_from_wire,
@@ -277,18 +278,12 @@ class RunMembers:
 
 def _model(peer: Peer, request: membership_pb2.JoinRequest) -> Learner | SamplerModel | VerifierModel | None:
     if peer.role is Role.VERIFIER:
-        return VerifierModel(request.tokenizer_digest, request.chat_template_digest)
+        return VerifierModel(_text(request))
     if peer.role is Role.RELAY:
         return None
     base = base_model_from_wire(request)
     if peer.role is Role.SAMPLER:
-        return SamplerModel(
-            request.layout_digest,
-            request.tokenizer_digest,
-            request.chat_template_digest,
-            base,
-            layout_summary=_summary(request),
-        )
+        return SamplerModel(request.layout_digest, _text(request), base, layout_summary=_summary(request))
     return from_wire(
         Learner,
         request,
@@ -299,6 +294,17 @@ def _model(peer: Peer, request: membership_pb2.JoinRequest) -> Learner | Sampler
         base_parts=base.parts,
         layout_summary=_summary(request),
         context_tokens=max(0, request.context_tokens),
+        text_summary=_text(request).text_summary,
+    )
+
+
+def _text(request: membership_pb2.JoinRequest) -> StatedText:
+    lines = request.text_summary[:SUMMARY_CHARACTERS].split("\n")
+    return StatedText(
+        request.tokenizer_digest,
+        request.chat_template_digest,
+        request.text_digest,
+        "\n".join("".join(one for one in line if one == "\t" or one.isprintable()) for line in lines),
     )
 
 

@@ -94,6 +94,7 @@ class RunRollouts:
         """Send groups to a verifier while a second task takes the findings."""
         hello = (await _first(requests)).hello
         self.requests.peers.check_present(peer)
+        self.requests.check_model(peer)
         if objection := self.requests.peers.objection_to_grader(peer):
             raise RefusedError(Reason.BUSY, objection, fix="install the run's grader at the verifier")
         verifier = self.checking.admit(
@@ -106,6 +107,7 @@ class RunRollouts:
         listener.add_done_callback(lambda _: self.checking.dismiss(verifier))
         try:
             async for group, row in self.checking.groups(verifier):
+                self.requests.check_model(peer)  # the learner may have come since
                 yield rollout_pb2.CheckRewardsResponse(group=delivery_to_wire(group).group, row=row)
         finally:
             listener.cancel()

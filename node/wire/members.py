@@ -34,6 +34,8 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "base_parts": _HAS_MODEL,
         "base_part_names": _HAS_MODEL,
         "layout_summary": _HAS_MODEL,
+        "text_digest": _HAS_TOKENIZER,
+        "text_summary": _HAS_TOKENIZER,
         "task_digest": _GRADES,
         "grader_digest": _GRADES,
         "voucher": _SAMPLER,

@@ -23,6 +23,7 @@ class ModelTokenizer:
 
     Attributes:
         digest: See ``node.tokenizer``.
+        rules: All that texts and tokens are made by.
         end_ids: The tokens that end a completion: all that generation_config.json, config.json, the tokenizer
             and the chat template name, since each of them may be what the model was trained to end with.
     """
@@ -37,7 +38,7 @@ class ModelTokenizer:
             OSError, ValueError: the tokenizer does not load.
         """
         self.digest = tokenizer_digest(model_dir)
-        rules = TextRules.of(model_dir)
+        self.rules = TextRules.of(model_dir)
         # No code of a model directory is run: it may come from the coordinator.
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
@@ -48,7 +49,9 @@ class ModelTokenizer:
                 self._tokenizer, templates or TemplateProcess(), path=str(chat_template_file(model_dir))
             )
         own = self._tokenizer.eos_token_id
-        self.end_ids: frozenset[int] = rules.end_ids.union([] if own is None else [own], self._turn_end_ids())
+        self.end_ids: frozenset[int] = self.rules.end_ids.union(
+            [] if own is None else [own], self._turn_end_ids()
+        )
         coded = self._tokenizer("a", return_special_tokens_mask=True)
         self._before: list[int] = coded.input_ids[: coded.special_tokens_mask.index(0)]
         """Tokens that the tokenizer puts before a text."""

@@ -56,6 +56,8 @@ def as_released(path: Path) -> None:
         for column in ("checks", "differing", "stake", "proven_at_s"):
             database.execute(f"ALTER TABLE standings DROP COLUMN {column}")
         database.execute("ALTER TABLE steps DROP COLUMN restored_version")
+        for column in ("text_digest", "text_summary"):
+            database.execute(f"ALTER TABLE learner DROP COLUMN {column}")
         database.execute("INSERT INTO standings VALUES ('s', 4, 0, 0, 0, 0, 0, 0, 0, '', 0, 0)")
         database.execute("PRAGMA user_version = 1")
         database.commit()

@@ -15,6 +15,7 @@ from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext, load_build
 from node.run import Role
+from node.text_rules import TextRules
 from node.tokenizer import tokenizer_digest
 from node.weights.assembly.held import HeldPolicy
 from sampler.config import SamplerConfig, VerifierConfig
@@ -106,11 +107,14 @@ async def learning(
     """Join as the learner of this model, whose checkpoint is of ``version``."""
     async with hub.peer() as learner:
         version0 = base.layout.base_model(frame_digests(base.weights.live, base.layout.frames))
+        rules = TextRules.of(model_dir)
         await learner.join(
             layout_digest=base.layout.digest,
             base_root=version0.root,
             base_parts=version0.parts,
             tokenizer_digest=tokenizer_digest(model_dir),
+            text_digest=rules.digest,
+            text_summary=rules.summary,
             vocabulary_size=json.loads((model_dir / "config.json").read_bytes())["vocab_size"],
             held=common_pb2.PolicyVersion(number=version),
         )

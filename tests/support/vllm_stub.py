@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from node.tokenizer import tokenizer_digest
+from node.text_rules import TextRules
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from sampler.engines.frame_memory import Rooms, open_frame_memory
@@ -74,6 +74,8 @@ class VllmStub:
     """By path or by method of the workers."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings other than those a sampler needs."""
+    tokenizer_dir: Path | None = None
+    """None: ``model_dir``."""
     calls: list[str] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     hung_up: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -143,9 +145,11 @@ class VllmStub:
         if method == "begin_session":
             self.session, _ = arguments
             self.words = self.base.copy()
+            rules = TextRules.of(self.tokenizer_dir or self.model_dir)
             return {
                 "layout": self.layout.digest.hex(),
-                "tokenizer": tokenizer_digest(self.model_dir).hex(),
+                "text": rules.digest.hex(),
+                "text_summary": rules.summary,
                 "elements": {span.name: span.elements for span in self.layout.tensors},
             }
         if arguments[0] != self.session:

@@ -28,7 +28,8 @@ CREATE TABLE learner (
     node_id TEXT NOT NULL, epoch INTEGER NOT NULL, layout_digest BLOB NOT NULL,
     tokenizer_digest BLOB NOT NULL, vocabulary_size INTEGER NOT NULL, version INTEGER NOT NULL,
     chat_template_digest BLOB NOT NULL, base_root BLOB NOT NULL, base_parts BLOB NOT NULL,
-    layout_summary TEXT NOT NULL, context_tokens INTEGER NOT NULL
+    layout_summary TEXT NOT NULL, context_tokens INTEGER NOT NULL,
+    text_digest BLOB NOT NULL, text_summary TEXT NOT NULL
 ) STRICT;
 CREATE TABLE slots (
     number INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL, state TEXT NOT NULL,
@@ -111,6 +112,8 @@ _FROM_RELEASED: Final = " ".join(
         ("standings", "stake REAL NOT NULL DEFAULT 0"),
         ("standings", "proven_at_s REAL NOT NULL DEFAULT 0"),
         ("steps", "restored_version INTEGER"),
+        ("learner", "text_digest BLOB NOT NULL DEFAULT x''"),
+        ("learner", "text_summary TEXT NOT NULL DEFAULT ''"),
     )
 )
 

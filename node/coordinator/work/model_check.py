@@ -1,11 +1,12 @@
 """Whether a peer that joins, or a group, has the run's model and tokenizer: those of its learner; pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.policy import BASE_PART_BYTES, BaseModel
+from node.text_rules import FILES, differing_rules
 
 _SAME_DIRECTORY: Final = "give every peer the same model directory"
 _NAMES_SHOWN: Final = 3
@@ -32,6 +33,78 @@ class Learner:
     """The layout in words: "layers 30, parameters 134515008, ..."."""
     context_tokens: int = 0
     """Most tokens of a prompt and a completion together; 0: not known."""
+    text_digest: bytes = b""
+    """Of the rules in ``node.text_rules``; empty: older software, which does not say."""
+    text_summary: str = ""
+
+    @property
+    def text(self) -> "StatedText":
+        return StatedText(
+            self.tokenizer_digest, self.chat_template_digest, self.text_digest, self.text_summary
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StatedText:
+    """How a peer makes tokens of prompts and text of tokens, by its own account."""
+
+    tokenizer_digest: bytes
+    chat_template_digest: bytes = b""
+    text_digest: bytes = b""
+    text_summary: str = ""
+
+    def check(self, learner: Learner) -> None:
+        """Check that it does so as the run does.
+
+        Raises:
+            RefusedError: TOKENIZER_MISMATCH; in what it differs.
+        """
+        check_tokenizer(self.tokenizer_digest, learner)
+        check_chat_template(self.chat_template_digest, learner)
+        if self.text_digest and learner.text_digest not in (b"", self.text_digest):
+            differs = differing_rules(self.text_summary, learner.text_summary)
+            raise RefusedError(
+                Reason.TOKENIZER_MISMATCH,
+                f"this peer reads prompts or completions otherwise than the run: "
+                f"{differs or 'in a rule that it did not name'}",
+                fix=f"copy {FILES} from the learner's model directory, and install its version of "
+                "heterorl-node",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerModel:
+    """A sampler's model by its own account; empty: it does not know, or is older software."""
+
+    layout_digest: bytes
+    text: StatedText
+    base: BaseModel = field(default_factory=BaseModel)
+    layout_summary: str = ""
+
+    def check(self, learner: Learner) -> None:
+        """Check that it is the run's. Raises RefusedError: in what it differs."""
+        check_layout(self.layout_digest, learner, layout_summary=self.layout_summary)
+        self.text.check(learner)
+        if self.base.root:
+            check_base(self.base, learner)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierModel:
+    """The files by which a verifier tells prompts and texts: with others it would accuse honest samplers."""
+
+    text: StatedText
+
+    def check(self, learner: Learner) -> None:
+        """Check that they are the run's. Raises RefusedError: in what they differ."""
+        self.text.check(learner)
+        if learner.text_digest and not self.text.text_digest:
+            raise RefusedError(
+                Reason.TOKENIZER_MISMATCH,
+                "this verifier does not say by which rules it reads prompts and completions: its software is "
+                "older than the learner's",
+                fix="install the learner's version of heterorl-node",
+            )
 
 
 def check_model(
@@ -47,15 +120,20 @@ def check_model(
     Raises:
         RefusedError: LAYOUT_MISMATCH or TOKENIZER_MISMATCH.
     """
-    if layout_digest != learner.layout_digest:
+    check_layout(layout_digest, learner, of=of, layout_summary=layout_summary)
+    check_tokenizer(tokenizer_digest, learner, of=of)
+
+
+def check_layout(digest: bytes, learner: Learner, *, of: str = "this peer", layout_summary: str = "") -> None:
+    """Check that a peer or a group has the run's layout. Raises RefusedError: LAYOUT_MISMATCH."""
+    if digest != learner.layout_digest:
         differs = _differing(layout_summary, learner.layout_summary)
         raise RefusedError(
             Reason.LAYOUT_MISMATCH,
-            f"{of}'s layout digest is {layout_digest.hex() or 'empty'}, the run's is "
+            f"{of}'s layout digest is {digest.hex() or 'empty'}, the run's is "
             f"{learner.layout_digest.hex()}{differs}",
             fix=_SAME_DIRECTORY,
         )
-    check_tokenizer(tokenizer_digest, learner, of=of)
 
 
 def check_tokenizer(digest: bytes, learner: Learner, *, of: str = "this peer") -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.model_check import Learner, check_base, check_chat_template, check_model
+from node.coordinator.work.model_check import Learner, check_base, check_layout
 from node.coordinator.work.slots import group_id
 from node.errors import Reason, RefusedError
 from node.policy import BaseModel
@@ -107,10 +107,8 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
             f"learner {current.node_id} has joined with epoch {current.epoch}",
             fix="stop one of them; a run has one learner",
         )
-    check_model(
-        joining.layout_digest, joining.tokenizer_digest, current, layout_summary=joining.layout_summary
-    )
-    check_chat_template(joining.chat_template_digest, current)
+    check_layout(joining.layout_digest, current, layout_summary=joining.layout_summary)
+    joining.text.check(current)
     check_base(BaseModel(joining.base_root), current, of="the learner")
     _check_not_behind(accounts, joining.version)
     if is_current:

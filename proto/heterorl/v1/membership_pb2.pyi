@@ -96,6 +96,8 @@ class JoinRequest(_message.Message):
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     LAYOUT_SUMMARY_FIELD_NUMBER: _builtins.int
+    TEXT_DIGEST_FIELD_NUMBER: _builtins.int
+    TEXT_SUMMARY_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     VOUCHER_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -126,7 +128,7 @@ class JoinRequest(_message.Message):
     """
     chat_template_digest: _builtins.bytes
     """16 bytes: digest of the tokenizer's chat template. The learner's sets the run's. Empty: it has none, or
-    older software.
+    older software. `text_digest` covers it.
     """
     base_root: _builtins.bytes
     """16 bytes: root of version 0, as made from this peer's model directory. The learner's sets the run's.
@@ -145,6 +147,16 @@ class JoinRequest(_message.Message):
     layout_summary: _builtins.str
     """What the layout of `layout_digest` looks like, for people: tensors, parameters, layers, vocabulary and types,
     at most 200 characters. Shown where two layouts differ.
+    """
+    text_digest: _builtins.bytes
+    """16 bytes: digest of all by which this peer makes tokens of prompts, text of tokens, and an end of a completion:
+    tokenizer and its settings, end tokens, chat templates, the rules of its software. The learner's sets the run's;
+    samplers and verifiers with another are refused. Empty: older software, which is compared by tokenizer_digest and
+    chat_template_digest alone; verifiers may not leave it empty where the learner does not. Relays: empty.
+    """
+    text_summary: _builtins.str
+    """What `text_digest` is of, for people: a line for each rule, its name, a tab and its value; at most 8000
+    characters. Shown where two differ.
     """
     context_tokens: _builtins.int
     """Learners: most tokens of a prompt and a completion together that the model takes; groups with more are
@@ -184,12 +196,14 @@ class JoinRequest(_message.Message):
         task_digest: _builtins.bytes = ...,
         grader_digest: _builtins.bytes = ...,
         layout_summary: _builtins.str = ...,
+        text_digest: _builtins.bytes = ...,
+        text_summary: _builtins.str = ...,
         context_tokens: _builtins.int = ...,
         voucher: Global___RelayVoucher | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "voucher", b"voucher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "context_tokens", b"context_tokens", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "voucher", b"voucher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "context_tokens", b"context_tokens", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "text_digest", b"text_digest", "text_summary", b"text_summary", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "voucher", b"voucher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

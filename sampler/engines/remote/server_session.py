@@ -23,6 +23,7 @@ from node.errors import StartupError
 from node.file_lock import FileLock
 from node.rollout import Completion
 from node.sampling_parameters import SamplingParameters
+from node.text_rules import differing_rules
 from node.weights.format.layout import Layout
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import RemoteOptions
@@ -71,7 +72,7 @@ class ServerSession:
         """Wait for the server and have it hold the base model; StartupError if it cannot be used."""
         self._options = options
         self._layout = layout
-        self._tokenizer_digest = tokenizer.digest
+        self._rules = tokenizer.rules
         self._end_ids = tokenizer.end_ids
         self._compute_dtype = compute_dtype
         self._seed = seed
@@ -194,15 +195,23 @@ class ServerSession:
             "begin_session", self.name, str(self._seed), limit_s=self._options.start_limit_s
         )
         try:
-            digests = {(worker["layout"], worker["tokenizer"]) for worker in held}
+            layouts = {worker["layout"] for worker in held}
+            texts = {worker.get("text") for worker in held}
+            differs = differing_rules(str(held[0].get("text_summary", "")), self._rules.summary)
             elements = [worker["elements"] for worker in held]
             self.context_tokens, self.batch = int(settings["context_tokens"]), int(settings["batch"])
         except (LookupError, TypeError, ValueError) as error:
             raise self._garbled(error) from error
-        if digests != {(self._layout.digest.hex(), self._tokenizer_digest.hex())}:
+        if layouts != {self._layout.digest.hex()}:
             raise StartupError(
                 f"the vLLM server serves {settings['model']}, another model than sampler.model_dir",
                 fix="Serve a copy of the same directory.",
+            )
+        if texts != {self._rules.digest.hex()}:
+            raise StartupError(
+                f"the vLLM server, with {settings['model']}, reads texts otherwise than this sampler: "
+                f"{differs or 'it does not say how'}",
+                fix="Serve a copy of sampler.model_dir, with this sampler's version of heterorl-node.",
             )
         self.words = SharedWords(
             self._layout,

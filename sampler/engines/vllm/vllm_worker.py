@@ -24,7 +24,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
 from node.errors import StartupError
-from node.tokenizer import tokenizer_digest
+from node.text_rules import TextRules
 from sampler.engines.frame_memory import Rooms, open_frame_memory
 from sampler.engines.shared_words import move_frames
 from sampler.engines.vllm.live_parameters import LiveParameters, keep_packed_words, live_parameters
@@ -101,7 +101,7 @@ class SamplerWorker:
                 model_dir=model_dir,
                 are_changed=hasattr(self, "sampler_words"),
             )
-            digest = tokenizer_digest(model_dir)
+            rules = TextRules.of(model_dir)
         except StartupError as error:
             return error.what
         except (OSError, ValueError) as error:
@@ -112,7 +112,8 @@ class SamplerWorker:
         self.sampler_session = session
         return {
             "layout": self.sampler_declared.layout.digest.hex(),
-            "tokenizer": digest.hex(),
+            "text": rules.digest.hex(),
+            "text_summary": rules.summary,
             "elements": dict(self.sampler_words.elements),
         }
 

@@ -253,10 +253,11 @@ def test_the_size_of_another_task_does_not_count(open_ledger: OpenLedger) -> Non
 
 
 def test_a_ledger_of_the_last_release_gets_what_it_lacks_and_keeps_the_rest(path: Path) -> None:
-    with closing(Ledger.open(path, run_id="run")):
-        pass
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        ledger.record(Transaction(learner=LEARNER))
     as_released(path)
     with closing(Ledger.open(path, run_id="run")) as ledger:
         [standing] = ledger.balance().standings
+        assert ledger.balance().learner == LEARNER
     assert (standing.sampler_id, standing.allowance, standing.checks, standing.stake) == ("s", 4, 0, 0.0)
     assert examine(path).problems == ()

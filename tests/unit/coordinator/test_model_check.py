@@ -6,7 +6,13 @@ import pytest
 
 from node.coordinator.work import decisions, step_history
 from node.coordinator.work.accounts import Balance
-from node.coordinator.work.model_check import check_base, check_chat_template, check_model
+from node.coordinator.work.model_check import (
+    StatedText,
+    VerifierModel,
+    check_base,
+    check_chat_template,
+    check_model,
+)
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
@@ -24,6 +30,32 @@ def test_a_peer_with_another_chat_template_is_refused_and_told_what_to_copy() ->
 
 def test_a_learner_of_older_software_says_nothing_of_its_template() -> None:
     check_chat_template(b"c" * 16, LEARNER)
+
+
+def test_a_peer_that_reads_texts_otherwise_is_told_in_what() -> None:
+    learner = replace(LEARNER, text_digest=b"r" * 16, text_summary="end tokens\t[2,4]\ntokenizer.json\t1")
+    same = learner.text
+    same.check(learner)
+    other = replace(same, text_digest=b"o" * 16, text_summary="added\t1\nend tokens\t[2]\ntokenizer.json\t1")
+    with pytest.raises(
+        RefusedError,
+        match=r"otherwise than the run: added is 1 \(the run has none\); end tokens is \[2\] "
+        r"\(the run has \[2,4\]\); copy .*generation_config",
+    ) as error:
+        other.check(learner)
+    assert error.value.reason is Reason.TOKENIZER_MISMATCH
+    with pytest.raises(RefusedError, match="a rule that it did not name"):
+        replace(other, text_summary="").check(learner)
+
+
+def test_only_a_verifier_must_say_how_it_reads_texts_where_the_learner_does() -> None:
+    learner = replace(LEARNER, text_digest=b"r" * 16)
+    silent = StatedText(LEARNER.tokenizer_digest)
+    silent.check(learner)
+    VerifierModel(silent).check(LEARNER)
+    VerifierModel(replace(silent, text_digest=b"o" * 16)).check(LEARNER)
+    with pytest.raises(RefusedError, match=r"does not say by which rules .* install the learner's version"):
+        VerifierModel(silent).check(learner)
 
 
 LAYOUT = Layout.of([TensorSpec(name, (4, 8)) for name in ("embed", "head", "norm")], frame_words=16)

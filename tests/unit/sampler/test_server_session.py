@@ -1,5 +1,7 @@
 """The remote engine connects to a server over real HTTP: which it waits for, and which it refuses."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,18 @@ def test_a_server_of_another_model_is_refused(
 ) -> None:
     server.layout = stub_of(make_tiny_model(tmp_path / "other", hidden=32)).layout
     with pytest.raises(StartupError, match=r"another model than sampler\.model_dir"):
+        connect()
+
+
+def test_a_server_whose_model_directory_has_another_tokenizer_is_refused_by_what_differs(
+    server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
+) -> None:
+    """It looks for stop strings in the texts of its own tokenizer."""
+    server.tokenizer_dir = Path(shutil.copytree(server.model_dir, tmp_path / "served"))
+    settings = json.loads((server.model_dir / "tokenizer_config.json").read_text())
+    settings["eos_token"] = "="
+    (server.tokenizer_dir / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(StartupError, match=r'reads texts .*: tokenizer_config\.json eos_token is "="'):
         connect()
 
 

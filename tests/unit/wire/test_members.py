@@ -20,6 +20,8 @@ SAID: dict[str, object] = {
     "base_parts": b"p" * 8,
     "base_part_names": ["embed"],
     "layout_summary": "layers 2",
+    "text_digest": b"x" * 16,
+    "text_summary": "end tokens\t[2]",
     "task_digest": b"o" * 16,
     "grader_digest": b"g" * 16,
     "teaching": membership_pb2.Teaching(groups=1),
