@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from bench.cheat_lab.lies import AS_HONEST, BFLOAT16, CHEATS, Cheat
+from bench.cheat_lab.lies import AS_HONEST, BFLOAT16, CHEATS, LATE, Cheat
 from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
 from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
 from deploy.runs.processes import ChildError, Children, children_below
@@ -119,13 +119,16 @@ class CheatRun(RunSession):
         return {group_id: float(at_s) for group_id, at_s in map(str.split, lines)}
 
     async def _start_sampler(self, name: str) -> None:
+        cheat = self.cheat
         if name not in self.liars:
-            await self.start(name, environ={})
-            return
-        assert self.cheat is not None
+            if cheat is None or not cheat.has_late or name != SAMPLERS[0]:
+                await self.start(name, environ={})
+                return
+            cheat = Cheat(LATE)
+        assert cheat is not None
         league = self.directory.root / "league"
         league.mkdir(exist_ok=True)
-        environ = {CHEAT: json.dumps(asdict(self.cheat)), LIES: str(self._lies(name)), LEAGUE: str(league)}
+        environ = {CHEAT: json.dumps(asdict(cheat)), LIES: str(self._lies(name)), LEAGUE: str(league)}
         await self.start(name, environ=environ, module="bench.cheat_lab.lying_node")
 
     def _lies(self, name: str) -> Path:

@@ -104,9 +104,10 @@ class LearnerConfig(BaseModel):
     mean over the last 30 steps (SFPO; published: 1). Lower ends them earlier; infinity never does."""
 
     quarantine_mismatch_nats: float = Field(default=0.05, gt=0)
-    """Mean KL a token between learner and a sampler, over groups sampled from the learner's own version or in
-    excess of what others show at the same staleness, beyond which, by three standard errors, that sampler's
-    groups are refused, but for one now and then that shows whether it fits again. Infinity: never."""
+    """Mean KL a token from a sampler's groups to the versions that they name, scored again with the words of
+    these, beyond which, by three standard errors, that sampler's groups are refused, but for one now and then
+    that shows whether it fits again. Scoring takes up to 5 % of the learner's time. A learner of several
+    ranks cannot, and goes by what groups show in excess of others at the same staleness. Infinity: never."""
 
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Tokens, padding included, of one forward and backward pass. Bounds memory, changes no result;

@@ -33,6 +33,7 @@ from learner.publishing.kept_versions import KEPT, PUBLISHED, KeptVersions
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
 from learner.publishing.spaced_versions import Spacing
+from learner.publishing.version_scorer import VersionScorer
 from learner.records.sample_writer import SampleWriter, load_tokenizer
 from learner.records.samples_file import FILE_NAME, SamplesFile
 from learner.records.samples_page import GROUPS, render_page
@@ -101,7 +102,13 @@ async def build(context: RoleContext) -> list[Service]:
         instruments = Instruments.of(context.registry, context.node_metrics, clock=context.clock)
         _show_restart(restored.state, instruments.metrics)
         writers = _writer_threads(context, config, metrics=instruments.metrics)
-    evidence = Evidence(config, clock=context.clock, metrics=instruments.metrics)
+    earlier = EarlierVersions(context.state_dir, restored.base, restored.policy.layout)
+    scorer = None
+    if not restored.policy.ranks.is_shared:
+        scorer = VersionScorer(earlier, restored.policy, micro_batch_tokens=config.micro_batch_tokens)
+    evidence = Evidence(
+        config, clock=context.clock, metrics=instruments.metrics, has_words=scorer is not None
+    )
     caller = context.identity or Peer(context.run.run_id, Role.LEARNER, context.node_id)
     hub = Hub(target)
     moved = MovedCoordinator(hub, context.run, context.state_dir)
@@ -125,7 +132,7 @@ async def build(context: RoleContext) -> list[Service]:
         on_step=on_step,
         operator=OrderTaker(
             OperatorOrders(context.state_dir),
-            EarlierVersions(context.state_dir, restored.base, restored.policy.layout),
+            earlier,
             config=config,
             state=restored.state,
             drain=drain,
@@ -133,6 +140,7 @@ async def build(context: RoleContext) -> list[Service]:
             instruments=instruments,
         ),
         instruments=instruments,
+        score=None if scorer is None else scorer.score,
     )
     publisher = _publisher(context, config, restored, coordinator.membership, instruments)
     training = StopsAfter(loop)

@@ -94,6 +94,11 @@ class LearnerMetrics:
 
     def _make_counters(self, new: MetricFactory) -> None:
         self.groups = new.counter("groups", "Groups by what became of them here.", "verdict")
+        self.scored_groups = new.counter(
+            "scored_groups",
+            "Groups scored by the words of the version they name: measured, misnamed, out of reach.",
+            "outcome",
+        )
         self.doubled_groups = new.counter("doubled_groups", "Groups delivered again after a step; refused.")
         self.trained_tokens = new.counter("trained_tokens", "Completion tokens trained on.")
         self.clamped_tokens = new.counter("clamped_tokens", "Tokens whose log ratio was clamped.")

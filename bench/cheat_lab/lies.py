@@ -17,12 +17,19 @@ DRAWS: Final = ("random tokens", "replay", "copies")
 WEIGHTS: Final = ("another model", "stale version", "base model", "8-bit weights")
 """Tokens drawn by other weights than the version they name has; see ``other_weights``."""
 
+NAMES: Final = ("older name",)
+"""Honest tokens and logprobs, said to be of a version that is ``Cheat.versions`` older than the one that drew
+them. Who draws by a "stale version" names newer ones."""
+
 PROMPTS: Final = ("other prompts",)
 """Sums with their digits exchanged: prompts that have the same answers, and are not the task's."""
 
 AS_HONEST: Final = ("8-bit weights",)
 """Not to be told from honest engines of another precision: 5e-5 nats a token from the learner on the demo's
 model, where bfloat16 is 2e-5. What they do to the reward is measured all the same."""
+
+LATE: Final = "honest, late"
+"""Every group is handed in ``lying_node.LATE_S`` after it was drawn."""
 
 BFLOAT16: Final = "honest, bfloat16"
 
@@ -38,13 +45,19 @@ class Cheat:
     """Honest groups before the first lie; likewise."""
     liars: int = 1
     """How many of the three samplers lie."""
+    versions: int = 8
+    """How far a name is from the truth."""
+    has_late: bool = False
+    """Whether one of the honest samplers is slow, so that its groups are as old as others claim to be."""
 
     @property
     def name(self) -> str:
         parts = [self.lie]
         parts += [f"one in {self.every}"] if self.every > 1 else []
         parts += [f"after {self.after}"] if self.after else []
+        parts += [f"by {self.versions}"] if self.lie in NAMES else []
         parts += [f"{self.liars} liars"] if self.liars > 1 else []
+        parts += ["late one"] if self.has_late else []
         return ", ".join(parts)
 
     def is_due(self, number: int) -> bool:
@@ -67,6 +80,10 @@ CHEATS: Final = (
     Cheat("random tokens", liars=2),
     Cheat("copies", liars=2),
     Cheat("other prompts", liars=2),
+    *(Cheat("older name", versions=versions, has_late=True) for versions in (2, 8, 20)),
+    Cheat("older name", every=3, has_late=True),
+    Cheat("older name", liars=2, has_late=True),
+    Cheat("stale version", has_late=True),
     Cheat(BFLOAT16, liars=0),
 )
 """The last is none: two of three samplers compute in another precision than the learner."""

@@ -5,6 +5,7 @@ id of each group that it lied about, and the time; HETERORL_LEAGUE a directory t
 share.
 """
 
+import asyncio
 import importlib
 import json
 import math
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.cheat_lab.lies import DRAWS, PROMPTS, WEIGHTS, Cheat
+from bench.cheat_lab.lies import DRAWS, LATE, NAMES, PROMPTS, WEIGHTS, Cheat
 from bench.cheat_lab.other_draws import Draw, copied, random_tokens, replayed
 from bench.cheat_lab.other_weights import Change, draw_by, eight_bit, noisy, stale
 from node.commands.cli import main
@@ -26,6 +27,9 @@ from node.commands.cli import main
 CHEAT: Final = "HETERORL_CHEAT"
 LIES: Final = "HETERORL_LIES"
 LEAGUE: Final = "HETERORL_LEAGUE"
+
+LATE_S: Final = 6.0
+"""The demo's learner makes some ten versions meanwhile."""
 
 _CHANGES: Final[Mapping[str, Callable[[], Change]]] = {
     "another model": lambda: noisy(seed=1),
@@ -43,6 +47,10 @@ def lie(cheat: Cheat, told: Path, league: Path) -> None:
         draw_by(_CHANGES[cheat.lie]())
     if cheat.lie in PROMPTS:
         replaced = _exchange_digits(cheat)
+    if cheat.lie == LATE:
+        _hand_in_late(pipeline)
+        return
+    names = OtherNames(cheat.versions) if cheat.lie in NAMES else None
     honest, groups = pipeline._group, 0
 
     def group_of(self: Any, job: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -50,6 +58,13 @@ def lie(cheat: Cheat, told: Path, league: Path) -> None:
         group = honest(self, job, *arguments, **keywords)
         if job.lease.purpose != "training":
             return group
+        if names is not None:
+            is_due, groups = cheat.is_due(groups), groups + 1
+            named = names.of(group) if is_due else group
+            if named is not group:
+                with told.open("a") as file:
+                    file.write(f"{group.group_id} {time.time()}\n")
+            return named
         rewards = [one.reward for one in group.completions]
         claimed = cheat.rewards(groups, rewards)
         groups += 1
@@ -63,6 +78,38 @@ def lie(cheat: Cheat, told: Path, league: Path) -> None:
         return replace(group, completions=tuple(completions))
 
     pipeline._group = group_of
+
+
+class OtherNames:
+    """Names the newest version held here that is some versions older than the one that drew a token."""
+
+    def __init__(self, versions: int) -> None:
+        self._versions = versions
+        self._held = {0}
+
+    def of(self, group: Any) -> Any:
+        """Return the group with other names; itself where there is no older one."""
+        completions = tuple(
+            replace(one, policy_version=np.array([*map(self._older, one.policy_version.tolist())], np.int32))
+            for one in group.completions
+        )
+        pairs = zip(completions, group.completions, strict=True)
+        is_same = all((named.policy_version == one.policy_version).all() for named, one in pairs)
+        return group if is_same else replace(group, completions=completions)
+
+    def _older(self, version: int) -> int:
+        self._held.add(version)
+        return max((one for one in self._held if one <= version - self._versions), default=min(self._held))
+
+
+def _hand_in_late(pipeline: Any) -> None:
+    """Make every GroupPipeline of this process wait before a group goes on."""
+    honest = pipeline.finished
+
+    def finished(self: Any, request: Any) -> None:
+        asyncio.get_running_loop().call_later(LATE_S, honest, self, request)
+
+    pipeline.finished = finished
 
 
 def _replace_draws(pipeline: Any, cheat: Cheat, league: Path) -> set[str]:

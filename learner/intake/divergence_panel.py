@@ -15,8 +15,13 @@ can be compared with, d takes up everything and the standard error says so. With
     m = (s - c' M^-1 r) / (W - c' M^-1 c),     variance 1 / (W - c' M^-1 c)
 
 The variance of a group is learned by age, from how far groups are beside what was expected of them.
+
+Near each knot a sampler's groups count in d, together, at most as much as those of the sampler in the lower
+middle: who delivers most does not say what age costs. Its own groups count in full for its own m, where M and
+r are sums over others' shares and all of its own.
 Everything is forgotten with a half-life: drift follows the learning rate and what is being learned.
 What it cannot see: samplers that are off together, where they are most of the fleet and none is of age 0.
+And it believes the ages that samplers name, which ``named_versions`` asks about.
 """
 
 import math
@@ -52,6 +57,9 @@ _NOISE_GROUPS: Final = 64
 _CURVE_ERROR: Final = 0.1
 """Share of the drift by which two samplers' groups of one age may differ for good: other prompts, other
 moments within the half-life. It is part of the uncertainty."""
+
+_LEAST_VOTE_GROUPS: Final = 4.0
+"""Groups near a knot that count in full, however few others have there."""
 
 _LARGEST_NATS: Final = 10.0
 """Beyond, an observation says nothing more."""
@@ -97,6 +105,8 @@ class _Sums:
     """Over the groups of one sampler, by the knot nearest to their age, as of ``step``."""
 
     step: int
+    gram: Vector = field(default_factory=lambda: _zeros(len(KNOTS), len(KNOTS), len(KNOTS)))
+    moment: Vector = field(default_factory=lambda: _zeros(len(KNOTS), len(KNOTS)))
     basis: Vector = field(default_factory=lambda: _zeros(len(KNOTS), len(KNOTS)))
     kl: Vector = field(default_factory=lambda: _zeros(len(KNOTS)))
     groups: Vector = field(default_factory=lambda: _zeros(len(KNOTS)))
@@ -109,9 +119,6 @@ class DivergencePanel:
         """Begin with nothing known."""
         size = len(KNOTS)
         self._step = 0
-        # First axis: the knot nearest to the age, by which noise is known.
-        self._gram = _zeros(size, size, size)
-        self._moment = _zeros(size, size)
         self._noise_groups = np.full(size, float(_FIRST_NOISE_GROUPS))
         self._noise_squares = np.full(size, _FIRST_NOISE_GROUPS * _FIRST_AGED_NOISE_NATS**2)
         self._noise_squares[0] = _FIRST_NOISE_GROUPS * _FIRST_NOISE_NATS**2
@@ -124,9 +131,6 @@ class DivergencePanel:
         known = [(group, mean_basis(group.ages)) for group in groups]
         expected = [self._expected(group.sampler_id, basis) for group, basis in known]
         self._step += 1
-        share = _remembered(1)
-        self._gram *= share
-        self._moment *= share
         for (group, basis), nats in zip(known, expected, strict=True):
             self._add(group, basis, expected_nats=nats)
         for forgotten in list(self._sums)[:-REMEMBERED_SAMPLERS]:
@@ -134,8 +138,9 @@ class DivergencePanel:
         self._solve()
 
     def forget(self, sampler_id: str) -> None:
-        """Forget a sampler's groups; what they made of the curve fades."""
-        self._sums.pop(sampler_id, None)
+        """Forget a sampler's groups, and what they made of the curve."""
+        if self._sums.pop(sampler_id, None) is not None:
+            self._solve()
 
     def samplers(self) -> tuple[str, ...]:
         """Return the samplers remembered, the most recent last."""
@@ -157,18 +162,24 @@ class DivergencePanel:
 
     def drift_by_age(self, *, least_groups: int) -> dict[int, Estimate]:
         """Return the drift at each age (of KNOTS) near which so many groups are remembered."""
-        groups = self._gram.sum(axis=(1, 2)).round().tolist()  # the shares of a group add up to 1
+        groups = sum((self._groups(name) for name in self._sums), _zeros(len(KNOTS))).round().tolist()
         return {age: self.drift(age) for age, n in zip(KNOTS, groups, strict=True) if n >= least_groups}
 
     def mismatch(self, sampler_id: str) -> Estimate:
         """Return what a sampler's groups show beyond the drift."""
+        if sampler_id not in self._estimates:
+            self._estimates[sampler_id] = self._estimated(sampler_id)
+        return self._estimates[sampler_id]
+
+    def _estimated(self, sampler_id: str) -> Estimate:
         sums = self._sums.get(sampler_id)
         if sums is None:
             return Estimate(0.0, UNKNOWN_NATS)
         weights = self._weights * _remembered(self._step - sums.step)
         basis, weight = (weights @ sums.basis)[1:], float(weights @ sums.groups)
-        on_curve = float(basis @ self._curve)
-        precision = max(weight - float(basis @ self._inverse @ basis), 0.0) + UNKNOWN_NATS**-2
+        inverse, curve = self._seen_by(sums, weights)
+        on_curve = float(basis @ curve)
+        precision = max(weight - float(basis @ inverse @ basis), 0.0) + UNKNOWN_NATS**-2
         nats = (float(weights @ sums.kl) - on_curve) / precision
         drift_nats = max(on_curve / weight, 0.0)
         return Estimate(nats, math.hypot(precision**-0.5, _CURVE_ERROR * drift_nats))
@@ -218,24 +229,60 @@ class DivergencePanel:
             share = 1.0 - 1.0 / _NOISE_GROUPS
             self._noise_squares[nearest] = share * self._noise_squares[nearest] + residual**2
             self._noise_groups[nearest] = share * self._noise_groups[nearest] + 1.0
-        self._gram[nearest] += np.outer(basis, basis)
-        self._moment[nearest] += kl_nats * basis
         sums = self._sums.pop(group.sampler_id, None) or _Sums(self._step)
         self._sums[group.sampler_id] = sums  # the last is the most recent
         if share := _remembered(self._step - sums.step):
-            for sum_ in (sums.basis, sums.kl, sums.groups):
+            for sum_ in (sums.gram, sums.moment, sums.basis, sums.kl, sums.groups):
                 sum_ *= share
         sums.step = self._step
+        sums.gram[nearest] += np.outer(basis, basis)
+        sums.moment[nearest] += kl_nats * basis
         sums.basis[nearest] += basis
         sums.kl[nearest] += kl_nats
         sums.groups[nearest] += 1.0
 
     def _solve(self) -> None:
-        """Fit the curve to all groups, each with its weight as noise is known now."""
+        """Fit the curve to all groups, each with its weight as noise is known now and its sampler's share."""
+        self._estimates: dict[str, Estimate] = {}
         self._weights = 1.0 / np.maximum(self._noise_squares / self._noise_groups, LEAST_NOISE_NATS**2)
-        gram = np.tensordot(self._weights, self._gram, axes=1)[1:, 1:]
-        self._inverse = np.linalg.inv(gram + UNKNOWN_NATS**-2 * np.eye(len(KNOTS) - 1))
-        self._curve = self._inverse @ (self._weights @ self._moment)[1:]
+        self._votes = self._largest_votes()
+        size = len(KNOTS)
+        self._gram, self._moment = _zeros(size, size), _zeros(size)
+        for sums in self._sums.values():
+            weights = self._weights * _remembered(self._step - sums.step) * self._share(sums)
+            self._gram += np.tensordot(weights, sums.gram, axes=1)
+            self._moment += weights @ sums.moment
+        self._inverse, self._curve = _fitted(self._gram, self._moment)
+
+    def _largest_votes(self) -> Vector:
+        """Return, near each knot, how many groups of one sampler count at most: the lower median."""
+        of_samplers = np.array([self._groups(name) for name in self._sums]).reshape(-1, len(KNOTS))
+        votes: Vector = np.full(len(KNOTS), _LEAST_VOTE_GROUPS)
+        for knot, groups in enumerate(of_samplers.T):
+            if (there := np.sort(groups[groups >= 1])).size:
+                votes[knot] = max(votes[knot], there[(there.size - 1) // 2])
+        return votes
+
+    def _share(self, sums: _Sums) -> Vector:
+        """Return what a sampler's groups near each knot count for in the curve, up to 1."""
+        groups = sums.groups * _remembered(self._step - sums.step)
+        share: Vector = self._votes / np.maximum(groups, self._votes)
+        return share
+
+    def _seen_by(self, sums: _Sums, weights: Vector) -> tuple[Vector, Vector]:
+        """Return inverse and curve for a sampler, whose own groups all count."""
+        rest = weights * (1.0 - self._share(sums))
+        if not rest.any():
+            return self._inverse, self._curve
+        return _fitted(self._gram + np.tensordot(rest, sums.gram, axes=1), self._moment + rest @ sums.moment)
+
+
+def _fitted(gram: Vector, moment: Vector) -> tuple[Vector, Vector]:
+    """Return the inverse of a Gram matrix without its first knot, where drift is 0, and the curve."""
+    precision = gram[1:, 1:] + UNKNOWN_NATS**-2 * np.eye(len(gram) - 1)
+    inverse = np.linalg.inv(precision).astype(np.float64, copy=False)
+    curve: Vector = inverse @ moment[1:]
+    return inverse, curve
 
 
 def mean_basis(ages: Sequence[tuple[int, float]]) -> Vector:

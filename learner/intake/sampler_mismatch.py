@@ -5,22 +5,31 @@ policy's own drift. A sampler's engine should add next to nothing: bfloat16 agai
 of KL a token. A sampler that stays beyond the threshold has logprobs that mean something else: other sampling
 parameters, kernels or quantisation, or a lie.
 
-    unmeasured   no other sampler's groups compare with its own: never quarantined
+What the panel finds is by comparison, and rests on the ages that samplers name. So a learner that has the
+words of earlier versions quarantines nobody for it: it scores drawn groups by the versions that they name
+(``named_versions``), and what they show decides.
+
+    unmeasured   no other sampler's groups compare with its own: not suspected by the panel
     measured     its mismatch is known to MEASURED_NATS
-    quarantined  beyond the threshold by SPREADS standard errors on enough groups, or by GROSS_SPREADS on a
-                 few; its groups are refused, but for a probe now and then, which is trained on so that it can
-                 be measured
+    suspected    beyond SUSPECT_NATS by SPREADS standard errors, too far from the learner or too near to it;
+                 its groups are scored again
+    beyond       the same of the threshold, on enough groups, or by GROSS_SPREADS on a few; too far only.
+                 Quarantined where the learner has no words to ask
+    quarantined  its groups are refused, but for a probe now and then, which is trained on so that it can be
+                 measured
     released     the mean of its last probes is within the threshold
 
 Who is quarantined is in the coordinator's ledger, which survives this process: see ``outstanding_rollouts``.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from learner.intake.divergence_panel import DivergencePanel, Estimate, Observed
+from learner.intake.named_versions import NamedVersions, Scored
 from node.limits import PROBE_S
 
 LEAST_FRESH_GROUPS: Final = 4
@@ -37,9 +46,12 @@ GROSS_SPREADS: Final = 8.0
 GROSS_GROUPS: Final = 8
 """Tokens that no policy drew are beyond any drift. With these, too, 0 of 320 honest samplers were."""
 
+SUSPECT_NATS: Final = 0.01
+"""Mismatch from which the panel suspects a sampler, where the threshold is not lower: a suspicion costs some
+groups scored once more, and no one is shut out for it."""
+
 MEASURED_NATS: Final = 0.1
 """Largest standard error of a mismatch that says anything."""
-
 
 LEAST_PROBES: Final = 4
 MOST_PROBES: Final = 8
@@ -49,25 +61,33 @@ comes."""
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Samplers to act on after a step."""
+    """Samplers to act on after a step, and groups to look at."""
 
     beyond: dict[str, Estimate] = field(default_factory=dict)
     """Quarantine these; with their mismatch."""
     content: tuple[str, ...] = ()
     """Release these."""
+    to_score: tuple[int, ...] = ()
+    """Places of the step's groups to score by the versions that they name; tell ``scored`` of each."""
 
 
 class SamplerMismatches:
     """The mismatch of each sampler, and which are to be quarantined or released."""
 
-    def __init__(self, threshold_nats: float) -> None:
-        """Quarantine beyond ``threshold_nats``; infinity: nobody."""
+    def __init__(self, threshold_nats: float, *, named: NamedVersions | None = None) -> None:
+        """Quarantine beyond ``threshold_nats``; infinity: nobody.
+
+        Args:
+            named: Where groups can be scored by the versions that they name: what these show. None: the panel
+                decides alone.
+        """
         self._threshold_nats = threshold_nats
         self.panel = DivergencePanel()
         """The evidence."""
+        self._named = named if threshold_nats < math.inf else None
         self._unmeasured: set[str] = set()
         self._probes: dict[str, deque[float]] = {}
-        """Nats beyond the drift, of each sampler that was in quarantine of late."""
+        """Nats beyond the drift, or from the version named, of samplers that were in quarantine of late."""
         self._probed_at_s: dict[str, float] = {}
         self._taken = Counter[str]()
         """Probes that were taken and not seen in a step yet; other groups were on their way before."""
@@ -84,42 +104,109 @@ class SamplerMismatches:
         self._taken[sampler_id] += 1
         return True
 
-    def observe(self, groups: Sequence[Observed], *, quarantined: Collection[str] = ()) -> Found:
-        """Add a step's groups to the evidence; groups of ``quarantined`` samplers do not count for drift."""
+    def observe(
+        self, groups: Sequence[Observed], *, quarantined: Collection[str] = (), now: float = 0.0
+    ) -> Found:
+        """Add a step's groups to the evidence; groups of ``quarantined`` samplers do not count for drift.
+
+        ``now`` are monotonic seconds, of which scoring takes a bounded share.
+        """
         fleet = [group for group in groups if group.sampler_id not in quarantined]
-        for group in groups:
+        probes = []
+        for place, group in enumerate(groups):
             if group.sampler_id in quarantined and self._taken[group.sampler_id]:
                 self._taken[group.sampler_id] -= 1
-                drift_nats = sum(share * self.panel.drift(age).nats for age, share in group.ages)
-                probes = self._probes.setdefault(group.sampler_id, deque(maxlen=MOST_PROBES))
-                probes.append(group.kl_nats - drift_nats)
+                probes.append(place)
+                if self._named is None:
+                    self._add_probe(group.sampler_id, self._beyond_drift(group))
         self.panel.observe(fleet)
-        beyond = {}
+        beyond, suspected = {}, set()
         for name in {group.sampler_id for group in fleet}:
             estimate = self.panel.mismatch(name)
             if estimate.error_nats > MEASURED_NATS:
                 self._unmeasured.add(name)
             else:
                 self._unmeasured.discard(name)
-            if self._is_beyond(name, estimate):
+            if self._is_suspect(estimate):
+                suspected.add(name)
+            is_asked = self._named is not None and not self._named.is_out_of_reach(name)
+            if not is_asked and self._is_beyond(name, estimate):
                 beyond[name] = estimate
         self._unmeasured.intersection_update(self.panel.samplers())
-        content = tuple(name for name, probes in self._probes.items() if self._are_within(probes))
-        for name in content:
-            del self._probes[name]
-            self.panel.forget(name)  # what it was before
+        for name in beyond:
+            self._shut_out(name)
+        to_score = []
+        if self._named is not None:
+            places = [place for place, one in enumerate(groups) if one.sampler_id not in quarantined]
+            samplers = [groups[place].sampler_id for place in places]
+            drawn = self._named.drawn(samplers, suspected=frozenset(suspected), now=now)
+            to_score = probes if drawn is None else [*probes, places[drawn]]
+        content = self._content()
         # Of those released, here or by an operator: in another quarantine groups are on their way again.
         for name in self._probed_at_s.keys() - (set(quarantined) - set(content)):
             del self._probed_at_s[name]
-        return Found(beyond, content)
+        return Found(beyond, content, tuple(to_score))
+
+    def scored(
+        self,
+        group: Observed,
+        scored: Scored | None,
+        *,
+        is_probe: bool,
+        took_s: float = 0.0,
+        now: float = 0.0,
+    ) -> str | None:
+        """Note what a group shows by the version that it names; None: its words are gone.
+
+        Returns why its sampler is to be quarantined, "" to release it, None to leave it as it is.
+        """
+        name = group.sampler_id
+        if self._named is None:
+            return None
+        if is_probe:
+            nats = self._beyond_drift(group) if scored is None else scored.nats
+            self._add_probe(name, math.inf if scored is not None and scored.is_misnamed else nats)
+            return "" if name in self._content() else None
+        self._named.took(took_s, now=now)
+        self._named.note(name, scored)
+        why = "" if scored is None else self._named.verdict(name, scored)
+        if not why:
+            return None
+        self._shut_out(name)
+        return why
 
     @property
     def unmeasured_samplers(self) -> int:
         """Number of samplers whose groups no other sampler's compare with."""
         return len(self._unmeasured)
 
+    def _add_probe(self, name: str, nats: float) -> None:
+        self._probes.setdefault(name, deque(maxlen=MOST_PROBES)).append(nats)
+
+    def _beyond_drift(self, group: Observed) -> float:
+        """Return how far a group is from what its age explains: too near is as odd as too far."""
+        return abs(group.kl_nats - sum(share * self.panel.drift(age).nats for age, share in group.ages))
+
+    def _content(self) -> tuple[str, ...]:
+        """Return the samplers whose probes fit, and forget what they were before."""
+        content = tuple(name for name, probes in self._probes.items() if self._are_within(probes))
+        for name in content:
+            del self._probes[name]
+            self.panel.forget(name)
+        return content
+
+    def _shut_out(self, name: str) -> None:
+        """Forget what a sampler's groups showed: they say nothing of what age costs."""
+        self.panel.forget(name)
+        if self._named is not None:
+            self._named.forget(name)
+
     def _are_within(self, probes: Collection[float]) -> bool:
         return len(probes) >= LEAST_PROBES and sum(probes) / len(probes) <= self._threshold_nats
+
+    def _is_suspect(self, estimate: Estimate) -> bool:
+        least_nats = min(SUSPECT_NATS, self._threshold_nats)
+        return abs(estimate.nats) - SPREADS * estimate.error_nats > least_nats
 
     def _is_beyond(self, sampler_id: str, estimate: Estimate) -> bool:
         # Groups fade by some hundredths from step to step: hence round.

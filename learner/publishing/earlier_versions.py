@@ -1,13 +1,14 @@
-"""The words of an earlier version as masters, for a rollback.
+"""The words of an earlier version as masters, for a rollback or to score with.
 
     published words, a checkpoint's rounded masters, the base model --frames--> <state>/rollback-staged/*
+    published words, the base model ---------------------------------frames--> tensors in memory
 
 The masters are the words themselves, so the next publication has the version's root. A frame, the tensors
 that it begins or ends, and ``BATCH_BYTES`` of whole tensors that are written together are in memory.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from learner.journal.checkpoint_names import CHECKPOINTS
 from learner.operator_orders import VersionGoneError
-from learner.publishing.kept_versions import opened_published
+from learner.publishing.kept_versions import PublishedWords, opened_published, published_versions
 from learner.training.checkpoint import opened_masters
 from learner.training.file_words import FileWords
 from node.errors import RefusedError, StartupError
@@ -59,6 +60,27 @@ class EarlierVersions:
             raise VersionGoneError(str(error)) from error
         return directory
 
+    def read(self, version: int) -> dict[str, Tensor]:
+        """Return a version's masters by name, on the CPU, made of its published words.
+
+        Raises:
+            VersionGoneError: its words are not there any more, or damaged.
+        """
+        try:
+            with self._published(version) as published:
+                if published is None:
+                    raise VersionGoneError(f"the words of version {version} are not here any more")
+                digests: list[int] = []
+                tensors = dict(self._tensors(published.frame, digests))
+                self._check_root(digests, published.root)
+        except (OSError, RefusedError, ValueError) as error:
+            raise VersionGoneError(str(error)) from error
+        return tensors
+
+    def published(self) -> list[int]:
+        """Return the versions that ``read`` may find, ascending."""
+        return [self._base.version.number, *published_versions(self._state)]
+
     def clear(self) -> None:
         """Remove what is staged."""
         shutil.rmtree(self._state / STAGED, ignore_errors=True)
@@ -66,19 +88,23 @@ class EarlierVersions:
     @contextmanager
     def _opened(self, version: int) -> Iterator[tuple[FrameWords, bytes | None]]:
         """Yield the words of a version, and the root that they must have; None: it is not known."""
-
-        def base(frame: int) -> Words:
-            return self._base.words[self._layout.frames[frame].slice]
-
-        if version == self._base.version.number:
-            yield base, self._base.version.root
-            return
-        with opened_published(self._state, version, layout=self._layout, base=base) as published:
+        with self._published(version) as published:
             if published is not None:
                 yield published.frame, published.root
                 return
         with opened_masters(self._state / CHECKPOINTS, version, layout=self._layout) as masters:
             yield FileWords(masters, self._layout).frame, None
+
+    @contextmanager
+    def _published(self, version: int) -> Iterator[PublishedWords | None]:
+        def base(frame: int) -> Words:
+            return self._base.words[self._layout.frames[frame].slice]
+
+        if version == self._base.version.number:
+            yield PublishedWords(base, self._base.version.root)
+            return
+        with opened_published(self._state, version, layout=self._layout, base=base) as published:
+            yield published
 
     def _write(self, words_of: FrameWords, root: bytes | None, directory: Path) -> None:
         digests: list[int] = []
@@ -91,7 +117,11 @@ class EarlierVersions:
                 batch, batch_bytes, files = {}, 0, files + 1
         if batch:
             save_file(batch, directory / f"{files:06d}.safetensors")
-        if root is not None and version_root(self._layout.digest, digests) != root:
+        if root is not None:
+            self._check_root(digests, root)
+
+    def _check_root(self, digests: Sequence[int], root: bytes) -> None:
+        if version_root(self._layout.digest, digests) != root:
             raise ValueError(f"its words do not have root {root.hex()}")
 
     def _tensors(self, words_of: FrameWords, digests: list[int]) -> Iterator[tuple[str, Tensor]]:

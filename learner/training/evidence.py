@@ -8,13 +8,15 @@ effective sample size look healthy.
 """
 
 import math
+import random
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import KNOTS, Estimate, Observed
+from learner.intake.named_versions import NamedVersions, Scored
 from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
 from learner.metrics import LearnerMetrics
@@ -28,14 +30,29 @@ RECORDED_BATCHES: Final = 64
 _UNKNOWN: Final = Estimate(math.nan, math.nan)
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a step's groups show of their samplers."""
+
+    quarantines: dict[str, str]
+    """Samplers to quarantine, with the reason; "" to release one."""
+    to_score: tuple[int, ...] = ()
+    """Places of groups to score by the versions that they name; tell ``scored`` of each."""
+
+
 class Evidence:
     """The record of this process; nothing of it is in a checkpoint."""
 
-    def __init__(self, config: LearnerConfig, *, clock: Clock, metrics: LearnerMetrics) -> None:
+    def __init__(
+        self, config: LearnerConfig, *, clock: Clock, metrics: LearnerMetrics, has_words: bool = False
+    ) -> None:
+        """Begin; ``has_words``: groups can be scored by the versions that they name."""
         self._clock = clock
         self._metrics = metrics
         self._threshold_nats = config.quarantine_mismatch_nats
-        self.mismatches = SamplerMismatches(config.quarantine_mismatch_nats)
+        threshold_nats = config.quarantine_mismatch_nats
+        named = NamedVersions(threshold_nats, random=random.random) if has_words else None
+        self.mismatches = SamplerMismatches(threshold_nats, named=named)
         self._sample = WeighedSample.of(config.objective, config.objective_options)
         self._recommended = recommended_staleness({}, sample=self._sample, tokens=0.0)
         self._batches: deque[tuple[int, int]] = deque(maxlen=RECORDED_BATCHES)
@@ -64,10 +81,11 @@ class Evidence:
 
     def observe(
         self, line: StepLine, observed: Sequence[Observed], *, completions: int, quarantined: Collection[str]
-    ) -> dict[str, str]:
-        """Add a batch, show its gauges; return samplers to quarantine with the reason, "" to release one."""
+    ) -> Findings:
+        """Add a batch, show its gauges; return what is to be done."""
         self._add_teaching(line, groups=len(observed))
-        found = self.mismatches.observe(observed, quarantined=quarantined)
+        now = self._clock.monotonic()
+        found = self.mismatches.observe(observed, quarantined=quarantined, now=now)
         self._show_drift(tokens=line.tokens / completions)
         panel = self.mismatches.panel
         self._metrics.unmeasured_samplers.set(self.mismatches.unmeasured_samplers)
@@ -76,9 +94,19 @@ class Evidence:
             self._metrics.sampler_mismatch_nats.labels(name).set(mismatch.nats)
             self._metrics.sampler_mismatch_error_nats.labels(name).set(mismatch.error_nats)
             self._metrics.sampler_measured_groups.labels(name).set(panel.groups(name))
-        return {name: self._why(mismatch) for name, mismatch in found.beyond.items()} | dict.fromkeys(
-            found.content, ""
+        quarantines = {name: self._why(mismatch) for name, mismatch in found.beyond.items()}
+        return Findings(quarantines | dict.fromkeys(found.content, ""), found.to_score)
+
+    def scored(
+        self, group: Observed, scored: Scored | None, *, is_probe: bool, took_s: float
+    ) -> dict[str, str]:
+        """Add what a group shows by the version that it names; return quarantines, as ``Findings``."""
+        outcome = "out of reach" if scored is None else "misnamed" if scored.is_misnamed else "measured"
+        self._metrics.scored_groups.labels(outcome).inc()
+        why = self.mismatches.scored(
+            group, scored, is_probe=is_probe, took_s=took_s, now=self._clock.monotonic()
         )
+        return {} if why is None else {group.sampler_id: why}
 
     def _add_teaching(self, line: StepLine, *, groups: int) -> None:
         taught = line.teaching_groups or 0

@@ -23,6 +23,7 @@ from typing import Final, Protocol, TypeVar
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.copies import Copies
 from learner.intake.group_verdict import GroupRules, judge
+from learner.intake.named_versions import Scored
 from learner.journal.restart import Due
 from learner.metrics import Instruments
 from learner.operator_orders import LOOK_EVERY_S
@@ -30,7 +31,7 @@ from learner.step_log import StepLine, StepLog
 from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.evidence import Evidence
 from learner.training.order_taker import OrderTaker
-from learner.training.training_state import TrainingError, TrainingState
+from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.rollout import RolloutGroup
@@ -46,6 +47,9 @@ Answer = TypeVar("Answer")
 OnStep = Callable[[StepLine | None, Sequence[RolloutGroup]], None]
 """Told of a step that the log has with the groups it consumed, and of some batches that taught nothing. None:
 groups admitted before the first step. Must not block."""
+
+Score = Callable[[RolloutGroup, int], Scored | None]
+"""Scores a group by a version that it names, at the learner's version; None: its words are gone. Blocking."""
 
 SKIPPED_STEPS_IN_A_ROW: Final = 3
 """One such batch is bad data; three of different groups mean a broken model or learning rate."""
@@ -109,8 +113,14 @@ class TrainingLoop:
         on_step: OnStep,
         operator: OrderTaker,
         instruments: Instruments,
+        score: Score | None = None,
     ) -> None:
-        """Continue from where ``training_state`` was restored to."""
+        """Continue from where ``training_state`` was restored to.
+
+        Args:
+            score: where the evidence asks for it; None: earlier versions' words cannot be used.
+        """
+        self._score = score
         self._state = training_state
         self._coordinator = coordinator
         self._drain = drain
@@ -348,19 +358,39 @@ class TrainingLoop:
             self._trained_slots = self._state.trained_slots
             self._drain.record(taken.record)
             self._state.master_access.hold(self.version)
-        quarantines = self._evidence.observe(
-            taken.line,
-            taken.observed,
-            completions=sum(len(group.completions) for group in batch),
-            quarantined=self._drain.quarantined,
-        )
-        for name, why in quarantines.items():
-            self._drain.quarantine(name, why)
+        await self._weigh_evidence(taken, batch)
         if taken.record is None:
             self._pass_over(taken.line, batch)
         else:
             await self._write_down(taken.line, batch, journal_s=journal_s, stopping=stopping)
         await self._checkpoint_if_due(stopping)
+
+    async def _weigh_evidence(self, taken: StepTaken, batch: tuple[RolloutGroup, ...]) -> None:
+        """Note what the groups show of their samplers; quarantine and release."""
+        quarantined = frozenset(self._drain.quarantined)
+        findings = self._evidence.observe(
+            taken.line,
+            taken.observed,
+            completions=sum(len(group.completions) for group in batch),
+            quarantined=quarantined,
+        )
+        quarantines = dict(findings.quarantines)
+        for place in findings.to_score:
+            scored, took_s = await self._scored(batch[place])
+            quarantines |= self._evidence.scored(
+                taken.observed[place],
+                scored,
+                is_probe=batch[place].sampler_id in quarantined,
+                took_s=took_s,
+            )
+        for name, why in quarantines.items():
+            self._drain.quarantine(name, why)
+
+    async def _scored(self, group: RolloutGroup) -> tuple[Scored | None, float]:
+        """Score a group by a version that it names; return how long that took, too."""
+        score, version, started_s = self._score, self.version, self._clock.monotonic()
+        scored = None if score is None else await self._in_thread(lambda: score(group, version))
+        return scored, self._clock.monotonic() - started_s
 
     async def _checkpoint_if_due(self, stopping: asyncio.Event) -> None:
         """Begin a checkpoint if one is due and none is being written; let training wait where it must."""

@@ -24,6 +24,7 @@ from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.own_identity import OwnIdentity
 from node.identity.relay_voucher import RelayVoucher
+from node.policy import PolicyVersion
 from node.protocol import OURS, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
@@ -275,12 +276,24 @@ class MembershipClient:
         logger.info("joined", extra={"task": self._settings.task, "joins": self._joins})
 
     async def _call_join(self) -> RunSettings:
+        """Join; once more with every refusal of a version that this peer has left while the call ran."""
+        while True:
+            held = self._held()
+            try:
+                return await self._call_join_with(held)
+            except RefusedError as refused:
+                # Steps are told on another stream, which may overtake this call.
+                if refused.reason is not Reason.ROLLBACK or self._held() == held:
+                    raise
+                logger.info("joining again with a newer version", extra={"detail": str(refused)})
+
+    async def _call_join_with(self, held: PolicyVersion | None) -> RunSettings:
         base = self._base()
         request = to_wire(
             membership_pb2.JoinRequest,
             self._member,
             **dataclasses.asdict(OURS),
-            held=optional_to_wire(common_pb2.PolicyVersion, self._held()),
+            held=optional_to_wire(common_pb2.PolicyVersion, held),
             instance=self._instance,
             prompts=self._prompts,
             base_root=base.root,

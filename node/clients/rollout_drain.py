@@ -64,6 +64,8 @@ class RolloutDrain:
         self._backoff = backoff
         self._count_lost_stream = count_lost_stream
         self._waiting = waiting
+        self._said_version = version
+        """As the newest hello says."""
         self._something_owed = asyncio.Event()
         self._acknowledgement = asyncio.Event()
         self.groups: asyncio.Queue[RolloutGroup] = asyncio.Queue(maxsize=capacity_groups)
@@ -109,7 +111,7 @@ class RolloutDrain:
         operator has accepted the loss; the log, the coordinator's status and an alert say so meanwhile.
 
         Raises RefusedError: The coordinator's answer is final: another learner has taken over, or this one is
-        behind; or the ledger is behind while ``stopping``.
+        behind with the newest step that it has; or the ledger is behind while ``stopping``.
         """
         ready()
         draining = asyncio.create_task(self._drain(stopping))
@@ -136,10 +138,13 @@ class RolloutDrain:
                 await self._one_stream(stopping)
                 self._backoff.reset()
             except RefusedError as refused:
+                is_outdated = (
+                    refused.reason is Reason.ROLLBACK and self._said_version < self._outstanding.version
+                )
                 if refused.reason is Reason.LEDGER_BEHIND and not stopping.is_set():
                     wait = self._waiting(NEWEST_LEDGER)
                     logger.error("the coordinator's ledger is behind", extra={"detail": str(refused)})
-                elif not refused.reason.is_retryable:
+                elif not (refused.reason.is_retryable or is_outdated):
                     raise
                 else:
                     logger.warning("drain refused", extra={"reason": refused.reason, "detail": str(refused)})
@@ -168,10 +173,11 @@ class RolloutDrain:
                 task.result()
 
     def _hello(self) -> rollout_pb2.DrainRolloutsRequest:
+        self._said_version = self._outstanding.version
         return rollout_pb2.DrainRolloutsRequest(
             hello=rollout_pb2.DrainHello(
                 learner_epoch=self._learner_epoch,
-                version=self._outstanding.version,
+                version=self._said_version,
                 steps=[to_wire(rollout_pb2.StepRecord, step) for step in self._outstanding.unacknowledged],
                 held_group_ids=self._outstanding.held_group_ids,
             )

@@ -4,19 +4,24 @@ import asyncio
 import shutil
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2, rollout_pb2
+from node.clients.heartbeats import Notices, PeerReports
+from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_drain import RolloutDrain
+from node.clock import SystemClock
+from node.errors import Reason, RefusedError
+from node.policy import PolicyVersion
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
-from node.run import StepRecord
+from node.run import Role, StepRecord
 from node.telemetry.metrics import NodeMetrics
 from support.clock import ManualClock
-from support.hub import HandDrain, HandPeer, running_hub, step_record
+from support.hub import LAYOUT, TOKENIZER, HandDrain, HandPeer, running_hub, step_record
 from support.identity import MadeRun
 from support.waiting import eventually, until
 
@@ -142,3 +147,48 @@ async def test_a_learner_waits_by_name_for_the_newest_ledger_and_goes_on_when_it
         running.cancel()
         await asyncio.wait({running})
         await channel.close()
+
+
+async def test_a_learner_that_steps_while_it_joins_is_asked_again_and_an_older_copy_of_it_ends(
+    made: MadeRun,
+) -> None:
+    """Its step is told by another stream, which overtakes the call: what it claimed was true when it said so."""
+    async with running_hub(made) as hub, hub.peer() as learner:
+        await join(learner, epoch=1, version=0)
+        drain = await learner.drain()
+        await drain.step(1)
+        assert await drain.acknowledgement() == 1
+        later = iter((0, 1))
+        versions = [0]
+
+        def held() -> PolicyVersion:
+            versions[0] = next(later, versions[0])
+            return PolicyVersion(versions[0])
+
+        channel = dial(hub.address, made.learner, purpose=Purpose.CONTROL, now=time.time())
+        stopping = asyncio.Event()
+        member = asyncio.create_task(
+            membership(channel, made.run_id, held).run(ready=stopping.set, stopping=stopping)
+        )
+        await member
+        assert versions == [1]
+        with pytest.raises(RefusedError, match="steps up to 1 are recorded") as error:
+            await membership(channel, made.run_id, lambda: PolicyVersion(0)).run(
+                ready=lambda: None, stopping=asyncio.Event()
+            )
+        assert error.value.reason is Reason.ROLLBACK
+        await channel.close()
+
+
+def membership(channel: grpc.aio.Channel, run_id: str, held: Callable[[], PolicyVersion]) -> MembershipClient:
+    member = Member(
+        run_id,
+        Role.LEARNER,
+        layout_digest=LAYOUT,
+        tokenizer_digest=TOKENIZER,
+        learner_epoch=1,
+        vocabulary_size=100,
+    )
+    reports = PeerReports(held=held, waits_for=str, metrics=tuple)
+    uplink = Uplink(SystemClock(), Backoff(lambda: 0.1))
+    return MembershipClient(channel, member, uplink, reports=reports, notices=Notices())

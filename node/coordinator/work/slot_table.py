@@ -11,7 +11,8 @@
 
     skipped: its turn came while its prompt was aside, or kept from the only sampler there is; never leased
     lost: it may have been trained on without the ledger knowing, because it was open in a backup that was
-          restored, or the learner says that it had the group before; never leased again
+          restored, the learner says that it had the group before, or its last attempt's group was taken back
+          from the learner; never leased again
 
 The first attempt submitted wins. A lease ends a term after its holder's last heartbeat, and at its maximal
 age whatever heartbeats say (see ``standing``). A late attempt, whose lease expired, still wins while the slot
@@ -336,6 +337,15 @@ class SlotTable:
         """Put the slot up for another attempt; None where the group is not in play."""
         entry = self._in_play(slot, attempt)
         return None if entry is None else reopened(entry.with_failure(attempt, Failure.REFUSED))
+
+    def taken_back(self, slot: int, attempt: int) -> Slot | None:
+        """Refuse a group on another's word than the learner's, which may be training on it meanwhile.
+
+        A slot that would be abandoned for it is lost instead: a step record that is on its way may name it.
+        """
+        entry = self.refused(slot, attempt)
+        is_given_up = entry is not None and entry.state is SlotState.ABANDONED
+        return replace(entry, state=SlotState.LOST) if entry is not None and is_given_up else entry
 
     def judged(self, slot: int, attempt: int, verdict: Verdict) -> Slot | None:
         """Return the slot after the learner's verdict on its group; None: the verdict changes nothing."""

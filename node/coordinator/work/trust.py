@@ -112,7 +112,7 @@ def reward_checked(
     refused = [
         (group_id(slot.number, slot.winner), again)
         for slot in suspect
-        if (again := accounts.slots.refused(slot.number, slot.winner)) is not None
+        if (again := accounts.slots.taken_back(slot.number, slot.winner)) is not None
     ]
     verdicts = tuple(GroupVerdict(lied, Verdict.SUSPECT, finding.detail) for lied, _ in refused)
     return Decision(
@@ -135,7 +135,7 @@ def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
     if now_is == before:
         return Decision(0)
     untrained = accounts.slots.untrained() if before else []
-    reopened = [(slot, accounts.slots.refused(slot.number, slot.winner)) for slot in untrained]
+    reopened = [(slot, accounts.slots.taken_back(slot.number, slot.winner)) for slot in untrained]
     holders = [slot.winning_holder for slot in untrained]
     transaction = Transaction(
         slots=tuple(slot for _, slot in reopened if slot is not None),

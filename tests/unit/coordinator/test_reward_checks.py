@@ -22,7 +22,7 @@ from node.coordinator.work.reward_checks import (
 )
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import SlotState, slot_and_attempt
+from node.coordinator.work.slots import MAX_ATTEMPTS, SlotState, slot_and_attempt
 from node.coordinator.work.trust import Checked
 from node.errors import RefusedError
 from node.rollout import RewardCheck, RewardFinding
@@ -393,6 +393,26 @@ def test_a_proven_liar_loses_its_leases_and_untrained_groups_and_nobody_else_any
     assert (refused.leases, refused.waits_for) == ((), "quarantine")
     assert desk.submit(leased[0], "liar").verdict is Verdict.SUSPECT
     assert desk.lease("honest", 1)
+
+
+def test_a_step_record_on_its_way_is_taken_though_its_group_was_thrown_out_after_the_last_attempt(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner trains on the group while a verifier proves that its sampler lies."""
+    (lease,) = desk.lease("honest")
+    for _ in range(MAX_ATTEMPTS - 1):
+        desk.expire(after_s=1e4)
+        (lease,) = desk.lease("liar")
+    monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
+    assert desk.submit(lease, "liar").verdict is Verdict.SPOOLED
+    find(desk, RewardCheck.DISAGREED)
+    assert desk.accounts.standings.of("liar").is_proven_liar
+    number = slot_and_attempt(lease)[0]
+    assert number not in desk.accounts.slots.open_slots  # nobody samples it once more
+    outcome = desk.train(1, lease)
+    assert outcome.refusal is None
+    assert desk.accounts.last_step == 1
+    assert desk.accounts.slots.counts()[SlotState.TRAINED] == 1
 
 
 def test_only_an_operator_forgives_a_proven_liar(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,26 +30,48 @@ class Twin:
     squares: list[float] = field(default_factory=lambda: [0.1**2, *[0.5**2] * (len(KNOTS) - 1)])
     counts: list[float] = field(default_factory=lambda: [1.0] * len(KNOTS))
 
-    def weights(self, sampler_id: str | None = None) -> list[tuple[float, Vector, float]]:
-        """Return (weight, basis, KL) of every group, or of one sampler's."""
+    def groups_near(self, knot: int) -> dict[str, float]:
+        """Return how many groups each sampler has near a knot, older ones as fractions."""
+        groups: dict[str, float] = {}
+        for step, name, basis, _ in self.seen:
+            if int(np.argmax(basis)) == knot:
+                groups[name] = groups.get(name, 0.0) + 0.5 ** ((self.step - step) / HALF_LIFE_STEPS)
+        return groups
+
+    def vote(self, name: str, knot: int) -> float:
+        """Return what each of a sampler's groups near a knot counts: as many as the lower median of all."""
+        groups = self.groups_near(knot)
+        there = sorted(number for number in groups.values() if number >= 1)
+        most = max(4.0, there[(len(there) - 1) // 2] if there else 4.0)
+        return min(1.0, most / groups[name])
+
+    def weights(self, full: str = "", *, only: str = "") -> list[tuple[float, Vector, float]]:
+        """Return (weight, basis, KL) of every group, or of one sampler's; the groups of ``full`` count in
+        full."""
+        votes = {
+            (name, knot): 1.0 if name == full else self.vote(name, knot)
+            for name, knot in {(name, int(np.argmax(basis))) for _, name, basis, _ in self.seen}
+        }
         return [
             (
-                0.5 ** ((self.step - step) / HALF_LIFE_STEPS) / self.variance(int(np.argmax(basis))),
+                votes[name, int(np.argmax(basis))]
+                * 0.5 ** ((self.step - step) / HALF_LIFE_STEPS)
+                / self.variance(int(np.argmax(basis))),
                 basis[1:],
                 nats,
             )
             for step, name, basis, nats in self.seen
-            if sampler_id in (None, name)
+            if only in ("", name)
         ]
 
     def variance(self, knot: int) -> float:
         return max(self.squares[knot] / self.counts[knot], LEAST_NOISE_NATS**2)
 
-    def curve(self) -> tuple[Vector, Vector]:
-        """Return the drift at each knot but the first, and its covariance."""
+    def curve(self, full: str = "") -> tuple[Vector, Vector]:
+        """Return the drift at each knot but the first, and its covariance; as ``weights``."""
         gram = np.eye(len(KNOTS) - 1) / UNKNOWN_NATS**2
         moment = np.zeros(len(KNOTS) - 1)
-        for weight, basis, nats in self.weights():
+        for weight, basis, nats in self.weights(full):
             gram += weight * np.outer(basis, basis)
             moment += weight * nats * basis
         inverse = np.linalg.inv(gram).astype(np.float64)
@@ -57,8 +79,8 @@ class Twin:
 
     def mismatch(self, sampler_id: str) -> Estimate:
         """m = (s - c' M^-1 r) / (W - c' M^-1 c), and its standard error."""
-        curve, inverse = self.curve()
-        own = self.weights(sampler_id)
+        curve, inverse = self.curve(sampler_id)
+        own = self.weights(sampler_id, only=sampler_id)
         if not own:
             return Estimate(0.0, UNKNOWN_NATS)
         c = sum((weight * basis for weight, basis, _ in own), np.zeros(len(KNOTS) - 1))
