@@ -77,7 +77,9 @@ def bare_step(
 ) -> Callable[[], Any]:
     """Return a function that takes the least of a step."""
     device = arguments.device
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, trust_remote_code=False
+    ).to(device)
     optimizer = make_optimizer(model)
     rows = max(1, arguments.micro_batch_tokens // (arguments.prompt_tokens + arguments.completion_tokens))
     parts: tuple[Tensor, ...] = torch.split(padded_ids(groups).to(device), rows)

@@ -202,7 +202,7 @@ def _time_steps(
     ranks, before = dist.get_world_size(), resident_bytes()
     step: PlainSharded | OursSharded
     if name.startswith("plain"):
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
         step = PlainSharded(model, padded_ids(list(batches[0])), prompt_tokens=shape.prompt_tokens)
         del model
     else:
@@ -261,7 +261,9 @@ def main(arguments: Sequence[str]) -> None:
         model_dir = options.model or Path(directory) / "model"
         if options.model is None:
             make_model(shape).save_pretrained(model_dir)
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).train(False)
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.float32, trust_remote_code=False
+        ).train(False)
         if options.model is not None:
             text = model.config.get_text_config()
             shape = Shape(

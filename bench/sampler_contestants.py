@@ -106,7 +106,9 @@ class Transformers(_InThisProcess):
     def __init__(self, load: Load) -> None:
         self._load = load
         dtype = getattr(torch, load.compute_dtype)
-        model: Any = AutoModelForCausalLM.from_pretrained(load.model_dir, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            load.model_dir, dtype=dtype, trust_remote_code=False
+        )
         self._model = model.to(load.device)
         ends = self._model.generation_config.eos_token_id
         self._end_ids = torch.tensor([] if ends is None else ends, device=load.device)

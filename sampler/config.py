@@ -25,10 +25,13 @@ _IMPORT: Final = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
 
 _RENDER: Final = """
 import sys
-from transformers import AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)
-messages = [{"role": "user", "content": "1+1="}]
-tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+from pathlib import Path
+from node.errors import RefusedError
+from sampler.engines.model_tokenizer import ModelTokenizer
+try:
+    ModelTokenizer(Path(sys.argv[1])).encode([{"role": "user", "content": "1+1="}])
+except RefusedError as error:
+    sys.exit(str(error))
 """
 
 

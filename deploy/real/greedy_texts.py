@@ -45,8 +45,10 @@ def transformers_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: Sam
         return own(model_dir, prompts)
     torch.set_num_threads(1)  # two that wait for each other are slow on busy cores
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
     stop = {"stop_strings": list(sampling.stop), "tokenizer": tokenizer} if sampling.stop else {}
     texts = []
     for prompt in prompts:
@@ -76,8 +78,10 @@ def _rankings(model_dir: Path, prompts: Sequence[Prompt]) -> list[str]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    model: Any = AutoModelForSequenceClassification.from_pretrained(model_dir, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(
+        model_dir, dtype=torch.float32, trust_remote_code=False
+    )
     separator, texts = separator_of(model_config(model_dir)), []
     for prompt in prompts:
         query_text, candidate_texts = read_text(prompt)

@@ -55,8 +55,8 @@ def convert(gguf: Path, directory: Path) -> None:
     )
 
     source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
-    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
+    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, trust_remote_code=False)
     read.config.eos_token_id = tokenizer.eos_token_id
     # A fresh model: one that was read from GGUF is saved with traces of its quantisation.
     fields = {

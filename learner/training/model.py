@@ -342,7 +342,11 @@ def _empty_model(model_dir: Path) -> "EmptyModel | None":
 def _load(model_dir: Path) -> PreTrainedModel:
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model: PreTrainedModel = _CLASSES[kind_of(model_dir)].from_pretrained(
-        model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        model_dir,
+        dtype=torch.float32,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,  # no code of a model directory is run
     )
     return model
 

@@ -50,10 +50,12 @@ class EmptyModel:
         """
         if kind_of(model_dir) is not PolicyKind.CAUSAL_LM:
             return None
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         small = small_model(config)
         with no_init_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=torch.float32, trust_remote_code=False
+            )
         model.tie_weights()
         state = model.state_dict()
         parts = names_in_files(state, functools.partial(revert_weight_conversion, model))
@@ -85,7 +87,9 @@ def small_model(config: PretrainedConfig, *, layers: int = 1) -> PreTrainedModel
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(small, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            small, dtype=torch.float32, trust_remote_code=False
+        )
     except (ValueError, TypeError, KeyError, IndexError):
         return None
     random = torch.Generator().manual_seed(0)

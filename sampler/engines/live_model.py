@@ -96,6 +96,6 @@ def _exact(auto_class: Any, model_dir: Path, layout: Layout) -> dict[str, Tensor
 
 def _load(auto_class: Any, model_dir: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
     model: transformers.PreTrainedModel = auto_class.from_pretrained(
-        model_dir, local_files_only=True, use_safetensors=True, dtype=dtype
+        model_dir, local_files_only=True, use_safetensors=True, dtype=dtype, trust_remote_code=False
     )
     return model

@@ -41,9 +41,11 @@ class DeclaredTensors:
     @classmethod
     def of(cls, model_dir: Path) -> "DeclaredTensors":
         """Read configuration and headers of the files; OSError or ValueError if they are not a model's."""
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, trust_remote_code=False
+            )
         model.tie_weights()
         state = {name: _Declared(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
         same: dict[int, list[str]] = {}

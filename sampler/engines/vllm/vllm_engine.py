@@ -239,6 +239,7 @@ def _arguments(settings: EngineSettings, options: VllmOptions, *, seed: int) -> 
         return EngineArgs(
             **{
                 "model": str(settings.model_dir),
+                "trust_remote_code": False,
                 "dtype": settings.compute_dtype,
                 "seed": seed,
                 # -1: as much as the memory holds of what the model allows.

@@ -358,4 +358,6 @@ def test_graders_that_cannot_be_imported_and_a_template_that_does_not_render_are
     (chatty / "chat_template.jinja").write_text("{{ raise_exception('only systems may speak') }}")
     config = NodeConfig(node=node, telemetry=TelemetrySection(), sampler=SamplerConfig(model_dir=chatty))
     (found,) = faults(config, Role.SAMPLER)
-    assert "does not render a question: jinja2.exceptions.TemplateError: only systems may speak" in found
+    assert (
+        "does not render a question: the chat template refuses the prompt: only systems may speak (" in found
+    )
