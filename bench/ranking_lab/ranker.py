@@ -87,4 +87,6 @@ class Ranker:
         text = self._engine.tokenizer.decode(completion.token_ids)
         graded = self._task.grade(0, row, CompletionText(text, len(completion.token_ids), "end"))
         assert isinstance(graded, tuple)
-        return float(graded[0])
+        reward, _ = graded
+        assert reward is not None, "a ranking's grader does not abstain"
+        return reward

@@ -138,9 +138,8 @@ class RolloutDrain:
                 await self._one_stream(stopping)
                 self._backoff.reset()
             except RefusedError as refused:
-                is_outdated = (
-                    refused.reason is Reason.ROLLBACK and self._said_version < self._outstanding.version
-                )
+                has_stepped = self._said_version < self._outstanding.version
+                is_outdated = refused.reason is Reason.ROLLBACK and has_stepped
                 if refused.reason is Reason.LEDGER_BEHIND and not stopping.is_set():
                     wait = self._waiting(NEWEST_LEDGER)
                     logger.error("the coordinator's ledger is behind", extra={"detail": str(refused)})

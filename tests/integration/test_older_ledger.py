@@ -152,7 +152,7 @@ async def test_a_learner_waits_by_name_for_the_newest_ledger_and_goes_on_when_it
 async def test_a_learner_that_steps_while_it_joins_is_asked_again_and_an_older_copy_of_it_ends(
     made: MadeRun,
 ) -> None:
-    """Its step is told by another stream, which overtakes the call: what it claimed was true when it said so."""
+    """Its step is told by another stream, which overtakes the call: the claim was true when it was made."""
     async with running_hub(made) as hub, hub.peer() as learner:
         await join(learner, epoch=1, version=0)
         drain = await learner.drain()
