@@ -6,10 +6,11 @@ It edits ``DIR/coordinator/held_back``; see ``node_list``.
 import argparse
 from typing import Final
 
-from node.commands.node_list import NodeList, add_list_arguments, bad_node, check_named
+from node.commands.node_list import NodeList, add_list_arguments, bad_node, check_known, check_named
 from node.commands.terminal import coordinator_state
 from node.coordinator.held_back import EVERYBODY, FILE_NAME
 from node.exit_code import ExitCode
+from node.run import Role
 
 EXAMPLE: Final = """\
   heterorl-node drain sampler-3 --state-dir runs/first --because "moves to another rack"
@@ -26,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Change or print the list; a running coordinator reads a change by itself."""
-    held_back, nodes = NodeList(coordinator_state(arguments) / FILE_NAME), arguments.nodes
+    state, nodes = coordinator_state(arguments), arguments.nodes
+    held_back = NodeList(state / FILE_NAME)
     if arguments.is_list:
         held_back.show(as_json=arguments.json, nobody="no sampler is drained", besides=EVERYBODY)
         return ExitCode.DRAINED
@@ -34,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     if EVERYBODY in nodes:
         raise bad_node(EVERYBODY, "everybody is a pause", fix="Use heterorl-node pause, or resume.")
     if arguments.undo:
-        held_back.remove(nodes, otherwise="it is not drained")
+        held_back.remove(nodes, otherwise="it is not drained", besides=EVERYBODY)
         print(f"{', '.join(nodes)}: leased to again, within a second.")
         return ExitCode.DRAINED
-    for node in nodes:
-        held_back.check_known(node)
+    in_advance = f"To name one in advance, write it into {state / FILE_NAME}."
+    check_known(state, nodes, role=Role.SAMPLER, fix=in_advance)
     held_back.add(nodes, because=arguments.because)
     undo = f"heterorl-node drain --undo {' '.join(nodes)} --state-dir {arguments.state_dir}"
     print(f"{', '.join(nodes)}: no more leases from now on; what is held is finished.\nTo undo: {undo}")

@@ -2,6 +2,7 @@
 
 import argparse
 import secrets
+import shlex
 import time
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ from node.commands.terminal import name
 from node.enrolment.init_run import init_run
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
-from node.rpc.address import is_host, join_address
+from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, is_host, join_address
 
 EXAMPLE: Final = """\
   heterorl-node init runs/first --run-id first --host hub.example.org
@@ -19,20 +20,28 @@ EXAMPLE: Final = """\
 _NEXT_STEPS: Final = """\
 Made run {run_id} in {directory}
 
-On one machine:
-  heterorl-node --role coordinator --role learner --config ... \\
-    --set node.state_dir={directory} --set node.run_file={directory}/run.json
+Coordinator and learner on this machine, with their sections [coordinator] and [learner] in run.toml
+(`heterorl-node config --role coordinator --role learner` shows every key):
+  heterorl-node --role coordinator --role learner --config run.toml --state-dir {directory} \\
+    --coordinator 127.0.0.1:{members}
 
-On several:
-  1. Move {directory}/learner to the learner's machine (its state_dir) and delete it here:
+The learner on another machine, in place of that:
+  1. Move {directory}/learner and copy {directory}/run.json
+     into one directory there, which is the learner's --state-dir. Leave no copy of learner/ here:
      learner/signing.key signs every policy version, and nothing else needs it.
-  2. Name the model directory at the coordinator (coordinator.model_dir), for samplers that have none.
-  3. Make a token for each sampler, or one for several (--uses), while it lasts (two days):
+  2. Start the coordinator here, and let others reach it:
+     heterorl-node --role coordinator --config run.toml --state-dir {directory} \\
+       --set coordinator.listen=0.0.0.0:{members} --set coordinator.enrolment_listen=0.0.0.0:{enrolment}
+
+Samplers, on any machine:
+  1. Name the model directory at the coordinator (coordinator.model_dir), for samplers that have none.
+  2. Make a token for each sampler, or one for several (--uses), which lasts two days. The address is that of
+     coordinator.enrolment_listen as the sampler reaches it:
      heterorl-node token {directory} --role sampler --address {address}
-     where PORT is that of coordinator.enrolment_listen (7701 unless configured). Then, on its machine:
-     heterorl-node join TOKEN
-  4. Shut a node out if its machine is lost or sold:
-     heterorl-node revoke NODE --state-dir {directory}
+  3. On the sampler's machine: heterorl-node join TOKEN
+
+Shut a node out if its machine is lost or sold:
+  heterorl-node revoke NODE --state-dir {directory}
 """
 
 
@@ -63,8 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
         init_run(directory, run_id=run_id, hosts=arguments.hosts, now=time.time())
     except OSError as error:
         raise cannot_make(directory, error, fix="Choose a directory that can be made and written.") from error
-    address = join_address(arguments.hosts[0] if arguments.hosts else "HOST", "PORT")
-    print(_NEXT_STEPS.format(run_id=run_id, directory=directory, address=address), end="")
+    steps = _NEXT_STEPS.format(
+        run_id=run_id,
+        directory=shlex.quote(str(directory)),
+        address=join_address(arguments.hosts[0] if arguments.hosts else "HOST", ENROLMENT_PORT),
+        members=MEMBERS_PORT,
+        enrolment=ENROLMENT_PORT,
+    )
+    print(steps, end="")
     return ExitCode.DRAINED
 
 

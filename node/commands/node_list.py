@@ -15,11 +15,16 @@ from typing import Final
 
 from node.clock import moment
 from node.commands.terminal import add_coordinator_state, name
+from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
 from node.errors import COMMAND_LINE, ConfigError
 from node.identity.files import cannot_make, cannot_read, write_public
 from node.identity.revocation import remarks, with_nodes, without_nodes
+from node.run import Role
+
+_LISTED: Final = 20
+"""Names in a message."""
 
 
 class NodeList:
@@ -48,23 +53,15 @@ class NodeList:
         remark = " ".join(f"{moment(time.time())} {because}".split())
         self._write(with_nodes(self._text, nodes, remark=remark))
 
-    def remove(self, nodes: Sequence[str], *, otherwise: str) -> None:
-        """Remove nodes. Raises ConfigError: one is not in it; ``otherwise`` says what it is then."""
+    def remove(self, nodes: Sequence[str], *, otherwise: str, besides: str = "") -> None:
+        """Remove nodes. Raises ConfigError: one is not in it; ``otherwise`` says what it is then.
+
+        ``besides`` is in the list, and no node.
+        """
         for node in nodes:
             if node not in self.remarks:
-                raise bad_node(node, otherwise, close_to=self.remarks)
+                raise bad_node(node, otherwise, there=[one for one in self.remarks if one != besides])
         self._write(without_nodes(self._text, nodes))
-
-    def check_known(self, node: str) -> None:
-        """Check that a node was ever let in, where that is known here. Raises ConfigError: it was not."""
-        members = known_members(self._path.with_name(ENROLMENT_FILE))
-        if members is None:
-            unchecked = "the list of the run's members is not here (it may be in the run's database)"
-            print(f"{node} is taken as it is: {unchecked}", file=sys.stderr)
-        elif node not in members:
-            rule = "no node of this name has ever been let in"
-            fix = f"To name one in advance, write it into {self._path}."
-            raise bad_node(node, rule, close_to=members, fix=fix)
 
     def _write(self, text: str) -> None:
         try:
@@ -73,13 +70,45 @@ class NodeList:
             raise cannot_make(self._path, error, fix="Check path and owner.") from error
 
 
+def check_known(state: Path, nodes: Iterable[str], *, role: Role | None = None, fix: str = "") -> None:
+    """Check that nodes were ever let in, where that is known here, and in a role.
+
+    Args:
+        state: the coordinator's directory.
+        role: None: any.
+        fix: what to do about a name that is meant all the same.
+    Raises:
+        ConfigError: one was not; names those that were.
+    """
+    members = known_members(state / ENROLMENT_FILE)
+    has_run = any((state / file).exists() for file in (ENROLMENT_FILE, LEDGER_FILE))
+    if members is None and not has_run and role is not None:
+        members = {}  # nobody can have been let in
+    for node in nodes:
+        if members is None:
+            elsewhere = "it may be in the run's database" if has_run else "no coordinator has run here yet"
+            unchecked = f"the list of the run's members is not here ({elsewhere})"
+            print(f"{node} is taken as it is: {unchecked}", file=sys.stderr)
+        elif node not in members:
+            there = [name for name, of in members.items() if role in (None, of)]
+            raise bad_node(node, "no node of this name has ever been let in", there=there, fix=fix)
+        elif role not in (None, members[node]):
+            there = [name for name, of in members.items() if of is role]
+            raise bad_node(node, f"it is a {members[node]}, and this is for a {role}", there=there)
+
+
 def bad_node(
-    node: str | None, rule: str, *, close_to: Collection[str] = (), fix: str = "Correct it."
+    node: str | None, rule: str, *, there: Collection[str] | None = None, fix: str = ""
 ) -> ConfigError:
-    """Return the error for a node that an argument names, or does not."""
-    close = difflib.get_close_matches(node, sorted(close_to), n=1) if node else []
-    fix = f"Did you mean {close[0]}?" if close else fix
-    return ConfigError(key="NODE", value=node, source=COMMAND_LINE, rule=rule, fix=fix)
+    """Return the error for a node that an argument names, or does not; ``there``: the names there are."""
+    close = difflib.get_close_matches(node or "", sorted(there or ()), n=1)
+    meant = f"Did you mean {close[0]}?" if close else ""
+    names = "" if there is None else "There is none."
+    if there:
+        more = f" and {len(there) - _LISTED} more" if len(there) > _LISTED else ""
+        names = f"There are {', '.join(sorted(there)[:_LISTED])}{more}."
+    text = " ".join(filter(None, [meant, names, fix])) or "Correct it."
+    return ConfigError(key="NODE", value=node, source=COMMAND_LINE, rule=rule, fix=text)
 
 
 def add_list_arguments(parser: argparse.ArgumentParser, *, undo: str, listed: str) -> None:

@@ -7,10 +7,12 @@ run takes it when it starts.
 import argparse
 from typing import Final
 
+from node.commands.node_list import check_known
 from node.commands.terminal import add_coordinator_state, coordinator_state, name
 from node.coordinator.trust_upkeep import EVERYBODY, PARDONS, ask_pardon
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
+from node.run import Role
 
 EXAMPLE: Final = """\
   heterorl-node pardon sampler-3 --state-dir runs/first
@@ -28,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Leave the names for the coordinator."""
-    path = coordinator_state(arguments) / PARDONS
+    """Leave the names for the coordinator. Raises ConfigError: one is not a sampler's."""
+    state = coordinator_state(arguments)
+    check_known(state, [node for node in arguments.nodes if node != EVERYBODY], role=Role.SAMPLER)
+    path = state / PARDONS
     try:
         ask_pardon(path, arguments.nodes)
     except OSError as error:

@@ -6,7 +6,7 @@ It edits ``DIR/coordinator/revoked``; see ``node_list``.
 import argparse
 from typing import Final
 
-from node.commands.node_list import NodeList, add_list_arguments, bad_node, check_named
+from node.commands.node_list import NodeList, add_list_arguments, bad_node, check_known, check_named
 from node.commands.terminal import coordinator_state
 from node.exit_code import ExitCode
 from node.identity.revocation import FILE_NAME
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Change or print the list; a running coordinator reads a change by itself."""
-    revoked, nodes = NodeList(coordinator_state(arguments) / FILE_NAME), arguments.nodes
+    state, nodes = coordinator_state(arguments), arguments.nodes
+    revoked = NodeList(state / FILE_NAME)
     if arguments.is_list:
         revoked.show(as_json=arguments.json, nobody="no node is shut out")
         return ExitCode.DRAINED
@@ -36,10 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         revoked.remove(nodes, otherwise="it is not shut out")
         print(f"{', '.join(nodes)} may come in again, with the certificate from before or a new token.")
         return ExitCode.DRAINED
-    for node in nodes:
-        if node == Role.COORDINATOR:
-            raise bad_node(node, "the coordinator keeps this list and cannot be shut out by it")
-        revoked.check_known(node)
+    if Role.COORDINATOR in nodes:
+        raise bad_node(Role.COORDINATOR, "the coordinator keeps this list and cannot be shut out by it")
+    check_known(state, nodes, fix=f"To name one in advance, write it into {state / FILE_NAME}.")
     revoked.add(nodes, because=arguments.because)
     undo = f"heterorl-node revoke --undo {' '.join(nodes)} --state-dir {arguments.state_dir}"
     print(

@@ -35,10 +35,12 @@ def state_of(role: Role, arguments: argparse.Namespace) -> Path:
     """Return a role's directory below ``--state-dir``; a StartupError if there is none."""
     directory: Path = arguments.state_dir / role
     if not directory.is_dir():
-        raise StartupError(
-            f"There is no {role}'s state in {arguments.state_dir}",
-            fix=f"Run this where the {role} runs, with its node.state_dir as --state-dir.",
-        )
+        given: Path = arguments.state_dir
+        fix = f"Run this where the {role} runs, with its node.state_dir as --state-dir."
+        if given.name == role and given.is_dir():
+            fix = f"--state-dir is the directory above, {given.parent}."
+        missing = "" if given.exists() else ", which does not exist"
+        raise StartupError(f"There is no {role}'s state in {given}{missing}", fix=fix)
     return directory
 
 

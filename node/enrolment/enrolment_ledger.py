@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from node.enrolment.init_run import INITIAL_ROLES
 from node.enrolment.tokens import NUMBER_CHARACTERS, Token
 from node.errors import Reason, RefusedError
+from node.run import Role
 
 FILE_NAME: Final = "enrolments.sqlite"
 
@@ -60,16 +61,19 @@ class IssuedToken:
     is_cancelled: bool
 
 
-def known_members(path: Path) -> frozenset[str] | None:
-    """Return every node id ever given out; None where this file cannot tell. The coordinator may run."""
+def known_members(path: Path) -> dict[str, Role] | None:
+    """Return every node id ever given out, and its role; None where this file cannot tell.
+
+    The coordinator may run.
+    """
     if not path.exists():
         return None
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             if _is_incomplete(database):
                 return None
-            return frozenset(name for (name,) in database.execute("SELECT node_id FROM members"))
-    except sqlite3.Error:
+            return {name: Role(role) for name, role in database.execute("SELECT node_id, role FROM members")}
+    except (sqlite3.Error, ValueError):
         return None  # Busy or damaged: no reason to refuse a revocation.
 
 

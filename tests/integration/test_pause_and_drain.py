@@ -8,6 +8,7 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2
 from node.commands.cli import main
+from support.enrolled import let_in
 from support.hub import HandPeer, joined, members, running_hub
 from support.identity import MadeRun
 
@@ -100,7 +101,8 @@ async def test_drain_names_a_node_that_was_never_let_in_and_leaves_a_pause_alone
 def test_a_drain_is_dated_and_keeps_what_people_wrote(made: MadeRun) -> None:
     path: Path = made.directory / "coordinator" / "held_back"
     path.write_text("# racks that move\n")
-    assert order(made, "drain", "learner", "--because", "a try") == 0
+    let_in(made.directory, "sampler-1")
+    assert order(made, "drain", "sampler-1", "--because", "a try") == 0
     text = path.read_text()
-    assert text.startswith("# racks that move\nlearner  # 20")
+    assert text.startswith("# racks that move\nsampler-1  # 20")
     assert text.endswith(" UTC a try\n")

@@ -1,6 +1,8 @@
 """The terminal as an operator sees it: the command as typed, the answer, the exit code."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -11,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from node.commands.cli import COMMANDS, main
-from node.enrolment.authority import Authority
-from node.enrolment.enrolment_ledger import EnrolmentLedger, note_incomplete
+from node.enrolment.enrolment_ledger import note_incomplete
 from node.enrolment.init_run import init_run
-from node.enrolment.tokens import Token, issue_token, read_token_file
+from node.enrolment.tokens import Token, read_token_file
 from node.identity.revocation import RevocationList
 from node.run import Role
+from support.enrolled import let_in
+from support.model_files import write_model_files
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str]:
@@ -58,7 +61,7 @@ def test_init_names_the_enrolment_port_of_an_ipv6_host_in_brackets(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["init", str(tmp_path / "run"), "--host", "::1"]) == 0
-    assert "--address [::1]:PORT" in capsys.readouterr().out
+    assert "--address [::1]:7701" in capsys.readouterr().out
 
 
 def test_a_daemon_dials_no_port_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -243,24 +246,66 @@ def test_a_node_is_shut_out_listed_and_let_in_again_and_what_people_wrote_stays(
         (("sampler-2",), 2, "no node of this name has ever been let in\n  Did you mean sampler-1?"),
         (("Not A Name",), 2, "'Not A Name' is not an id: 1-63 of a-z, 0-9 and -"),
         (("coordinator",), 2, "the coordinator keeps this list"),
-        (("--undo", "sampler-1"), 2, "it is not shut out"),
+        (
+            ("nobody",),
+            2,
+            "There are coordinator, learner, operator, sampler-1. To name one in advance, write",
+        ),
+        (("--undo", "sampler-1"), 2, "it is not shut out\n  There is none."),
         ((), 2, "Name one or more, or use --list."),
     ],
 )
 def test_a_name_that_cannot_be_meant_is_not_revoked(
     capsys: pytest.CaptureFixture[str], run_dir: Path, argv: tuple[str, ...], code: int, said: str
 ) -> None:
-    ledger = EnrolmentLedger(run_dir / "coordinator" / "enrolments.sqlite")
-    authority = Authority.load(run_dir / "coordinator" / "authority")
-    text = issue_token(authority, role=Role.SAMPLER, node_id="sampler-1", address="h:1", now=time.time())
-    ledger.spend(Token.parse(text), node_id="sampler-1", key_digest=b"k", now=time.time())
+    let_in(run_dir, "sampler-1")
     assert answer(capsys, "revoke", *argv, "--state-dir", run_dir)[0] == code
     assert said in answer(capsys, "revoke", *argv, "--state-dir", run_dir)[1]
     assert not (run_dir / "coordinator" / "revoked").exists()
-    ledger.close()
 
 
-@pytest.mark.parametrize("command", ["revoke", "drain"])
+@pytest.mark.parametrize("command", ["drain", "pardon"])
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ("nobody", "NODE = 'nobody': no node of this name has ever been let in\n  There are s-1, sampler-1."),
+        ("sampler-2", "Did you mean sampler-1? There are s-1, sampler-1."),
+        ("learner", "it is a learner, and this is for a sampler\n  There are s-1, sampler-1."),
+        ("v-1", "it is a verifier, and this is for a sampler"),
+    ],
+)
+def test_what_is_for_samplers_takes_only_those_there_are(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, command: str, node: str, said: str
+) -> None:
+    for name in ("sampler-1", "s-1"):
+        let_in(run_dir, name)
+    let_in(run_dir, "v-1", role=Role.VERIFIER)
+    before = sorted((run_dir / "coordinator").iterdir())
+    code, answered = answer(capsys, command, "s-1", node, "--state-dir", run_dir)
+    assert code == 2
+    assert said in answered
+    assert sorted((run_dir / "coordinator").iterdir()) == before
+    assert answer(capsys, command, "s-1", "--state-dir", run_dir)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["drain", "pardon"])
+def test_nobody_is_known_where_no_coordinator_has_run(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, command: str
+) -> None:
+    code, said = answer(capsys, command, "nobody", "--state-dir", run_dir)
+    assert code == 2
+    assert "no node of this name has ever been let in\n  There is none." in said
+
+
+def test_names_in_a_message_are_bounded(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    for number in range(30):
+        let_in(run_dir, f"s-{number:02}")
+    _, said = answer(capsys, "pardon", "nobody", "--state-dir", run_dir)
+    assert "There are s-00, s-01, " in said
+    assert "s-19 and 10 more." in said
+
+
+@pytest.mark.parametrize("command", ["revoke", "drain", "pardon"])
 def test_a_node_is_taken_as_named_where_members_are_in_a_database(
     capsys: pytest.CaptureFixture[str], run_dir: Path, command: str
 ) -> None:
@@ -276,3 +321,31 @@ def test_revoking_without_the_coordinators_state_says_where_to_do_it(
     code, said = answer(capsys, "revoke", "s1", "--state-dir", tmp_path)
     assert code == 3
     assert "Run this where the coordinator runs" in said
+    code, said = answer(capsys, "pause", "--state-dir", tmp_path / "typo")
+    assert f"There is no coordinator's state in {tmp_path}/typo, which does not exist" in said
+    (tmp_path / "coordinator").mkdir()
+    code, said = answer(capsys, "pause", "--state-dir", tmp_path / "coordinator")
+    assert f"--state-dir is the directory above, {tmp_path}." in said
+
+
+def test_what_init_says_is_done_as_it_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = write_model_files(tmp_path / "model")
+    (tmp_path / "run.toml").write_text(
+        f'[coordinator]\ntask = "sums"\n\n[learner]\nlearning_rate = 1e-3\nmodel_dir = "{model}"\n'
+    )
+    run = tmp_path / "a run"
+    assert main(["init", str(run), "--host", "hub.example.org"]) == 0
+    text = capsys.readouterr().out.replace("\\\n", " ")
+    commands = [shlex.split(line)[1:] for line in re.findall(r"^ +(heterorl-node .*)$", text, re.MULTILINE)]
+    config = str(tmp_path / "run.toml")
+    both, alone, token, _ = ([config if word == "run.toml" else word for word in one] for one in commands)
+    for words in (both, alone):
+        assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err
+    assert main(token) == 0
+    # The learner's machine has what step 1 says, and no more.
+    learner = tmp_path / "elsewhere"
+    learner.mkdir()
+    (run / "learner").rename(learner / "learner")
+    (learner / "run.json").write_bytes((run / "run.json").read_bytes())
+    words = ["--role", "learner", "--config", config, "--state-dir", str(learner)]
+    assert main([*words, "--coordinator", "hub.example.org:7700", "--dry-run"]) == 0, capsys.readouterr().err
