@@ -130,13 +130,14 @@ class Talks:
     def prompt(self, index: int, row: object) -> list[dict[str, Any]]:
         user = {"role": "user", "content": "hi"}
         call = {"function": {"name": "f", "arguments": {}}}
-        return [
+        made: list[list[dict[str, Any]]] = [
             [user, {"role": "assistant", "content": None, "tool_calls": [call]}],
             [{"role": "user", "content": [{"type": "text", "text": "hi"}], "weight": 1}],
             [{"role": "user", "content": None}],
             [],
             [{"from": "human", "value": "hi"}],
-        ][index]
+        ]
+        return made[index]
 
     def template_arguments_of(self, index: int, row: object) -> dict[str, Any]:
         return {"tools": [{"name": f"tool {index}"}]}
