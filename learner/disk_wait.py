@@ -59,6 +59,7 @@ class DiskWait:
                     if not _is_disk(error):
                         raise
                     detail = str(error)
+                    fix = durable.disk_fix(error, disk="the disk of the state directory")
                 else:
                     if backoff.retries:
                         waited_s = round(self._clock.monotonic() - since_s, 3)
@@ -73,7 +74,7 @@ class DiskWait:
                     return None
                 logger.warning(
                     "disk takes no writes",
-                    extra={**fields, "fix": "make room on the disk of the state directory"},
+                    extra={**fields, "fix": fix},
                 )
                 await backoff.wait(stopping)
 

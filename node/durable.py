@@ -22,6 +22,23 @@ DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.E
 An operator can repair that while the process waits; any other error of a write is a bug."""
 
 
+def disk_fix(error: Exception, *, disk: str) -> str:
+    """Return what to do about a write that failed, by an operating system's error or SQLite's.
+
+    ``disk`` names it: "the coordinator's disk".
+    """
+    number, name = getattr(error, "errno", None), str(getattr(error, "sqlite_errorname", ""))
+    if number == errno.EROFS or name.startswith("SQLITE_READONLY"):
+        return f"make {disk} writable: it is mounted read-only, or the file is another user's (mount, ls -l)"
+    if number in (errno.EACCES, errno.EPERM) or name in ("SQLITE_PERM", "SQLITE_AUTH"):
+        return f"let this process's user write on {disk} (ls -l)"
+    if number == errno.EMFILE or name == "SQLITE_CANTOPEN":
+        return "raise the limit of open files (LimitNOFILE), and see whether the file is there"
+    if number == errno.EIO or name.startswith("SQLITE_IOERR"):
+        return f"see what is wrong with {disk} (dmesg)"
+    return f"make room on {disk}"
+
+
 def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace or create a file, as ``replacing`` does."""
     with replacing(path, mode=mode) as file:

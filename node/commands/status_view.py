@@ -20,6 +20,7 @@ from node.run import (
     Teaching,
 )
 from node.verdict import Verdict
+from node.wording import counted
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
@@ -109,7 +110,7 @@ def _header(status: RunStatus) -> Text:
         "slots": [slots],
         "groups": [_counts(status.verdicts, Verdict) or "none yet"],
         "ledger": [f"behind: {status.ledger_gap}"] if status.ledger_gap else [],
-        "room": [f"{status.capacity_groups} groups, bound by {status.capacity_bound}"],
+        "room": [f"{counted(status.capacity_groups, 'group')}, bound by {status.capacity_bound}"],
         "held out": _evaluations(status.evaluation, status.exportable_best),
         "graders": _graders(status),
         "software": _software(status.peers),
@@ -211,11 +212,12 @@ def _idle_samplers(status: RunStatus) -> Iterator[str]:
     spare = min(waiting // status.batch_groups - 1, bound)
     listed = " listed" if status.matching_peers > len(status.peers) else ""
     idles = f"sampler{listed} idles" if idle == 1 else f"samplers{listed} idle"
-    who = f"{idle} {idles} at the bound, {waiting} finished groups wait"
+    who = f"{idle} {idles} at the bound, {counted(waiting, 'finished group', 'waits/wait')}"
     if spare < 1:
         yield f"{who}: a lower bound would make steps wait"
     else:
-        yield f"{who}: a bound of {bound - spare} would cost no step and make groups {spare} versions fresher"
+        fresher = f"{counted(spare, 'version')} fresher"
+        yield f"{who}: a bound of {bound - spare} would cost no step and make groups {fresher}"
 
 
 def _teaching(teaching: Teaching | None) -> Iterator[str]:
@@ -277,7 +279,7 @@ def _best(status: EvaluationStatus, exportable_best: int | None) -> str:
 
 
 def _answers(evaluation: Evaluation) -> str:
-    return f"{evaluation.answers} answers of {evaluation.samplers} sampler{'s'[: evaluation.samplers != 1]}"
+    return f"{counted(evaluation.answers, 'answer')} of {counted(evaluation.samplers, 'sampler')}"
 
 
 def _reward(evaluation: Evaluation) -> str:
@@ -318,8 +320,9 @@ def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:
     for peer in peers:
         if peer.refused_twins and peer.refused_twin_s <= SHOW_TWINS_S:
             yield Text(
-                f"{peer.node_id}: another process of this name was refused {peer.refused_twins} times, last "
-                f"{peer.refused_twin_s:.0f} s ago; stop one of the two",
+                f"{peer.node_id}: another process of this name was refused "
+                f"{counted(peer.refused_twins, 'time')}, last {peer.refused_twin_s:.0f} s ago; "
+                "stop one of the two",
                 style="yellow",
             )
 

@@ -162,7 +162,8 @@ async def _coordinator(
         metrics=metrics,
         grader_digest=bytes.fromhex(config.grader_digest),
     )
-    transactions = Transactions(ledger, accounts, metrics=metrics, clock=context.clock)
+    faults = context.node_metrics.faults
+    transactions = Transactions(ledger, accounts, metrics=metrics, faults=faults, clock=context.clock)
     spool = Spool(
         transactions,
         rows=rows,
@@ -175,7 +176,7 @@ async def _coordinator(
     bucket = bucket_mirror(context, store, config.bucket)
     checking = RewardChecking(transactions, spool, rows=rows, notify=peers.notify, metrics=metrics)
     table = PeerTable(peers, revoked=lambda: revocations.current().node_ids)
-    report = RunReport(context.run.run_id, table, spool.held_back, context.clock)
+    report = RunReport(context.run.run_id, table, spool.held_back, faults, context.clock)
     live = LivePage(report, asyncio.get_running_loop(), other_pages=context.pages.keys())
     context.pages["/"] = live.render
     servers = [

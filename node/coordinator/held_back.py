@@ -13,6 +13,7 @@ from node.clock import moment, moment_at_start
 from node.identity.revocation import NodeFile
 from node.rollout import LeaseGrant
 from node.run import PeerStatus
+from node.wording import counted
 
 FILE_NAME: Final = "held_back"
 
@@ -78,7 +79,7 @@ class HeldBack:
             return row
         order = Order.read(remark)
         since = "" if order.since_s is None else f" since {moment(order.since_s)}"
-        detail = f"drained{since} {order}; it holds {row.leases} leases"
+        detail = f"drained{since} {order}; it holds {counted(row.leases, 'lease')}"
         return replace(row, state=DRAINED, standing_detail=detail)
 
     def _remarks(self) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """The state of a run: what it does, who waits for whom, what is counted, a page of its peers; reads only."""
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from node.clock import Clock
@@ -13,7 +13,8 @@ from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import room
 from node.coordinator.work.task_size import dispute
-from node.run import PeerQuery, Role, RunStatus
+from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding
+from node.telemetry.own_faults import OwnFault, OwnFaults
 
 BAD_PROMPTS_SHOWN: Final = 50
 """Newest bad prompts in the state of the run; it says how many there are, too."""
@@ -29,6 +30,7 @@ class RunReport:
     run_id: str
     table: PeerTable
     held_back: HeldBack
+    faults: OwnFaults
     clock: Clock
     _started_at_s: float = field(init=False)
 
@@ -43,8 +45,13 @@ class RunReport:
         accounts, capacity, now = self.table.peers.accounts, room(self.table.peers.accounts), self.clock.now()
         learner = accounts.learner
         rows, matching = self.table.page(query, now)
-        survey = self.table.survey
-        headline, waits = explained(self._facts(capacity, now), waiting_samplers(self.table.peers, now))
+        survey, fault = self.table.survey, self.faults.first()
+        unusual = (*survey.unusual, *self.table.peers.changes)
+        if fault is not None:  # groups that are not taken in here are not held by their samplers' choice
+            unusual = tuple(one for one in unusual if not one.what.endswith(SamplerStanding.HOARDS))
+            rows = tuple(replace(row, standing_detail="") if _hoards(row) else row for row in rows)
+        facts = self._facts(capacity, now, fault)
+        headline, waits = explained(facts, waiting_samplers(self.table.peers, now))
         return RunStatus(
             run_id=self.run_id,
             head=self.table.peers.head,
@@ -54,7 +61,7 @@ class RunReport:
             peer_counts=survey.peer_counts,
             headline=headline,
             waits=waits,
-            unusual=(*survey.unusual, *self.table.peers.changes),
+            unusual=unusual,
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
             step=self.table.peers.step,
@@ -76,7 +83,7 @@ class RunReport:
             exportable_best=self.table.peers.exportable_best,
         )
 
-    def _facts(self, capacity: Capacity, now: float) -> Facts:
+    def _facts(self, capacity: Capacity, now: float, fault: OwnFault | None) -> Facts:
         accounts, peers = self.table.peers.accounts, self.table.peers
         head = peers.head
         started_for_s = max(0.0, now - self._started_at_s)
@@ -84,6 +91,9 @@ class RunReport:
         learner, pause = peers.learner, self.held_back.pause
         load, ungraded_since_s = accounts.load(), accounts.ungraded_since_s()
         return Facts(
+            own_fault="" if fault is None else fault.what,
+            own_fault_s=0.0 if fault is None else fault.for_s,
+            own_fault_fix="" if fault is None else fault.fix,
             paused="" if pause is None else str(pause),
             paused_s=0.0 if pause is None else pause.for_s(now),
             version=None if head is None else head.number,
@@ -113,6 +123,10 @@ class RunReport:
         """Return how long the learner has named its wait; 0 where it is not here."""
         learner = self.table.peers.learner
         return 0.0 if learner is None else max(0.0, now - self.table.peers.waits_since_s(learner))
+
+
+def _hoards(row: PeerStatus) -> bool:
+    return row.standing == SamplerStanding.HOARDS
 
 
 def _unheard_s(peers: Peers, role: Role, now: float) -> float | None:

@@ -37,6 +37,7 @@ from node.coordinator.work.turns import Turns
 from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
 from node.rollout import EncodedGroup
+from node.telemetry.own_faults import OwnFaults
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,10 @@ FRESH_BYTES: Final = 32 << 20
 CLOSE_S: Final = 5.0
 """Longest the last write and the closing of the ledger may take. A process that ends without them loses
 nothing that was answered."""
+
+
+_LEDGER: Final = "ledger"
+"""Part of this process, for its faults."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,12 +106,19 @@ class Transactions:
     """Owns the ledger, its thread and the accounts; used on the event loop's thread."""
 
     def __init__(
-        self, ledger: LedgerEngine, accounts: Accounts, *, metrics: CoordinatorMetrics, clock: Clock
+        self,
+        ledger: LedgerEngine,
+        accounts: Accounts,
+        *,
+        metrics: CoordinatorMetrics,
+        faults: OwnFaults,
+        clock: Clock,
     ) -> None:
         self.accounts = accounts
         """The accounts that the ledger adds up to; others only read them."""
         self._ledger = ledger
         self._metrics = metrics
+        self._faults = faults
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._urgent: Turns[_Request] = Turns()
@@ -272,6 +284,9 @@ class Transactions:
         except Exception as error:
             self._careful_until_s = self._clock.monotonic() + CAREFUL_S
             self._is_ahead = batch.is_applied_in_part
+            if isinstance(error, RefusedError) and error.reason is Reason.DISK:
+                fix = error.fix.partition(";")[0]
+                self._faults.failed(_LEDGER, error.what, fix=f"{fix[:1].upper()}{fix[1:]}. Nothing is lost.")
             with contextlib.suppress(RefusedError):  # tried again, and told to a caller, at the next decision
                 await self._go_back()
             if isinstance(error, RefusedError) or len(transactions) == 1:
@@ -280,6 +295,7 @@ class Transactions:
             return RefusedError(
                 Reason.BUSY, "it was to be written together with another that failed", fix="send it again"
             )
+        self._faults.works(_LEDGER)
         self._metrics.transaction.observe(self._clock.monotonic() - started_s)
         self._metrics.transactions.inc(len(transactions))
         batch.apply()

@@ -82,10 +82,15 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
 
     observers: list[Systemd | TelemetryServer] = [Systemd.from_environment(os.environ, status)]
     if (listen := config.telemetry.http_listen) is not None:
-        count = node_metrics.count_refusal
-        observers.append(
-            TelemetryServer(listen=listen, registry=registry, pages=pages, clock=clock, count_refusal=count)
+        server = TelemetryServer(
+            listen=listen,
+            registry=registry,
+            pages=pages,
+            clock=clock,
+            count_refusal=node_metrics.count_refusal,
+            faults=node_metrics.faults,
         )
+        observers.append(server)
     context_of = partial(
         RoleContext,
         config=config,

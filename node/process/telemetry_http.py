@@ -2,7 +2,7 @@
 
     /metrics   the registry, in the Prometheus text format
     /healthz   200 while the event loop turns; 503 once it has not for LOOP_STALL_S
-    /readyz    200 while the daemon serves; 503 before, on standby and while it drains
+    /readyz    200 while the daemon serves; 503 before, on standby and while it drains; what of itself fails
     ...        pages of the roles, HTML
 
 A thread with an event loop of its own answers, so that a stalled event loop looks different from a dead
@@ -28,6 +28,7 @@ from node.process.daemon import Phase
 from node.rpc.address import listening_socket
 from node.rpc.places import PlaceLimits, Places, origin
 from node.telemetry.metrics import exposition
+from node.telemetry.own_faults import OwnFaults
 from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class TelemetryServer:
         pages: Mapping[str, Callable[[], bytes]],
         clock: Clock,
         count_refusal: CountRefusal,
+        faults: OwnFaults,
     ) -> None:
         """Prepare; ``pages`` by path, which roles may add to later."""
         self._listen = listen
@@ -71,6 +73,7 @@ class TelemetryServer:
         self._pages = pages
         self._clock = clock
         self._count_refusal = count_refusal
+        self._faults = faults
         self._phase = Phase.STARTING
         self._heartbeat_at = clock.monotonic()
         self._places = Places["asyncio.Task[None]"](PLACES)
@@ -94,7 +97,9 @@ class TelemetryServer:
             case "/readyz":
                 is_ready = self._phase is Phase.SERVING
                 status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-                return status, _TEXT, f"{self._phase}\n".encode()
+                fault = self._faults.first()
+                said = "" if fault is None else f"; {fault.what}, for {fault.for_s:.0f} s"
+                return status, _TEXT, f"{self._phase}{said}\n".encode()
             case page if page in self._pages:
                 return HTTPStatus.OK, _HTML, self._pages[page]()
             case _:

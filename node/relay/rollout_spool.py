@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import xxhash
 
+from node import durable
 from node.errors import Reason, RefusedError, StartupError
 from node.rollout import EncodedGroup
 
@@ -161,5 +162,5 @@ def _disk_refusals() -> Iterator[None]:
         raise RefusedError(
             Reason.DISK,
             f"the rollout spool cannot be read or written: {error}",
-            fix="make room on the disk of the relay's state directory",
+            fix=durable.disk_fix(error, disk="the disk of the relay's state directory"),
         ) from error

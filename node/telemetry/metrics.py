@@ -24,6 +24,7 @@ from node.clock import Clock
 from node.errors import Reason
 from node.telemetry.logging import dropped_lines
 from node.telemetry.metric_factory import MetricFactory
+from node.telemetry.own_faults import OwnFaults
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,9 @@ class _LogCollector(Collector):
         return [CounterMetricFamily("heterorl_node_log_lines_dropped", text, value=dropped_lines())]
 
 
+_DISK_FIX: Final = "Make room on that disk, or see why it cannot be written (dmesg); all goes on by itself."
+
+
 class NodeMetrics:
     """The instruments of every peer, whatever its roles."""
 
@@ -146,6 +150,8 @@ class NodeMetrics:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._open_waits: dict[int, str] = {}
+        self.faults = OwnFaults(clock.monotonic)
+        """What of this process does not work."""
         new = MetricFactory(registry, "node")
         info = new.gauge("info", "Always 1; the labels say what runs.", "version", "roles")
         info.labels(version("heterorl-node"), "+".join(roles)).set(1)
@@ -186,6 +192,9 @@ class NodeMetrics:
 
     def count_refusal(self, *, service: str, reason: Reason) -> None:
         self._refusals.labels(service, reason).inc()
+        if reason is Reason.DISK:
+            what = f"the disk of its state directory takes no writes of {service}"
+            self.faults.failed(service, what, fix=_DISK_FIX)
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:

@@ -18,6 +18,7 @@ from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, RewardCheck, RewardFinding
+from node.telemetry.own_faults import OwnFaults
 from node.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import LEARNER, make_accounts, make_answer
@@ -55,7 +56,13 @@ class Checked:
     def __post_init__(self) -> None:
         self.metrics = CoordinatorMetrics(CollectorRegistry())
         self.accounts = make_accounts(self.ledger.balance(), now=self.clock.now())
-        transactions = Transactions(self.ledger, self.accounts, metrics=self.metrics, clock=self.clock)
+        transactions = Transactions(
+            self.ledger,
+            self.accounts,
+            metrics=self.metrics,
+            faults=OwnFaults(self.clock.monotonic),
+            clock=self.clock,
+        )
         self.spool = Spool(
             transactions,
             is_published=lambda version: version == 0,

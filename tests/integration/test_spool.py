@@ -22,6 +22,7 @@ from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, LeaseGrant
 from node.run import StepRecord
+from node.telemetry.own_faults import OwnFaults
 from node.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import LEARNER, make_accounts, make_answer
@@ -58,7 +59,7 @@ async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[
     metrics = CoordinatorMetrics(CollectorRegistry())
     accounts = make_accounts(ledger.balance(), now=clock.now())
     spool = Spool(
-        Transactions(ledger, accounts, metrics=metrics, clock=clock),
+        Transactions(ledger, accounts, metrics=metrics, faults=OwnFaults(clock.monotonic), clock=clock),
         is_published=lambda version: version == 0,
         notify=lambda sampler_id, judgement: told.append((sampler_id, judgement)),
         metrics=metrics,
@@ -87,6 +88,10 @@ async def test_a_full_disk_refuses_the_group_and_takes_it_once_there_is_room(pat
         with pytest.raises(RefusedError) as error:
             await submit(spool, "0.1", data=bytes(1 << 20))
         assert error.value.reason is Reason.DISK
+        fault = spool._transactions._faults.first()
+        assert fault is not None
+        assert fault.what == "the ledger could not be written: database or disk is full"
+        assert fault.fix == "Make room on the coordinator's disk. Nothing is lost."
         assert dict(spool.accounts.slots.open_slots) == before
         assert spool.accounts.verdicts() == {}
         ledger._connection.execute("PRAGMA max_page_count = 1000000")

@@ -53,6 +53,7 @@ from node.rpc.channel import ConnectionLost
 from node.run import Role, StepRecord
 from node.sampling_parameters import SamplingParameters
 from node.telemetry.fleet_collector import FleetCollector
+from node.telemetry.own_faults import OwnFaults
 from node.verdict import GroupVerdict
 from node.waits import side_by_side
 from node.wire.rollouts import finding_from_wire
@@ -237,7 +238,9 @@ class Hub:
             metrics=instruments,
             random=draw_for(plan.seed, "pauses").random,
         )
-        self.transactions = WatchedTransactions(self.ledger, self.accounts, metrics=instruments, clock=clock)
+        self.transactions = WatchedTransactions(
+            self.ledger, self.accounts, metrics=instruments, faults=OwnFaults(clock.monotonic), clock=clock
+        )
         self.transactions.settled = lambda failure: settled(self, failure)
         loop.use_disk(self.transactions._thread, disk)
         self.spool = Spool(
@@ -259,7 +262,7 @@ class Hub:
         self.checking = checking = RewardChecking(
             self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
         )
-        report = RunReport(RUN_ID, table, self.spool.held_back, clock)
+        report = RunReport(RUN_ID, table, self.spool.held_back, OwnFaults(clock.monotonic), clock)
         self._relays = RelayServicer(
             RunMembers(
                 self.requests,

@@ -1,5 +1,6 @@
 """The run's headline, and who waits for whom down to the cause, since when, and what to do; pure.
 
+    the run --> the coordinator's own fault                  (its disk, its database)
     the run --> the learner --> what it waits for            (a disk, an upload, groups)
                      '-- groups --> the samplers, by what most of them wait for
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from node.run import Headline, Wait
+from node.wording import counted
 
 WAITS_SHOWN: Final = 3
 """Kinds of waits of samplers in a chain, those of most samplers first."""
@@ -90,6 +92,10 @@ class Facts:
     ready_groups: int
     """Finished, graded and not trained on."""
     batch_groups: int
+    own_fault: str = ""
+    """What of the coordinator itself does not work; empty: nothing."""
+    own_fault_s: float = 0.0
+    own_fault_fix: str = ""
     paused: str = ""
     """By whom and why; empty: the run is not paused."""
     paused_s: float = 0.0
@@ -136,6 +142,9 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
     """Return what is done, and who waits for whom."""
     version = "no version yet" if facts.version is None else f"version {facts.version}"
     learner, learner_s, started_s = facts.learner_waits_for, facts.learner_waits_s, facts.started_for_s
+    if facts.own_fault:
+        fault = Wait("the run", f"the coordinator: {facts.own_fault}", facts.own_fault_s, facts.own_fault_fix)
+        return f"nothing new is taken in at {version}", (fault,)
     if facts.ledger_gap:
         gap = Wait("the run", "the newest ledger", started_s, REMEDIES["newest ledger"])
         return f"nothing is leased at {version}", (gap,)
@@ -151,7 +160,7 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
             started_s if unheard_s is None else unheard_s,
             "Start the learner, or see its log: it is not in the run, or its heartbeats do not arrive.",
         )
-        return f"{facts.live_samplers} samplers go on with {version}", (absent,)
+        return f"{counted(facts.live_samplers, 'sampler', 'goes on/go on')} with {version}", (absent,)
     if learner.startswith("done"):
         over = Wait("the run", "nothing: it is over", learner_s, f"The learner is {learner}.")
         return f"the learner holds {version}", (over,)
@@ -180,7 +189,7 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
             "coordinator.require_verifier = false."
         )
         for_s = learner_s or facts.version_for_s
-        return f"{facts.ready_groups} groups wait at {version}", (
+        return f"{counted(facts.ready_groups, 'group', 'waits/wait')} at {version}", (
             Wait("the learner", "a verifier, without which nothing is trained on", for_s, told),
         )
     if facts.idle_s:
@@ -193,9 +202,9 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
         has_enough = facts.ready_groups + facts.ungraded_groups >= facts.batch_groups
         if facts.ungraded_groups and (has_enough or not facts.verifiers):
             return f"groups are graded at {version}", (missing, _of_verifiers(facts))
-        doing = f"{facts.live_samplers} samplers fill the batch after {version}"
+        doing = f"{counted(facts.live_samplers, 'sampler', 'fills/fill')} the batch after {version}"
         return doing, (missing, *_of_samplers(samplers))
-    ready = f"{facts.ready_groups} groups are ready"
+    ready = counted(facts.ready_groups, "group", "is ready/are ready")
     if learner and learner != "rollout groups":
         slow = Wait("the learner", learner, learner_s, remedy(learner))
         return f"{ready} for the learner after {version}", (slow,)
@@ -204,12 +213,12 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
 
 
 def _of_verifiers(facts: Facts) -> Wait:
-    who = f"{facts.ungraded_groups} groups"
+    who = counted(facts.ungraded_groups, "group")
     if not facts.verifiers:
         told = "Start one (`heterorl-node --role verifier`), or see the log of the one that was here."
         return Wait(who, "a verifier, which grades them", facts.ungraded_s, told)
     told = "They are slower than the samplers, or cannot ask their grader: see their logs, or start more."
-    who_grades = f"{facts.verifiers} verifier{'s'[: facts.verifiers != 1]} to grade them"
+    who_grades = f"{counted(facts.verifiers, 'verifier')} to grade them"
     return Wait(who, who_grades, facts.ungraded_s, told)
 
 
@@ -217,7 +226,7 @@ def _of_samplers(samplers: Sequence[WaitingSamplers]) -> Iterator[Wait]:
     ordered = sorted(samplers, key=lambda one: (-one.peers, one.waits_for))
     for one in ordered[:WAITS_SHOWN]:
         some = ", ".join(one.node_ids) + (", ..." if one.peers > len(one.node_ids) else "")
-        who = f"{one.peers} sampler{'s'[: one.peers != 1]}: {some}"
+        who = f"{counted(one.peers, 'sampler')}: {some}"
         told = remedy(one.waits_for)
         if not one.waits_for:
             told = "It generates. If that lasts, `heterorl-node try` there shows its speed."

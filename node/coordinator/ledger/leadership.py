@@ -21,7 +21,14 @@ from typing import Any, Final
 
 import psycopg
 
-from node.coordinator.ledger.ledger_postgresql import FencedConnection, PostgresqlLedger, connect, prepare
+from node.coordinator.ledger.ledger_postgresql import (
+    READ_ONLY,
+    FencedConnection,
+    PostgresqlLedger,
+    connect,
+    fix_of,
+    prepare,
+)
 from node.coordinator.ledger.shared_records import SharedRecords
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.errors import DeposedError, StartupError
@@ -102,9 +109,11 @@ class Leadership:
             if isinstance(error, StartupError) and self._session is not None:
                 raise
             if not self._is_away:
-                logger.warning(
-                    "the ledger's database is away", extra={"detail": " ".join(str(error).split())}
-                )
+                detail = " ".join(str(error).split())
+                fix = fix_of(error) if isinstance(error, psycopg.Error) else error.fix
+                is_there = getattr(error, "sqlstate", None) == READ_ONLY
+                what = "the ledger's database is read-only" if is_there else "the ledger's database is away"
+                logger.warning(what, extra={"detail": detail, "fix": fix})
             self._is_away = True
             self._drop_session()
             return False

@@ -25,6 +25,8 @@ from node.rollout import EncodedGroup
 
 FILE_NAME: Final = "ledger.sqlite"
 
+_DISK: Final = "the coordinator's disk"
+
 _LOCK_TIMEOUT_S: Final = 1.0
 """Longest wait for another writer: a tool in a person's hands, or a backup of a killed ledger."""
 
@@ -110,7 +112,9 @@ class Ledger(LedgerRows):
             return self._read_balance()
         except (sqlite3.Error, OSError) as error:
             raise RefusedError(
-                Reason.DISK, f"the ledger cannot be read: {error}", fix="check the coordinator's disk"
+                Reason.DISK,
+                f"the ledger cannot be read: {error}",
+                fix=durable.disk_fix(error, disk=_DISK),
             ) from error
 
     def record(self, *transactions: Transaction) -> None:
@@ -137,7 +141,7 @@ class Ledger(LedgerRows):
             raise RefusedError(
                 Reason.DISK,
                 f"the ledger could not be written: {error}",
-                fix="free space on the coordinator's disk; the same request may be sent again",
+                fix=f"{durable.disk_fix(error, disk=_DISK)}; the same request may be sent again",
             ) from error
 
     def group(self, slot: int) -> EncodedGroup | None:

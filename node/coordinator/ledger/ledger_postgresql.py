@@ -35,6 +35,9 @@ _CONNECTION: Final[Mapping[str, Any]] = {
     "autocommit": True,
 }
 
+READ_ONLY: Final = "25006"
+"""SQLSTATE of a write to a standby, or to a database that was made read-only."""
+
 _TYPES: Final = (
     (" STRICT, WITHOUT ROWID", ""),
     (" STRICT", ""),
@@ -165,7 +168,7 @@ class FencedConnection:
             raise RefusedError(
                 Reason.DISK,
                 f"the ledger's database refused: {what}",
-                fix="free space on the database's disk; the same request may be sent again",
+                fix=f"{fix_of(error)}; the same request may be sent again",
             ) from error
 
     def _lose(self, error: DeposedError) -> RefusedError:
@@ -242,6 +245,26 @@ def marked(statement: str) -> str:
 
 def _quoted(column: str) -> str:
     return f'"{column}"'
+
+
+def fix_of(error: psycopg.Error) -> str:
+    """Return what to do about an error that is the database's own, by its SQLSTATE."""
+    match error.sqlstate or "":
+        case state if state == READ_ONLY:
+            return (
+                "point coordinator.ledger at the primary: this database is read-only, a standby or one with "
+                "default_transaction_read_only"
+            )
+        case "" | "57P01" | "57P02" | "57P03":
+            return "see whether the database runs, and whether this machine reaches it"
+        case "53100":
+            return "make room on the database's disk"
+        case "53200" | "53300" | "53400":
+            return "give the database more memory or connections"
+        case state if state.startswith("58"):
+            return "see the database's log: its disk or files fail"
+        case _:
+            return "see the database's log"
 
 
 def _not_leading(error: DeposedError) -> RefusedError:

@@ -27,6 +27,7 @@ from typing import Final
 from node.coordinator.work.reward_checks import PROVEN_CHECKS, is_proof, stake_after
 from node.limits import LEASES_PER_PEER, PROBE_S
 from node.run import SamplerStanding
+from node.wording import counted
 
 NEWCOMER_LEASES: Final = 4
 NEWCOMERS_PART: Final = 8
@@ -302,13 +303,13 @@ class Standings:
             return SamplerStanding.QUARANTINED, f"for {for_s:.0f} s: {one.quarantine}"
         if one.is_struck_out:
             return SamplerStanding.FAILING, (
-                f"{one.faulted} leases failed, of whose prompts others answered {one.contradicted}, and "
-                f"{one.expired} expired: it gets one at a time"
+                f"{counted(one.faulted, 'lease')} failed, of whose prompts others answered "
+                f"{one.contradicted}, and {one.expired} expired: it gets one at a time"
             )
         if (held and 2 * oldest_s > max_age_s) or (one.strikes and one.expired > delivered):
             return SamplerStanding.HOARDS, (
-                f"holds {held} leases, the oldest for {oldest_s:.0f} s (ends at {max_age_s:.0f} s); "
-                f"{one.expired} expired, {delivered} groups delivered"
+                f"holds {counted(held, 'lease')}, the oldest for {oldest_s:.0f} s "
+                f"(ends at {max_age_s:.0f} s); {one.expired} expired, {counted(delivered, 'group')} delivered"
             )
         return SamplerStanding.ESTABLISHED if delivered else SamplerStanding.NEWCOMER, ""
 

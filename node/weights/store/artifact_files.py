@@ -199,5 +199,5 @@ def _cannot_be_stored(what: str) -> Iterator[None]:
         raise RefusedError(
             Reason.DISK,
             f"{what} cannot be stored: {error.strerror}",
-            fix="make room on the disk of the state directory",
+            fix=durable.disk_fix(error, disk="the disk of the state directory"),
         ) from error

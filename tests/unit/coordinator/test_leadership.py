@@ -331,3 +331,36 @@ def test_who_was_shut_out_at_one_coordinator_is_shut_out_at_the_next(
         records.add_revoked_to(revoked)
     assert set(remarks(revoked.read_text())) == {"sampler-9", "sampler-2"}
     assert revoked.read_text().count("sampler-2") == 1
+
+
+def test_a_database_that_became_read_only_is_told_as_that_and_not_as_a_full_disk(
+    one: Leadership, database: str
+) -> None:
+    assert one.try_to_lead()
+    ledger, lost = opened(one)
+    with closing(ledger):
+        ledger.record(WRITES)
+        ledger._connection.execute("SET default_transaction_read_only = on")
+        refused = refusal(ledger)
+        assert refused.reason is Reason.DISK
+        assert "read-only" in refused.what
+        assert refused.fix.startswith("point coordinator.ledger at the primary")
+        ledger._connection.execute("SET default_transaction_read_only = off")
+        ledger.record(WRITES)
+    assert lost == []
+
+
+def test_a_coordinator_that_starts_on_a_read_only_database_says_so_and_leads_once_it_is_not(
+    one: Leadership, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    with psycopg.connect(database, autocommit=True) as operator:
+        operator.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        with closing(Leadership(database, run_id="run", address="late:7700")) as late:
+            assert not late.try_to_lead()
+            [told] = [vars(record) for record in caplog.records if record.levelname == "WARNING"]
+            assert told["message"] == "the ledger's database is read-only"
+            assert "coordinator.ledger at the primary" in told["fix"]
+            operator.execute("SET default_transaction_read_only = off")
+            operator.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+            assert late.try_to_lead()

@@ -21,6 +21,7 @@ from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup
 from node.run import StepRecord
+from node.telemetry.own_faults import OwnFaults
 from node.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import LEARNER, TTL_S, make_accounts, make_answer
@@ -39,7 +40,13 @@ class Open:
         self.metrics = CoordinatorMetrics(self.registry)
         accounts = make_accounts(self.ledger.balance(), now=self.clock.now())
         self.spool = Spool(
-            Transactions(self.ledger, accounts, metrics=self.metrics, clock=self.clock),
+            Transactions(
+                self.ledger,
+                accounts,
+                metrics=self.metrics,
+                faults=OwnFaults(self.clock.monotonic),
+                clock=self.clock,
+            ),
             is_published=lambda version: version == 0,
             notify=lambda sampler_id, verdict: self.told.append((sampler_id, verdict)),
             metrics=self.metrics,

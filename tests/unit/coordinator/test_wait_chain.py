@@ -49,6 +49,42 @@ def waits(*samplers: WaitingSamplers, **facts: Any) -> tuple[Wait, ...]:
     return explained(replace(FACTS, **facts), samplers or (GENERATES,))[1]
 
 
+@pytest.mark.parametrize(
+    "also",
+    [
+        {},
+        {"ledger_gap": "step 4"},
+        {"paused": "by an operator"},
+        {"live_learners": 0},
+        {"live_samplers": 0},
+        {"ready_groups": 0},
+        {"learner_waits_for": "policy upload"},
+    ],
+    ids=str,
+)
+def test_the_coordinators_own_fault_is_told_before_anything_that_others_wait_for(also: Any) -> None:
+    what = "the ledger could not be written: database or disk is full"
+    facts = replace(FACTS, own_fault=what, own_fault_s=61.0, own_fault_fix="Free space.", **also)
+    hub = WaitingSamplers("hub", ("s1",), 1, 60.0)
+    headline, [wait] = explained(facts, (hub,))
+    assert headline == Headline("nothing new is taken in at version 7", f"the coordinator: {what}", 61.0)
+    assert wait.remedy == "Free space."
+
+
+@pytest.mark.parametrize(
+    ("facts", "doing"),
+    [
+        ({"live_learners": 0, "live_samplers": 1}, "1 sampler goes on with version 7"),
+        ({"live_learners": 0, "live_samplers": 2}, "2 samplers go on with version 7"),
+        ({"live_samplers": 1, "ready_groups": 1}, "1 sampler fills the batch after version 7"),
+        ({"lacks_verifier": True, "ready_groups": 1}, "1 group waits at version 7"),
+        ({"ready_groups": 1, "batch_groups": 1}, "training after version 7, 1 group is ready"),
+    ],
+)
+def test_one_is_singular(facts: Any, doing: str) -> None:
+    assert explained(replace(FACTS, **facts), (GENERATES,))[0].doing == doing
+
+
 def test_a_pause_is_told_before_what_follows_from_it_with_its_end() -> None:
     facts = replace(FACTS, paused="by an operator: the judge is down", paused_s=70.0, live_samplers=0)
     headline, [wait] = explained(facts, ())

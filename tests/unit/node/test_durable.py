@@ -1,7 +1,9 @@
 """A write that returned has happened, whatever becomes of the power."""
 
+import contextlib
 import errno
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,3 +183,30 @@ def test_a_directory_that_another_process_makes_meanwhile_is_as_good(
     made.mkdir()
     monkeypatch.setattr(Path, "exists", lambda path: path != made)
     durable.make_directory(made)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (OSError(errno.ENOSPC, "full"), "make room on the disk"),
+        (OSError(errno.EDQUOT, "quota"), "make room on the disk"),
+        (OSError(errno.EROFS, "read-only"), "make the disk writable"),
+        (PermissionError(errno.EACCES, "denied"), "let this process's user write"),
+        (OSError(errno.EIO, "broken"), "see what is wrong with the disk"),
+        (OSError(errno.EMFILE, "files"), "raise the limit of open files"),
+    ],
+)
+def test_what_to_do_follows_from_the_error(error: OSError, fix: str) -> None:
+    assert durable.disk_fix(error, disk="the disk").startswith(fix)
+
+
+def test_a_database_in_a_file_that_cannot_be_written_is_not_told_to_be_full(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with contextlib.closing(sqlite3.connect(path)) as made:
+        made.execute("CREATE TABLE t (x)")
+    with (
+        contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection,
+        pytest.raises(sqlite3.OperationalError) as error,
+    ):
+        connection.execute("INSERT INTO t VALUES (1)")
+    assert durable.disk_fix(error.value, disk="the disk").startswith("make the disk writable")

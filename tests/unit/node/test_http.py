@@ -15,6 +15,7 @@ from node.errors import Reason, StartupError
 from node.process.daemon import Phase
 from node.process.telemetry_http import LOOP_STALL_S, PLACES, REQUEST_S, TelemetryServer
 from node.rpc.address import join_address
+from node.telemetry.own_faults import OwnFaults
 from support.clock import ManualClock
 from support.strangers import slow_http_clients
 from support.waiting import until
@@ -39,6 +40,7 @@ def make_server(
     clock: ManualClock | None = None,
     pages: dict[str, Callable[[], bytes]] | None = None,
     refusals: list[Reason] | None = None,
+    faults: OwnFaults | None = None,
 ) -> TelemetryServer:
     def count_refusal(*, service: str, reason: Reason) -> None:
         if refusals is not None:
@@ -50,6 +52,7 @@ def make_server(
         pages={} if pages is None else pages,
         clock=clock or ManualClock(),
         count_refusal=count_refusal,
+        faults=faults or OwnFaults(ManualClock().monotonic),
     )
 
 
@@ -192,6 +195,17 @@ async def test_a_client_that_does_not_read_its_answer_is_dropped(monkeypatch: py
         with socket.create_connection(server.address, timeout=5) as client:
             client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
             await until(lambda: refusals == [Reason.BUSY])
+
+
+async def test_readiness_says_first_what_of_the_process_itself_fails() -> None:
+    clock = ManualClock()
+    faults = OwnFaults(clock.monotonic)
+    faults.failed("ledger", "the ledger could not be written: disk full", fix="Free space.")
+    server = make_server(faults=faults)
+    async with serving(server):
+        server.announce(Phase.SERVING)
+        said = await asyncio.to_thread(get, server, "/readyz")
+    assert said == (200, "serving; the ledger could not be written: disk full, for 0 s\n")
 
 
 @pytest.mark.parametrize("request_line", [b"POST /healthz HTTP/1.1", b"nonsense"])
