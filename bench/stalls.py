@@ -29,7 +29,7 @@ from bench.cheat_lab.lies import Cheat
 from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
 from bench.cheat_lab.stalling_node import STALL
 from bench.cheat_lab.stalling_task import StallingTask
-from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
+from deploy.demo.plan import BASE_ACCURACY, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
 from deploy.runs.processes import ChildError, Children, children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
@@ -39,7 +39,8 @@ MOST_LIES: Final = 0.02
 FEW: Final = 100
 FEW_TRAINED: Final = 2
 LEAST_SPEED: Final = 0.8
-HONEST_FIRST: Final = 100
+HONEST_FIRST: Final = 60
+BATCH_GROUPS: Final = 8
 HONEST, LIAR = "sampler-1", "sampler-9"
 TASK: Final = "stalling"
 READY_TIMEOUT_S: Final = 240.0
@@ -202,7 +203,8 @@ class StalledRun(RunSession):
         for name in self.verifiers:
             sections[name] = {"verifier": model, "verifier.custom_tasks": tasks}
         for number, name in enumerate(self.samplers):
-            sampler = {**model, "threads": 1, "seed": 9 * self._seed + number, "concurrency_groups": 16}
+            sampler = {**model, "threads": 1, "seed": 9 * self._seed + number, "concurrency_groups": 8}
+            sampler["grader_processes"] = 1  # sets its pace
             sections[name] = {"sampler": sampler, "sampler.custom_tasks": tasks}
         return {
             name: {

@@ -5,17 +5,22 @@
                               '--late, while groups sent after it were answered--> counts against its sampler
 
 A free place goes to the sampler that has used the least of this verifier's time lately. That alone would let
-a crowd of slow ones fill every place at once, so samplers whose groups are **dear** here (``DEAR_FACTOR``
-times what those of the cheapest sampler take), or of which nothing is known yet, have half of the places
-together, and half of those each. The other half is for samplers whose groups are known to be cheap, a quarter
-of all places each, where there are others: cheap ones may turn dear at any time. Samplers are not counted for
-any of this: names cost an enemy little.
+a crowd of slow ones fill every place at once, so samplers are told apart by what their groups take here:
+
+    unknown   nothing was answered yet: one place each, a quarter of the places together
+    dear      ``DEAR_FACTOR`` times what those of the cheapest sampler take, or at the verifier for longer than
+              ``STUCK_S``: a quarter of the places together; with the unknown ones never more than three
+              quarters, however many of those turn out to be stuck
+    cheap     the others: whatever is free, a quarter each, where there are others; they may turn dear any time
+
+Samplers are not counted for any of this: names cost an enemy little.
 
 What is known of samplers is known of them at this verifier: a slow one makes nobody dear at another.
 A verifier answers in about the order in which it was asked, so patience with a group begins anew with each
 answer for a group that was sent before it. Answers for later ones are no progress for it.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -133,28 +138,28 @@ class VerifierPlaces:
         """Return whose group it is to be sent now, of samplers whose groups wait; None: nobody's."""
         if len(self._sent) >= self.places:
             return None
-        dear = self._dear(now)
-        dear_places = max(1, self._at_once // 2)
-        under_way: dict[str, int] = {}
-        for sent in self._sent.values():
-            under_way[sent.sampler_id] = under_way.get(sent.sampler_id, 0) + 1
-        in_dear_places = sum(n for name, n in under_way.items() if name in dear)
+        unknown, dear = self._unknown(now), self._dear(now)
+        under_way = Counter(sent.sampler_id for sent in self._sent.values())
+        of_unknown = sum(n for name, n in under_way.items() if name in unknown)
+        of_dear = sum(n for name, n in under_way.items() if name in dear)
+        quarter = max(1, self._at_once // 4)
+        is_cheap_place_left = of_unknown + of_dear < max(1, self._at_once - quarter)
         waiting = tuple(sampler_ids)
         is_alone = len(self._uses.keys() | set(waiting)) == 1
 
         def may_have_one(name: str) -> bool:
-            has = under_way.get(name, 0)
-            if name in dear or name not in self._uses:
-                return in_dear_places < dear_places and has < max(1, dear_places // 2)
-            return is_alone or has < max(1, self.places // (2 if self.is_patient else 4))
+            if name in unknown or name not in self._uses:
+                return is_cheap_place_left and of_unknown < quarter and not under_way[name]
+            if name in dear:
+                return is_cheap_place_left and of_dear < quarter
+            return is_alone or under_way[name] < max(1, self.places // (2 if self.is_patient else 4))
 
         allowed = [name for name in waiting if may_have_one(name)]
         return min(allowed, key=lambda name: (self._used_s(name, now), name), default=None)
 
     def is_dear(self, sampler_id: str, now: float) -> bool | None:
         """Return whether a sampler's groups are dear here; None: it is not known."""
-        use = self._uses.get(sampler_id)
-        if use is None or (use.slowest_s is None and not self._stuck_s(sampler_id, now)):
+        if sampler_id not in self._uses or sampler_id in self._unknown(now):
             return None
         return sampler_id in self._dear(now)
 
@@ -201,15 +206,20 @@ class VerifierPlaces:
     def _at_once(self) -> int:
         return min(self.places, self.grades_at_once or self.places)
 
+    def _unknown(self, now: float) -> set[str]:
+        """Return the samplers of which nothing was answered, and nothing is stuck."""
+        return {
+            name for name, use in self._uses.items() if use.slowest_s is None and not self._stuck_s(name, now)
+        }
+
     def _dear(self, now: float) -> set[str]:
-        """Return the samplers whose groups are dear, and those of which nothing is known."""
+        """Return the samplers whose groups are dear."""
         slowest = {
             name: max(use.slowest_s or 0.0, self._stuck_s(name, now)) for name, use in self._uses.items()
         }
-        unknown = {name for name, use in self._uses.items() if use.slowest_s is None}
-        cheapest_s = min((took_s for name, took_s in slowest.items() if name not in unknown), default=0.0)
-        limit_s = max(LEAST_DEAR_S, DEAR_FACTOR * cheapest_s)
-        return unknown | {name for name, took_s in slowest.items() if took_s > limit_s}
+        answered = (slowest[name] for name, use in self._uses.items() if use.slowest_s is not None)
+        limit_s = max(LEAST_DEAR_S, DEAR_FACTOR * min(answered, default=0.0))
+        return {name for name, took_s in slowest.items() if took_s > limit_s}
 
     def _stuck_s(self, sampler_id: str, now: float) -> float:
         """Return how long a group of a sampler is here that has been for longer than ``STUCK_S``; 0: none."""

@@ -36,7 +36,7 @@ def test_a_place_goes_to_whoever_has_used_the_least_of_its_time_and_what_was_use
     assert places.choose(["a", "b"], NOW_S + 2) == "a"
 
 
-def test_samplers_that_are_dear_or_unknown_have_half_of_the_places_together_and_half_of_those_each(
+def test_dear_and_unknown_samplers_have_a_quarter_of_the_places_and_unknown_ones_one_each(
     places: VerifierPlaces,
 ) -> None:
     now = NOW_S + SLOW_S
@@ -47,8 +47,28 @@ def test_samplers_that_are_dear_or_unknown_have_half_of_the_places_together_and_
     for n in range(2):
         assert places.choose([f"new-{n}"], now) == f"new-{n}"
         places.send(f"new-{n}", f"new-{n}", now)
+        assert places.choose([f"new-{n}"], now) is None
     assert places.choose(["new-2", "slow"], now) is None
     assert places.choose(["new-2", "slow", "quick"], now) == "quick"
+
+
+def test_a_newcomer_is_asked_about_once_others_are_known_to_be_stuck_and_a_quarter_stays_for_cheap_ones(
+    places: VerifierPlaces,
+) -> None:
+    now = NOW_S + SLOW_S
+    for n in range(6):
+        name = f"new-{n}"
+        if n % 2 == 0:
+            now += STUCK_S + 1
+        assert places.choose([name], now) == name
+        places.send(name, name, now)
+    now += STUCK_S + 1
+    assert places.choose(["honest"], now) is None
+    for n in range(2):
+        assert places.choose(["quick"], now) == "quick"
+        places.send(f"quick-{n}", "quick", now)
+    places.answer("new-0", now)
+    assert places.choose(["new-0", "honest"], now) == "honest"
 
 
 def test_nobody_is_dear_where_all_are_equally_slow() -> None:
