@@ -53,7 +53,7 @@ class Case:
     name: str
     stallers: int = 0
     stalling_part: float = 1.0
-    """Of their groups that are slow to check."""
+    """Part of their decode steps that make a group slow to check."""
     has_liar: bool = False
     requires_verifier: bool = False
     has_hung_verifier: bool = False

@@ -19,7 +19,7 @@ from sampler.tasks.addition import AdditionTask
 STALL: Final = "HETERORL_STALL"
 
 PLUS_PART: Final = 0.8
-"""Of the tokens of a slow decode step that are plus signs."""
+"""Part of the tokens of a slow decode step that are plus signs."""
 
 
 def stall(plus: int, *, part: float) -> None:

@@ -14,8 +14,8 @@ SLOW_S: Final = 3.4
 
 
 USUAL_S: Final = 0.02
-"""For any other completion. It sets the pace of a sampler with one grader process, 6 groups of eight a second,
-so that a run's speed does not depend on how busy the machine is."""
+"""For any other completion. It sets the pace of a sampler with one grader process, 6 groups of eight a
+second, so that a run's speed does not depend on how busy the machine is."""
 
 
 class StallingTask(AdditionTask):

@@ -287,7 +287,7 @@ class RewardChecking:
 
     @property
     def unusual(self) -> tuple[Unusual, ...]:
-        """What an operator should know of the checks."""
+        """Matters of the checks that an operator should know of."""
         found = []
         if silent := sorted(one.node_id for one in self._silent):
             found.append(Unusual("verifier that answers nothing", len(silent), tuple(silent[:NAMED])))

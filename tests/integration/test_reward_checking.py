@@ -203,7 +203,7 @@ async def test_a_hung_verifiers_groups_go_to_a_healthy_one_and_the_first_answer_
 
 
 async def agree(checked: Checked, sampler_id: str) -> None:
-    """Have the verifier agree with another sampler's next group."""
+    """Let the verifier agree with another sampler's next group."""
     (lease,) = (await checked.spool.lease(sampler_id, 1, PolicyVersion(0))).leases
     group = make_answer(checked.accounts, lease.lease_id)
     await checked.spool.submit(EncodedGroup(b"h", b"c", lease.lease_id, sampler_id), group.header)

@@ -18,7 +18,7 @@ THIN_PART: Final = 0.5
 class ThinlyChecked:
     sampler_id: str
     checked_share: float
-    """Of its latest groups."""
+    """Part of its latest groups."""
     drawn_share: float
     """As the run asks for."""
 

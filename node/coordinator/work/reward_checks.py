@@ -180,7 +180,7 @@ class RewardChecks:
             self._pass_over(held)
 
     def draw_answer(self, held: Held) -> None:
-        """Have an answer to a held-out prompt checked; it counts meanwhile."""
+        """Put an answer to a held-out prompt up for a check; it counts meanwhile."""
         if not (self.is_open or self.has_had_verifier):
             return
         if self._answer_bytes.has_room(held.sampler_id, held.size_bytes):
@@ -389,7 +389,7 @@ class RewardChecks:
         return check.held
 
     def _failed(self, check: _Check) -> None:
-        """Have a group wait again that a verifier has left unanswered."""
+        """Put a group up again that a verifier has left unanswered."""
         check.held = replace(check.held, tries=check.held.tries + 1)
         self._wait(check)
 

@@ -8,10 +8,10 @@ A free place goes to the sampler that has used the least of this verifier's time
 a crowd of slow ones fill every place at once, so samplers are told apart by what their groups take here:
 
     unknown   nothing was answered yet: one place each, a quarter of the places together
-    dear      ``DEAR_FACTOR`` times what those of the cheapest sampler take, or at the verifier for longer than
+    dear      ``DEAR_FACTOR`` times what those of the cheapest sampler take, or here for longer than
               ``STUCK_S``: a quarter of the places together; with the unknown ones never more than three
               quarters, however many of those turn out to be stuck
-    cheap     the others: whatever is free, a quarter each, where there are others; they may turn dear any time
+    cheap     the others: whatever is free, a quarter each, where there are others: they may turn dear
 
 Samplers are not counted for any of this: names cost an enemy little.
 
@@ -45,12 +45,12 @@ LATE_FACTOR: Final = 2.0
 """A group is late after this many times the time that the verifier gives its grader."""
 
 GRADING_LIMIT_S: Final = 30.0
-"""That time, where the verifier does not say it: ``grader_wall_limit_s`` by default."""
+"""Assumed where the verifier does not say it: ``grader_wall_limit_s`` by default."""
 
 
 @dataclass(slots=True)
 class _Use:
-    """What a sampler has used here."""
+    """Time that a sampler has used here."""
 
     used_s: float = 0.0
     """As of ``at_s``; fading."""
@@ -75,7 +75,7 @@ class _Sent:
 
 @dataclass(slots=True, eq=False)
 class VerifierPlaces:
-    """Of one stream."""
+    """One stream's places."""
 
     places: int
     """Groups that it takes at once."""
@@ -124,7 +124,8 @@ class VerifierPlaces:
                 other.since_s = now
         del self._sent[group_id]
         at_verifier_s = max(0.0, now - sent.sent_at_s)
-        took_s = at_verifier_s if graded_s is None else min(graded_s, at_verifier_s)
+        is_said = graded_s is not None and 0 <= graded_s <= at_verifier_s
+        took_s = graded_s if graded_s is not None and is_said else at_verifier_s
         use = self._uses[sent.sampler_id]
         use.used_s, use.at_s = self._faded(use, now) + took_s, now
         use.slowest_s = max(took_s, FADING * (use.slowest_s or 0.0))

@@ -186,7 +186,7 @@ class Minutes:
     """How often an honest group comes."""
     step_s: float = 0.25
     delays: list[float] = field(default_factory=list)
-    """Of honest groups, from waiting to answered."""
+    """Seconds of honest groups from waiting to answered."""
     sent: dict[str, int] = field(default_factory=dict)
 
     def run(self, minutes: int) -> None:
