@@ -33,6 +33,16 @@ PUBLISHED, KEPT = "published", "kept"
 _SUFFIX: Final = ".words"
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Versions worth keeping."""
+
+    versions: Collection[int]
+    is_all: bool = True
+    """Whether nothing else is. False: the coordinator has not said yet what it finds worth keeping, and
+    nothing is removed."""
+
+
 class KeptVersions:
     """Keeps the words of some versions when the store is about to forget others."""
 
@@ -41,7 +51,7 @@ class KeptVersions:
         directory: Path,
         stored: StoredVersions,
         *,
-        wanted: Callable[[], Collection[int]],
+        wanted: Callable[[], Wanted],
         spacing: Spacing,
     ) -> None:
         """Keep in ``directory``. Any thread.
@@ -64,12 +74,11 @@ class KeptVersions:
         Raises:
             OSError: the disk is full or failing.
         """
-        wanted = {version for version in self._wanted() if version > 0}
+        said = self._wanted()
+        wanted = {version for version in said.versions if version > 0}
         there = dict(_kept_in(self._directory))
-        announcement = self._stored.store.announcement()
-        led_to = () if announcement is None else reachable_versions(announcement.artifacts)
-        spaced = self._spacing.chosen({*there, *led_to})
-        for version in there.keys() - wanted - spaced:  # first: they make room
+        spaced = self._spacing.chosen({*there, *self._led_to()}) if self._spacing.most else frozenset()
+        for version in there.keys() - wanted - spaced if said.is_all else ():  # first: they make room
             there[version].unlink(missing_ok=True)
         for version in sorted((wanted | spaced) - there.keys()):
             try:
@@ -81,6 +90,10 @@ class KeptVersions:
                 if version in wanted:
                     raise
                 logger.warning("version not kept", extra={"version": version, "detail": str(error)})
+
+    def _led_to(self) -> Collection[int]:
+        announcement = self._stored.store.announcement()
+        return () if announcement is None else reachable_versions(announcement.artifacts)
 
     def _write(self, version: int, frame_words: FrameWords) -> None:
         durable.make_directory(self._directory)

@@ -175,10 +175,18 @@ class CoordinatorMetrics:
         )
         self.reward_checks = new.counter(
             "reward_checks",
-            "Groups drawn for a check of their rewards, or to be graded, by outcome: a verifier's finding, "
-            "or that none came in time (late) or too many waited (passed over), and they were delivered "
-            "unchecked.",
+            "Groups drawn for a check of their rewards, or to be graded, by outcome: a verifier's finding; "
+            "that it is slow while others' are answered for (late), and they wait; or that no verifier "
+            "answered or too many waited (passed over), and they are delivered and checked afterwards, or "
+            "never, for want of room.",
             "outcome",
+        )
+        self.owed_checks = new.gauge(
+            "owed_checks_groups", "Groups that were delivered unchecked and are to be checked afterwards."
+        )
+        self.thinly_checked = new.gauge(
+            "thinly_checked_samplers",
+            "Samplers of whose latest groups less than half of those drawn for a check were checked.",
         )
         self._waiting_newcomers = new.gauge(
             "newcomers_waiting_groups",
@@ -192,7 +200,7 @@ class CoordinatorMetrics:
         )
         for verdict in Verdict:
             self.evaluation_groups.labels(verdict)
-        for outcome in (*RewardCheck, "late", "passed over"):
+        for outcome in (*RewardCheck, "late", "passed over", "never"):
             self.reward_checks.labels(outcome)
 
     def observe_lag(self, stage: str, seconds: float) -> None:
@@ -244,6 +252,9 @@ _EVALUATION_GAUGES: Final[tuple[_Gauge, ...]] = (
 )
 """Name, text, whose number it is, and which."""
 
+_OF_ANSWERS: Final = frozenset({"reward_mean", "reward_standard_error", "cut_ratio", "tokens_mean"})
+"""Absent where nothing was answered."""
+
 
 class _EvaluationCollector(Collector):
     """The evaluations as metrics, none of which are there before the first."""
@@ -255,7 +266,8 @@ class _EvaluationCollector(Collector):
         status = self.status
         for name, text, evaluation_of, field in _EVALUATION_GAUGES:
             gauge = GaugeMetricFamily(f"heterorl_coordinator_evaluation_{name}", text)
-            if (evaluation := evaluation_of(status)) is not None:
+            evaluation = evaluation_of(status)
+            if evaluation is not None and (evaluation.has_score or field not in _OF_ANSWERS):
                 gauge.add_metric([], getattr(evaluation, field))
             yield gauge
 

@@ -1,6 +1,7 @@
 """The state of a run: what it does, who waits for whom, what is counted, a page of its peers; reads only."""
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,7 +14,7 @@ from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import room
 from node.coordinator.work.task_size import dispute
-from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding
+from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, Unusual
 from node.telemetry.own_faults import OwnFault, OwnFaults
 
 BAD_PROMPTS_SHOWN: Final = 50
@@ -32,6 +33,8 @@ class RunReport:
     held_back: HeldBack
     faults: OwnFaults
     clock: Clock
+    unusual_checks: Callable[[], tuple[Unusual, ...]] = tuple
+    """Returns what is unusual about the checks of rewards."""
     _started_at_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class RunReport:
         learner = accounts.learner
         rows, matching = self.table.page(query, now)
         survey, fault = self.table.survey, self.faults.first()
-        unusual = (*survey.unusual, *self.table.peers.changes)
+        unusual = (*survey.unusual, *self.unusual_checks(), *self.table.peers.changes)
         if fault is not None:  # groups that are not taken in here are not held by their samplers' choice
             unusual = tuple(one for one in unusual if not one.what.endswith(SamplerStanding.HOARDS))
             rows = tuple(replace(row, standing_detail="") if _hoards(row) else row for row in rows)

@@ -34,6 +34,9 @@ EMPTY_PAUSE_S: Final = 1.0
 TOO_OLD: Final = "policy version"
 """The bound that a sampler reaches whose policy is older than the staleness bound."""
 
+CHECKS: Final = "checks"
+"""The bound that a sampler reaches of whose groups so many wait to be checked as it may have."""
+
 PARTIAL_PAUSE_S: Final = 0.5
 """Until a sampler asks again that was granted less than it asked for."""
 
@@ -91,7 +94,8 @@ def lease(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
     evaluating = _held_out_leases(accounts, held_out)
-    granted = max(0, min(unused - len(evaluating), free.groups))
+    waits_for_checks = accounts.must_wait_for_checks(sampler_id, now=now)
+    granted = 0 if waits_for_checks else max(0, min(unused - len(evaluating), free.groups))
     slots = accounts.slots.grant(
         sampler_id,
         granted,
@@ -112,7 +116,9 @@ def lease(
     if len(leases) < wanted:
         pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
         bound = share.bound if unused < wanted and granted < free.groups else free.bound
-        if len(leased) < granted:
+        if waits_for_checks and free.groups:
+            bound = CHECKS
+        elif len(leased) < granted:
             bound = "prompts"
     is_left = share.allowance > 0 and accounts.evaluations.has_left(
         sampler_id, held_version=held.number, stays=stays

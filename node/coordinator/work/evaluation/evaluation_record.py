@@ -29,42 +29,66 @@ class Record:
         alike = [one for one in finished if newest is not None and one.terms == newest.terms]
         # One sampler's word, as of the first to join, holds only until two have been asked.
         confirmed = min((one.version for one in alike if one.samplers > 1), default=0)
-        by_score = [
-            (score, one)
-            for one in alike
-            if one.is_sound and one.version >= confirmed and (score := decider(one, self.best_by)) is not None
-        ]
-        # Of equals the oldest.
-        best = max(by_score, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
-        first = alike[0] if alike else None
-        return EvaluationStatus(newest, first, best, under_way=under_way, best_by=self.best_by)
+        by_score = [(score, one) for one in alike if (score := decider(one, self.best_by)) is not None]
+        best = _highest((s, one) for s, one in by_score if one.is_sound and one.version >= confirmed)
+        doubted = _highest((s, one) for s, one in by_score if one.is_measured)
+        if (
+            best is not None
+            and doubted is not None
+            and decider(best, self.best_by) == decider(doubted, self.best_by)
+        ):
+            doubted = None
+        return EvaluationStatus(
+            newest,
+            first=next((one for one in alike if one.has_score), None),
+            best=best,
+            under_way=under_way,
+            doubted=doubted,
+            best_by=self.best_by,
+        )
 
     def add(self, evaluation: Evaluation, answers: Iterable[PromptScore]) -> None:
         self.finished[evaluation.version] = evaluation
         if kept := tuple(answers):
             self.kept[evaluation.version] = kept
 
-    def without(self, gone: Collection[str]) -> tuple[Evaluation, ...]:
-        """Return the evaluations that are others without the answers of some samplers."""
+    def without(
+        self, gone: Collection[str], *, answers: Collection[tuple[int, int]] = ()
+    ) -> tuple[Evaluation, ...]:
+        """Return the evaluations that are others without all of some samplers' answers, or without single
+        ``answers``: (version, slot)."""
         recomputed = []
         for version, kept in self.kept.items():
-            left = [score for score in kept if score.sampler_id not in gone]
+            left = [
+                score
+                for score in kept
+                if score.sampler_id not in gone and (version, score.slot) not in answers
+            ]
             if len(left) < len(kept):
                 before = self.finished[version]
-                answers = by_prompt(left, prompts=before.prompts)
-                _, disputed = odd_answers(answers, self.measures)
-                record = scored(before, left, dropped=before.prompts - len(answers))
+                of_prompt = by_prompt(left, prompts=before.prompts)
+                _, disputed = odd_answers(of_prompt, self.measures)
+                record = scored(before, left, dropped=before.prompts - len(of_prompt))
                 recomputed.append(replace(record, disputed_by=", ".join(disputed)))
         return tuple(recomputed)
 
     def change(
-        self, recomputed: Iterable[Evaluation], *, without: Collection[str], forgotten: Iterable[int]
+        self,
+        recomputed: Iterable[Evaluation],
+        *,
+        without: Collection[str],
+        answers: Collection[tuple[int, int]],
+        forgotten: Iterable[int],
     ) -> None:
-        """Take evaluations as they are without some samplers, and forget the answers of others."""
+        """Take evaluations as they are without some answers, and forget those of other versions."""
         self.finished |= {evaluation.version: evaluation for evaluation in recomputed}
-        if without:
+        if without or answers:
             self.kept = {
-                version: tuple(score for score in kept if score.sampler_id not in without)
+                version: tuple(
+                    score
+                    for score in kept
+                    if score.sampler_id not in without and (version, score.slot) not in answers
+                )
                 for version, kept in self.kept.items()
             }
         for version in forgotten:
@@ -73,10 +97,16 @@ class Record:
     def surplus(self, further: int) -> tuple[int, ...]:
         """Return the versions whose answers go when so many more are kept."""
         excess = further + sum(map(len, self.kept.values())) - ANSWERS_KEPT
-        best = self.status(None).best
+        status = self.status(None)
+        worth = {one.version for one in (status.best, status.doubted) if one is not None}
         forgotten = []
         for version in sorted(self.kept):
-            if excess > 0 and (best is None or version != best.version):
+            if excess > 0 and version not in worth:
                 forgotten.append(version)
                 excess -= len(self.kept[version])
         return tuple(forgotten)
+
+
+def _highest(scored: Iterable[tuple[float, Evaluation]]) -> Evaluation | None:
+    """Return the evaluation with the highest score; of equals the oldest."""
+    return max(scored, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
