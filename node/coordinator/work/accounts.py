@@ -125,13 +125,13 @@ class Accounts:
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
         self.length_balance = LengthBalance()
-        grades, bounds = terms.work.verifiers_grade, terms.bounds
+        bounds = terms.bounds
         self.reward_checks = RewardChecks(
             terms.check_secret,
-            most_held=bounds.buffer_groups if grades else bounds.unchecked_groups,
+            most_held=bounds.unchecked_groups,
             most_owed_bytes=bounds.buffer_bytes // 4,
             is_required=terms.require_verifier,
-            grades=grades,
+            grades=terms.work.verifiers_grade,
         )
         self.work = terms.work
         """The terms of every lease of the run."""

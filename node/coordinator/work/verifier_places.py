@@ -83,7 +83,8 @@ class VerifierPlaces:
     """Groups that it can grade side by side; 0: as many as it takes."""
     grading_limit_s: float = GRADING_LIMIT_S
     is_patient: bool = False
-    """Whether a group stays until it is late, because a second answer for it may cost money."""
+    """Whether a group stays until it is late, because a second answer for it may cost money: it grades, and
+    does not check."""
     answered_at_s: float | None = None
     """When it last answered anything; None: it has not."""
     _uses: dict[str, _Use] = field(default_factory=dict)
@@ -149,11 +150,14 @@ class VerifierPlaces:
         is_alone = len(self._uses.keys() | set(waiting)) == 1
 
         def may_have_one(name: str) -> bool:
-            if name in unknown or name not in self._uses:
+            is_unknown = name in unknown or name not in self._uses
+            if is_alone and (self.is_patient or not is_unknown):
+                return True
+            if is_unknown:
                 return is_cheap_place_left and of_unknown < quarter and not under_way[name]
             if name in dear:
                 return is_cheap_place_left and of_dear < quarter
-            return is_alone or under_way[name] < max(1, self.places // (2 if self.is_patient else 4))
+            return under_way[name] < max(1, self.places // (2 if self.is_patient else 4))
 
         allowed = [name for name in waiting if may_have_one(name)]
         return min(allowed, key=lambda name: (self._used_s(name, now), name), default=None)

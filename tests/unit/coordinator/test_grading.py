@@ -163,14 +163,25 @@ def test_what_waits_for_grades_is_refused_once_samplers_grade(desk: Desk) -> Non
 def test_no_more_is_leased_while_half_of_the_buffer_is_ungraded(desk: Desk) -> None:
     bounds = replace(desk.bounds, max_staleness_versions=50)
     desk.bounds = bounds
-    names = [ungraded(desk) for _ in range(bounds.buffer_groups // 2 - 1)]
-    under_way = desk.lease("s1", 1)
-    names += under_way
-    submit(desk, under_way[0])
-    grant = desk.ask()
+    desk.trust("s3", "s4")
+    names = [ungraded(desk, sampler_id) for sampler_id in ("s1", "s1", "s2")]
+    under_way = desk.lease("s3", 1)
+    submit(desk, under_way[0], "s3")
+    assert len(names) + 1 == bounds.buffer_groups // 2
+    grant = desk.ask("s4")
     assert (grant.leases, grant.waits_for) == ((), "grading")
     grade(desk, names[0])
-    assert len(desk.lease()) == 1
+    assert len(desk.lease("s4")) == 1
+
+
+def test_one_samplers_groups_fill_half_of_that_room_and_the_others_have_theirs(desk: Desk) -> None:
+    """A judge that is slow for one sampler's groups would stop the run otherwise."""
+    desk.bounds = replace(desk.bounds, max_staleness_versions=50)
+    for _ in range(2):
+        ungraded(desk, "s1")
+    grant = desk.ask("s1")
+    assert (grant.leases, grant.waits_for) == ((), "checks")
+    assert ungraded(desk, "s2")
 
 
 def test_newcomers_have_no_part_of_their_own_where_they_cannot_lie(desk: Desk) -> None:

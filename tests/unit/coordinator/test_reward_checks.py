@@ -52,6 +52,8 @@ def draw(checks: RewardChecks, slot: int, name: str = "s1", *, share: float = 1.
 
 def verifier(checks: RewardChecks, *, places: int = 64) -> VerifierPlaces:
     one = VerifierPlaces(places)
+    one.send("known", "s1", NOW_S)
+    one.answer("known", NOW_S)
     checks.verifiers.add(one)
     return one
 
