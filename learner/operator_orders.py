@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress
 from node.identity.files import write_public
 from node.limits import CHANGES_PER_HEARTBEAT
+from node.sealed import sealed, unsealed
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class VersionGoneError(Exception):
 @dataclass(frozen=True, slots=True)
 class RollbackOrder:
     """Go on with the weights of ``version``."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     order: str
     """Random; the learner carries out each once."""
@@ -91,8 +94,7 @@ class _JsonFile(Generic[Content]):
             state = (status.st_mtime_ns, status.st_size, status.st_ino)
             if state != self._read_at:
                 self._read_at = state
-                # json's own reader: pydantic's takes no infinity.
-                self._content = self.kind.validate_python(json.loads(self.path.read_bytes()))
+                self._content = self.kind.validate_python(unsealed(self.path.read_bytes()))
         except FileNotFoundError:
             self._content, self._read_at = None, None
         except (OSError, ValueError) as error:
@@ -101,7 +103,7 @@ class _JsonFile(Generic[Content]):
 
     def write(self, content: Content) -> None:
         """Replace the content. Raises OSError."""
-        write_public(self.path, json.dumps(self.kind.dump_python(content), indent=1).encode())
+        write_public(self.path, sealed(json.dumps(self.kind.dump_python(content), indent=1)))
 
 
 class OperatorOrders:
