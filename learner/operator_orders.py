@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress
 from node.errors import StartupError
 from node.identity.files import write_public
 from node.limits import CHANGES_PER_HEARTBEAT
+from node.sealed import sealed, unsealed
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class VersionGoneError(Exception):
 @dataclass(frozen=True, slots=True)
 class RollbackOrder:
     """Go on with the weights of ``version``."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     order: str
     """Random; the learner carries out each once."""
@@ -124,11 +127,11 @@ class _JsonFile(Generic[Content]):
 
     def _read(self) -> Content:
         # json's own reader: pydantic's takes no infinity.
-        return self.kind.validate_python(json.loads(self.path.read_bytes()))
+        return self.kind.validate_python(unsealed(self.path.read_bytes()))
 
     def write(self, content: Content) -> None:
         """Replace the content. Raises OSError."""
-        write_public(self.path, json.dumps(self.kind.dump_python(content), indent=1).encode())
+        write_public(self.path, sealed(json.dumps(self.kind.dump_python(content), indent=1)))
 
 
 class OperatorOrders:

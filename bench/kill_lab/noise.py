@@ -6,10 +6,12 @@ from pathlib import Path
 import blake3
 import numpy as np
 
+from node.sealed import sealed, unsealed
+
 
 def disturb_moments(checkpoint: Path) -> None:
     """Change the first moments of a checkpoint by a quarter, and correct the digests."""
-    index = json.loads((checkpoint / "index.json").read_text())
+    index = unsealed((checkpoint / "index.json").read_bytes())
     for path in (checkpoint / "optimizer").iterdir():
         data = bytearray(path.read_bytes())
         start = 8 + int.from_bytes(data[:8], "little")
@@ -21,4 +23,4 @@ def disturb_moments(checkpoint: Path) -> None:
                 data[begin:end] = moments.astype("<f4").tobytes()
         path.write_bytes(data)
         index["files"][str(path.relative_to(checkpoint))] = blake3.blake3(bytes(data)).hexdigest()
-    (checkpoint / "index.json").write_text(json.dumps(index))
+    (checkpoint / "index.json").write_bytes(sealed(json.dumps(index)))

@@ -26,6 +26,8 @@ LEAST_NATS: Final = 2e-4
 
 MISNAMED_RATIO: Final = 4.0
 LEAST_TOKENS: Final = 16
+SURE_RATIO: Final = 1000.0
+LEAST_SURE_TOKENS: Final = 6
 TRIMMED_SHARE: Final = 1 / 8
 """Another version fits better where its divergence is so much smaller, over so many tokens, also without the
 share of tokens that say so most. The noise of an engine (bfloat16 against float32: some 0.001 nats a token)
@@ -43,8 +45,8 @@ OFF_GROUPS: Final = 16
 
 SPREADS: Final = 3.0
 
-CLEARED_GROUPS: Final = 8
-CLEARED_GROUPS_ONCE_MISNAMED: Final = 32
+CLEARED_GROUPS: Final = 16
+CLEARED_GROUPS_ONCE_MISNAMED: Final = 64
 CLEARED_STEPS: Final = 64
 """A sampler is not suspected for so many steps once so many of its groups in a row fitted, more of one that
 has named another version."""
@@ -82,11 +84,12 @@ def fits_better(named: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
         named: [tokens], >= 0, estimates of KL(what drew them || the version named), one a token.
         other: [tokens], the same of the other version.
     """
-    if len(named) < LEAST_TOKENS or named.mean() <= LEAST_NATS:
+    if len(named) < LEAST_SURE_TOKENS or named.mean() <= LEAST_NATS:
         return False
+    ratio = MISNAMED_RATIO if len(named) >= LEAST_TOKENS else SURE_RATIO
     least_telling = np.argsort(named - other)[: len(named) - math.ceil(TRIMMED_SHARE * len(named))]
     sums = [(named.sum(), other.sum()), (named[least_telling].sum(), other[least_telling].sum())]
-    return all(by_name > MISNAMED_RATIO * by_other for by_name, by_other in sums)
+    return all(by_name > ratio * by_other for by_name, by_other in sums)
 
 
 @dataclass(slots=True)
@@ -112,8 +115,10 @@ class NamedVersions:
         self._step = 0
         self._free_at_s = -math.inf
 
-    def drawn(self, samplers: Sequence[str], *, suspected: frozenset[str], now: float) -> int | None:
-        """Draw the group to score after a step; return its place, or None.
+    def drawn(self, samplers: Sequence[str], *, suspected: frozenset[str], now: float) -> tuple[int, ...]:
+        """Draw a sampler whose groups are scored after a step; return their places, in a random order.
+
+        Words are read once for all groups that name a version; a step of which nothing is drawn has none.
 
         Args:
             samplers: of the step's groups, in their order.
@@ -121,16 +126,17 @@ class NamedVersions:
         """
         self._step += 1
         if not samplers or now < self._free_at_s:
-            return None
+            return ()
         there = {name for name in samplers if not self._is_cleared(name)}
         followed = {name for name in there if self._is_followed(name)}
         asked = followed or there & suspected
         if not asked and self._random() >= 1 / SPOT_STEPS:
-            return None
+            return ()
         names = sorted(asked or set(samplers))
         name = names[int(self._random() * len(names))]
         places = [place for place, one in enumerate(samplers) if one == name]
-        return places[int(self._random() * len(places))]
+        first = int(self._random() * len(places))
+        return (*places[first:], *places[:first])
 
     def took(self, seconds: float, *, now: float) -> None:
         """Note how long a scoring took: the next one waits until all were a small share of the time."""

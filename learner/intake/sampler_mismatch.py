@@ -67,8 +67,9 @@ class Found:
     """Quarantine these; with their mismatch."""
     content: tuple[str, ...] = ()
     """Release these."""
-    to_score: tuple[int, ...] = ()
-    """Places of the step's groups to score by the versions that they name; tell ``scored`` of each."""
+    to_score: tuple[tuple[int, ...], ...] = ()
+    """Places of the step's groups to score by the versions that they name, those of one sampler together.
+    Tell ``scored`` of each that was."""
 
 
 class SamplerMismatches:
@@ -135,27 +136,26 @@ class SamplerMismatches:
         self._unmeasured.intersection_update(self.panel.samplers())
         for name in beyond:
             self._shut_out(name)
-        to_score = []
+        to_score = list[tuple[int, ...]]()
         if self._named is not None:
             places = [place for place, one in enumerate(groups) if one.sampler_id not in quarantined]
             samplers = [groups[place].sampler_id for place in places]
             drawn = self._named.drawn(samplers, suspected=frozenset(suspected), now=now)
-            to_score = probes if drawn is None else [*probes, places[drawn]]
+            to_score = [(place,) for place in probes]
+            if drawn:
+                to_score.append(tuple(places[one] for one in drawn))
         content = self._content()
         # Of those released, here or by an operator: in another quarantine groups are on their way again.
         for name in self._probed_at_s.keys() - (set(quarantined) - set(content)):
             del self._probed_at_s[name]
         return Found(beyond, content, tuple(to_score))
 
-    def scored(
-        self,
-        group: Observed,
-        scored: Scored | None,
-        *,
-        is_probe: bool,
-        took_s: float = 0.0,
-        now: float = 0.0,
-    ) -> str | None:
+    def took(self, seconds: float, *, now: float) -> None:
+        """Note how long the drawn groups took to score."""
+        if self._named is not None:
+            self._named.took(seconds, now=now)
+
+    def scored(self, group: Observed, scored: Scored | None, *, is_probe: bool) -> str | None:
         """Note what a group shows by the version that it names; None: its words are gone.
 
         Returns why its sampler is to be quarantined, "" to release it, None to leave it as it is.
@@ -167,7 +167,6 @@ class SamplerMismatches:
             nats = self._beyond_drift(group) if scored is None else scored.nats
             self._add_probe(name, math.inf if scored is not None and scored.is_misnamed else nats)
             return "" if name in self._content() else None
-        self._named.took(took_s, now=now)
         self._named.note(name, scored)
         why = "" if scored is None else self._named.verdict(name, scored)
         if not why:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from learner.publishing.kept_versions import PUBLISHED
 from node.enrolment.init_run import SIGNING_KEY_FILE
 from node.errors import StartupError
 from node.identity.files import write_public
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
+from node.weights.store.artifact_store import HEAD_FILE
+from node.weights.store.high_water import HighWater
 
 EPOCH_FILE = "epoch"
 
@@ -44,14 +47,20 @@ class Signer:
                 f"{path} is not the key that run {run.run_id} is signed with",
                 fix="Use signing key and run.json of the same `heterorl-node init`.",
             )
-        return cls(key, run.run_id, raise_epoch(state_dir / EPOCH_FILE))
+        try:
+            published = HighWater.load(state_dir / PUBLISHED / HEAD_FILE).learner_epoch
+        except ValueError:
+            published = 0  # the store says so, and what to do
+        return cls(key, run.run_id, raise_epoch(state_dir / EPOCH_FILE, published=published))
 
 
-def raise_epoch(path: Path) -> int:
+def raise_epoch(path: Path, *, published: int = 0) -> int:
     """Return the epoch of this start, which is on disk by then: 1 the first time.
 
+    Args:
+        published: epoch of the versions in the learner's own store, which none that began later is below.
     Raises:
-        StartupError: the file does not hold a number.
+        StartupError: the file does not hold the number of the newest start.
         OSError: it cannot be written.
     """
     try:
@@ -61,5 +70,11 @@ def raise_epoch(path: Path) -> int:
             f"{path} does not hold a number",
             fix="Write the learner epoch that `heterorl-node status` shows into it",
         ) from error
+    if before < published:
+        raise StartupError(
+            f"{path} says that the newest start had epoch {before}, versions of epoch {published} were "
+            "published",
+            fix=f"Write {published} into it; where the directory is an older copy, restore the newest one.",
+        )
     write_public(path, f"{before + 1}\n".encode())
     return before + 1

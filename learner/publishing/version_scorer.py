@@ -10,7 +10,7 @@ the masters of one earlier version take the room of the gradients.
 
 import logging
 import random as randomness
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 DISTANCES: Final = (1, 2, 4, 8, 16, 32)
 """Versions to each side at which another one is looked for; drift grows with distance, so that the nearest of
 them leads to what drew the tokens."""
+
+MOST_GROUPS: Final = 8
+"""Groups that are scored with words that were read once: reading them is most of the work."""
 
 
 class Versions(Protocol):
@@ -64,77 +67,87 @@ class VersionScorer:
         self._micro_batch_tokens = micro_batch_tokens
         self._random = random
 
-    def score(self, group: RolloutGroup, newest: int) -> Scored | None:
-        """Return how far a group is from a version that it names; None: its words are not here any more.
+    def score(self, groups: Sequence[RolloutGroup], newest: int) -> dict[int, Scored | None]:
+        """Return how far groups are from a version that the first of them names, by their places.
+
+        The first alone is there, with None, where the words of that version are not here any more. Others
+        that do not name it are left out.
 
         Args:
-            group: that was trained on.
+            groups: of one sampler, that were trained on.
             newest: version of the learner; none that is newer drew a token.
         """
-        of_tokens = versions_of_tokens(group)
-        version = int(of_tokens[int(self._random() * len(of_tokens))])
+        of_first = versions_of_tokens(groups[0])
+        version = int(of_first[int(self._random() * len(of_first))])
+        naming = [place for place, one in enumerate(groups) if (versions_of_tokens(one) == version).any()]
+        chosen = {place: groups[place] for place in naming[:MOST_GROUPS]}
         try:
-            of_name = self._divergence(group, of=version, by=version)
-            named = Scored(group.group_id, version, float(of_name.mean()))
-            if named.nats > LEAST_NATS:
-                named = self._compared(group, named, of_name, newest=newest)
+            by_name = self._divergences(chosen, of=version, by=version)
+            scored = {
+                place: Scored(chosen[place].group_id, version, float(nats.mean()))
+                for place, nats in by_name.items()
+            }
+            self._look_around(chosen, scored, by_name, version=version, newest=newest)
         except (VersionGoneError, torch.OutOfMemoryError, MemoryError) as error:
             logger.info(
                 "group not scored again",
-                extra={"group_id": group.group_id, "version": version, "detail": str(error)},
+                extra={"group_id": groups[0].group_id, "version": version, "detail": str(error)},
             )
-            return None
-        is_far = named.other_version is not None
-        logger.log(
-            logging.INFO if is_far else logging.DEBUG,
-            "group scored again",
-            extra={
-                "group_id": group.group_id,
-                "sampler": group.sampler_id,
-                "version": version,
-                "nats": named.nats,
-                "other_version": named.other_version,
-                "other_nats": named.other_nats if is_far else None,
-                "is_misnamed": named.is_misnamed,
-            },
-        )
-        return named
+            return {0: None}
+        for place, one in scored.items():
+            _log(groups[place], one)
+        return dict(scored)
 
-    def _compared(
-        self, group: RolloutGroup, named: Scored, of_name: NDArray[np.float64], *, newest: int
-    ) -> Scored:
-        """Look for the version that drew the tokens: at growing distances, then around the nearest."""
-        published = [version for version in self._versions.published() if version <= newest]
-        tried = {named.version}
+    def _look_around(
+        self,
+        groups: Mapping[int, RolloutGroup],
+        scored: dict[int, Scored],
+        by_name: Mapping[int, NDArray[np.float64]],
+        *,
+        version: int,
+        newest: int,
+    ) -> None:
+        """Look for the versions that drew groups that are far from their name: further off, then nearer."""
+        published = [one for one in self._versions.published() if one <= newest]
+        tried = {version}
 
-        def nearer(found: Scored, others: Iterable[int]) -> Scored:
+        def look_at(others: Iterable[int]) -> None:
             for other in others:
-                if found.is_misnamed or other in tried:
+                far = {
+                    place: groups[place]
+                    for place, one in scored.items()
+                    if one.nats > LEAST_NATS and not one.is_misnamed
+                }
+                if other in tried or not far:
                     continue
                 tried.add(other)
                 try:
-                    of_other = self._divergence(group, of=named.version, by=other)
+                    by_other = self._divergences(far, of=version, by=other)
                 except VersionGoneError:
                     continue
-                is_misnamed, nats = fits_better(of_name, of_other), float(of_other.mean())
-                if is_misnamed or nats < found.other_nats:
-                    found = replace(found, other_version=other, other_nats=nats, is_misnamed=is_misnamed)
-            return found
+                for place, kl in by_other.items():
+                    scored[place] = _nearer(scored[place], by_name[place], kl, other=other)
 
         # Newer ones first: who names an older version than it draws from seems to need no correction.
         for sign in (1, -1):
-            named = nearer(named, (_nearest(named.version + sign * far, published) for far in DISTANCES))
+            look_at(_nearest(version + sign * far, published) for far in DISTANCES)
         for far in reversed(DISTANCES[:-2]):
-            if named.other_version is not None:
-                around = (named.other_version + far, named.other_version - far)
-                named = nearer(named, (_nearest(one, published) for one in around))
-        return named
+            nearest = min(scored.values(), key=lambda one: one.other_nats).other_version
+            if nearest is not None:
+                look_at(_nearest(nearest + sign * far, published) for sign in (1, -1))
 
-    def _divergence(self, group: RolloutGroup, *, of: int, by: int) -> NDArray[np.float64]:
+    def _divergences(
+        self, groups: Mapping[int, RolloutGroup], *, of: int, by: int
+    ) -> dict[int, NDArray[np.float64]]:
         """Estimate KL(what drew them || version ``by``) of each token that names version ``of``."""
         device = self._policy.device
         masters = {f"model.{name}": tensor.to(device) for name, tensor in self._versions.read(by).items()}
-        dtype = next(iter(self._policy.parameters.values())).dtype
+        return {place: self._divergence(group, masters, of=of, by=by) for place, group in groups.items()}
+
+    def _divergence(
+        self, group: RolloutGroup, masters: Mapping[str, Tensor], *, of: int, by: int
+    ) -> NDArray[np.float64]:
+        device, dtype = self._policy.device, next(iter(self._policy.parameters.values())).dtype
         batch = objective_batch([group], version=by, discount=lambda _: 1.0, dtype=dtype, device=device)
         logprob = batch.behaviour_logprob.clone()
         lengths = self._policy.scorer.row_tokens([group])
@@ -144,12 +157,39 @@ class VersionScorer:
             part = collate([group], rows, width=batch.mask.shape[1], dtype=dtype, device=device)
             given = (part.input_ids, part.positions, part.target_ids, part.temperature)
             with torch.no_grad():
-                of_part: Tensor = functional_call(self._policy.scorer, masters, given)
+                of_part: Tensor = functional_call(self._policy.scorer, dict(masters), given)
             logprob.view(-1)[part.places] = of_part.to(dtype)
         kl = kl_behaviour_learner(logprob[batch.mask], batch.behaviour_logprob[batch.mask])
         is_named = torch.from_numpy(versions_of_tokens(group) == of)
         of_named: NDArray[np.float64] = kl.double().cpu()[is_named].numpy()
         return of_named
+
+
+def _nearer(
+    scored: Scored, by_name: NDArray[np.float64], by_other: NDArray[np.float64], *, other: int
+) -> Scored:
+    """Return a group's score with another version, where that one fits it better than those tried before."""
+    is_misnamed, nats = fits_better(by_name, by_other), float(by_other.mean())
+    if not is_misnamed and nats >= scored.other_nats:
+        return scored
+    return replace(scored, other_version=other, other_nats=nats, is_misnamed=is_misnamed)
+
+
+def _log(group: RolloutGroup, scored: Scored) -> None:
+    is_far = scored.other_version is not None
+    logger.log(
+        logging.INFO if is_far else logging.DEBUG,
+        "group scored again",
+        extra={
+            "group_id": group.group_id,
+            "sampler": group.sampler_id,
+            "version": scored.version,
+            "nats": scored.nats,
+            "other_version": scored.other_version,
+            "other_nats": scored.other_nats if is_far else None,
+            "is_misnamed": scored.is_misnamed,
+        },
+    )
 
 
 def _nearest(version: int, published: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
     <directory>/000000000042/masters/*.safetensors     float32 masters, see ``tensor_files``
                              optimizer/*.safetensors   AdamW's moments and step counts
                              index.json                progress, place in the journal, digests of the files
+                                                       and of itself, see ``node.sealed``
 
 A checkpoint is staged, synced and renamed: it is there whole or not at all. The one before it stays, and the
 journal since then.
@@ -31,15 +32,19 @@ from learner.training.uncached_files import digest_of
 from learner.training.work_shares import Ranks
 from node import durable
 from node.errors import StartupError
+from node.sealed import sealed, unsealed
 from node.weights.format.layout import Layout
 
-FORMAT: Final = 2
+FORMAT: Final = 3
+"""Without a digest of index.json: 2."""
 
 _MASTERS: Final = "masters"
 _OPTIMIZER: Final = "optimizer"
 _INDEX: Final = "index.json"
 _STAGED: Final = "staged-"
 _OLD_INDEX: Final = "progress.json"
+_UNSEALED: Final = b', "format": 2}'
+"""The end of an index that older software wrote, and no flipped bit makes of a newer one's."""
 
 
 class CheckpointGoneError(StartupError):
@@ -109,7 +114,7 @@ class CheckpointStore:
         path, staged = self._directory / name, self._directory / f"{_STAGED}{name}"
         if path.exists():  # nothing but the progress has changed since
             index = replace(_index_in(path), progress=copy.progress, place=copy.place)
-            durable.write(path / _INDEX, (content := _as_json(index)))
+            durable.write(path / _INDEX, (content := _as_file(index)))
             return len(content)
         shutil.rmtree(staged, ignore_errors=True)
         is_staged = False
@@ -163,7 +168,7 @@ class CheckpointStore:
                 save_tensors(staged / name, tensors, group=group)
         files = {str(file.relative_to(staged)): digest_of(file) for file in staged.glob("*/*")}
         index = CheckpointIndex(self._origin, files, copy.progress, copy.place)
-        (staged / _INDEX).write_bytes(_as_json(index))
+        (staged / _INDEX).write_bytes(_as_file(index))
         for path in (staged / _MASTERS, staged / _OPTIMIZER, staged / _INDEX, staged):
             durable.sync(path)
 
@@ -289,8 +294,8 @@ def _empty_moments(policy: Policy, shapes: Mapping[str, torch.Size]) -> dict[str
     return moments
 
 
-def _as_json(index: CheckpointIndex) -> bytes:
-    return json.dumps(asdict(index)).encode()
+def _as_file(index: CheckpointIndex) -> bytes:
+    return sealed(json.dumps(asdict(replace(index, format=FORMAT))))
 
 
 def _index_in(path: Path) -> CheckpointIndex:
@@ -300,11 +305,11 @@ def _index_in(path: Path) -> CheckpointIndex:
             fix="Begin a new run: `heterorl-node export` of the version that wrote it makes the base model.",
         )
     try:
-        # json's own reader: pydantic's takes no NaN, which an effective sample size may be.
-        index = _AS_INDEX.validate_python(json.loads((path / _INDEX).read_bytes()))
+        data = (path / _INDEX).read_bytes()
+        index = _AS_INDEX.validate_python(unsealed(data, must_be_sealed=not data.endswith(_UNSEALED)))
     except (OSError, ValueError) as error:
         raise _damaged(path, f"{_INDEX}: {error}") from error
-    if index.format != FORMAT:
+    if index.format not in (FORMAT, FORMAT - 1):
         raise StartupError(
             f"checkpoint {path} has format {index.format}, this version of heterorl-node reads {FORMAT}",
             fix="Run the version that wrote it, or begin a new run with what it exports.",

@@ -36,8 +36,8 @@ class Findings:
 
     quarantines: dict[str, str]
     """Samplers to quarantine, with the reason; "" to release one."""
-    to_score: tuple[int, ...] = ()
-    """Places of groups to score by the versions that they name; tell ``scored`` of each."""
+    to_score: tuple[tuple[int, ...], ...] = ()
+    """As ``Found.to_score``."""
 
 
 class Evidence:
@@ -97,16 +97,16 @@ class Evidence:
         quarantines = {name: self._why(mismatch) for name, mismatch in found.beyond.items()}
         return Findings(quarantines | dict.fromkeys(found.content, ""), found.to_score)
 
-    def scored(
-        self, group: Observed, scored: Scored | None, *, is_probe: bool, took_s: float
-    ) -> dict[str, str]:
+    def scored(self, group: Observed, scored: Scored | None, *, is_probe: bool) -> dict[str, str]:
         """Add what a group shows by the version that it names; return quarantines, as ``Findings``."""
         outcome = "out of reach" if scored is None else "misnamed" if scored.is_misnamed else "measured"
         self._metrics.scored_groups.labels(outcome).inc()
-        why = self.mismatches.scored(
-            group, scored, is_probe=is_probe, took_s=took_s, now=self._clock.monotonic()
-        )
+        why = self.mismatches.scored(group, scored, is_probe=is_probe)
         return {} if why is None else {group.sampler_id: why}
+
+    def took(self, seconds: float) -> None:
+        """Note how long drawn groups took to score: it is a bounded share of the time."""
+        self.mismatches.took(seconds, now=self._clock.monotonic())
 
     def _add_teaching(self, line: StepLine, *, groups: int) -> None:
         taught = line.teaching_groups or 0

@@ -14,7 +14,7 @@ grows no staler.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -48,8 +48,9 @@ OnStep = Callable[[StepLine | None, Sequence[RolloutGroup]], None]
 """Told of a step that the log has with the groups it consumed, and of some batches that taught nothing. None:
 groups admitted before the first step. Must not block."""
 
-Score = Callable[[RolloutGroup, int], Scored | None]
-"""Scores a group by a version that it names, at the learner's version; None: its words are gone. Blocking."""
+Score = Callable[[Sequence[RolloutGroup], int], Mapping[int, Scored | None]]
+"""Scores groups by a version that the first of them names, at the learner's version: by their places, None
+where the words are gone; those that do not name it are left out. Blocking."""
 
 SKIPPED_STEPS_IN_A_ROW: Final = 3
 """One such batch is bad data; three of different groups mean a broken model or learning rate."""
@@ -375,22 +376,21 @@ class TrainingLoop:
             quarantined=quarantined,
         )
         quarantines = dict(findings.quarantines)
-        for place in findings.to_score:
-            scored, took_s = await self._scored(batch[place])
-            quarantines |= self._evidence.scored(
-                taken.observed[place],
-                scored,
-                is_probe=batch[place].sampler_id in quarantined,
-                took_s=took_s,
-            )
+        for places in findings.to_score:
+            is_probe = batch[places[0]].sampler_id in quarantined
+            scored = await self._scored([batch[place] for place in places], is_probe=is_probe)
+            for place, shown in scored.items():
+                observed = taken.observed[places[place]]
+                quarantines |= self._evidence.scored(observed, shown, is_probe=is_probe)
         for name, why in quarantines.items():
             self._drain.quarantine(name, why)
 
-    async def _scored(self, group: RolloutGroup) -> tuple[Scored | None, float]:
-        """Score a group by a version that it names; return how long that took, too."""
+    async def _scored(self, groups: Sequence[RolloutGroup], *, is_probe: bool) -> Mapping[int, Scored | None]:
         score, version, started_s = self._score, self.version, self._clock.monotonic()
-        scored = None if score is None else await self._in_thread(lambda: score(group, version))
-        return scored, self._clock.monotonic() - started_s
+        scored = {} if score is None else await self._in_thread(lambda: score(groups, version))
+        if not is_probe:
+            self._evidence.took(self._clock.monotonic() - started_s)
+        return scored
 
     async def _checkpoint_if_due(self, stopping: asyncio.Event) -> None:
         """Begin a checkpoint if one is due and none is being written; let training wait where it must."""

@@ -1,5 +1,6 @@
 """The public facts of a run: what every peer must be given to know friend from stranger."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -17,6 +18,7 @@ from node.errors import StartupError
 from node.identity.certificates import read_certificate
 from node.identity.files import cannot_read, write_public
 from node.limits import NAME_PATTERN
+from node.sealed import sealed, unsealed
 
 FILE_NAME: Final = "run.json"
 _FILE_BYTES: Final = 64 << 10
@@ -29,6 +31,17 @@ def _certificate(pem: bytes) -> bytes:
 
 def _bytes_of_hex(value: object) -> object:
     return bytes.fromhex(value) if isinstance(value, str) else value
+
+
+def _without_digest(data: bytes) -> bytes:
+    """Return a description as older software wrote it; what is none, as it is."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    if not isinstance(content, dict):
+        return data
+    return json.dumps({key: value for key, value in content.items() if key != "digest"}).encode()
 
 
 class RunDescription(BaseModel):
@@ -58,7 +71,10 @@ class RunDescription(BaseModel):
         )
         try:
             with path.open("rb") as file:
-                return cls.model_validate_json(file.read(_FILE_BYTES))
+                data = file.read(_FILE_BYTES)
+            description = cls.model_validate_json(_without_digest(data))
+            unsealed(data)
+            return description
         except OSError as error:
             raise cannot_read(path, error, fix=fix) from error
         except ValidationError as error:
@@ -66,7 +82,9 @@ class RunDescription(BaseModel):
             where = ".".join(map(str, first["loc"])) or "the file"
             what = f"{path} is not a run description: {where}: {first['msg']}"
             raise StartupError(what, fix=fix) from error
+        except ValueError as error:
+            raise StartupError(f"{path} is damaged: {error}", fix=fix) from error
 
     def save(self, path: Path) -> None:
         """Write ``run.json``."""
-        write_public(path, self.model_dump_json(indent=2).encode() + b"\n")
+        write_public(path, sealed(self.model_dump_json(indent=2)))

@@ -36,7 +36,7 @@ from node.weights.store.readers import Readers
 
 logger = logging.getLogger(__name__)
 
-_HEAD_FILE: Final = "head.json"
+HEAD_FILE: Final = "head.json"
 
 
 Listener = Callable[[], object]
@@ -358,12 +358,12 @@ class ArtifactStore:
         return True
 
     def _save(self, mark: HighWater) -> None:
-        mark.save(self._root / _HEAD_FILE)
+        mark.save(self._root / HEAD_FILE)
         self._mark = mark
 
     def _loaded_mark(self) -> HighWater:
         try:
-            return HighWater.load(self._root / _HEAD_FILE)
+            return HighWater.load(self._root / HEAD_FILE)
         except ValueError as error:
             logger.warning(
                 "the mark of the store is damaged; taken from what is retained",

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from node import durable
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
+from node.sealed import sealed, unsealed
 from node.weights.format.manifest import Manifest
 
 
@@ -86,10 +87,10 @@ class HighWater(BaseModel):
         Raises ValueError: the file is damaged. OSError: it cannot be read.
         """
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate(unsealed(path.read_bytes()))
         except FileNotFoundError:
             return cls()
 
     def save(self, path: Path) -> None:
         """Replace the file. The mark is on disk when this returns."""
-        durable.write(path, self.model_dump_json().encode())
+        durable.write(path, sealed(self.model_dump_json()))

@@ -16,6 +16,23 @@ def write(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
+def test_a_description_in_which_a_bit_flipped_is_refused_and_one_of_older_software_is_read(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path, now=NOW_S).run
+    path = tmp_path / "copy.json"
+    run.save(path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(StartupError):
+            RunDescription.load(path)
+    path.write_text(run.model_dump_json(indent=2))
+    assert RunDescription.load(path) == run
+
+
 def test_a_run_is_read_back_whole(tmp_path: Path) -> None:
     run = make_run(tmp_path, now=NOW_S).run
     run.save(tmp_path / "copy.json")

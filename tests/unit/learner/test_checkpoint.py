@@ -1,6 +1,7 @@
 import contextlib
 import errno
 import itertools
+import json
 import math
 import os
 import shutil
@@ -19,12 +20,13 @@ from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
-from learner.training.checkpoint import CheckpointStore
+from learner.training.checkpoint import CheckpointStore, newest_index
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.run import StepRecord, StepReport
+from node.sealed import unsealed
 from support.checkpoints import open_checkpoints, origin_of, save
 from support.groups import make_completion, make_group
 from support.step_settings import make_step_settings
@@ -158,6 +160,26 @@ def test_a_damaged_checkpoint_is_refused_by_file_and_the_one_before_it_is_the_wa
     assert open_checkpoints(tmp_path, policy).restore(policy, optimizer)[0].version == 1
 
 
+def test_no_flipped_bit_of_an_index_is_loaded_and_an_index_of_older_software_is(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    policy, optimizer = learner(model_dir)
+    store = open_checkpoints(tmp_path, policy)
+    save(store, policy, optimizer, Progress(1, trained_slots=((0, 12), (14, 900))))
+    path = tmp_path / "000000000001" / "index.json"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        with pytest.raises(StartupError, match="is damaged"):
+            newest_index(tmp_path)
+    path.write_text(json.dumps(unsealed(whole) | {"format": 2}))
+    assert store.restore(policy, optimizer)[0].trained_slots == ((0, 12), (14, 900))
+    save(store, policy, optimizer, Progress(1))
+    assert unsealed(path.read_bytes(), must_be_sealed=True)["format"] == 3
+
+
 def test_a_checkpoint_of_another_model_or_run_is_refused(model_dir: Path, tmp_path: Path) -> None:
     policy, optimizer = learner(model_dir)
     save(open_checkpoints(tmp_path / "checkpoints", policy), policy, optimizer, Progress(1))
@@ -182,6 +204,10 @@ def test_the_epoch_is_higher_at_every_start(tmp_path: Path) -> None:
     (tmp_path / "epoch").write_text("")
     with pytest.raises(StartupError, match="epoch"):
         raise_epoch(tmp_path / "epoch")
+    (tmp_path / "epoch").write_text("1\n")
+    with pytest.raises(StartupError, match="says that the newest start had epoch 1, versions of epoch 3"):
+        raise_epoch(tmp_path / "epoch", published=3)
+    assert (tmp_path / "epoch").read_text() == "1\n"
 
 
 def test_every_step_has_one_line_whenever_the_learner_was_killed(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest
-from node.weights.store.high_water import HighWater
+from node.weights.store.high_water import Head, HighWater
 from node.weights.store.offers import admit_offer, is_behind, surplus, takeable
 from support.weights import Learner
 
@@ -148,3 +149,20 @@ def test_the_way_to_a_version_under_evaluation_is_kept_for_those_that_are_slow()
     gone = surplus(made, wanted=(9, 3), retained_keyframes=2)
     assert gone == surplus(made, wanted=(9,), retained_keyframes=2) - {each.key for each in STEPS[:3]}
     assert gone == {artifact(0).key, STEPS[3].key}
+
+
+def test_no_flipped_bit_of_a_mark_is_read_and_a_mark_of_older_software_is(tmp_path: Path) -> None:
+    path = tmp_path / "head.json"
+    mark = HighWater(
+        learner_epoch=3, head=Head(number=12, root="0" * 32, learner_epoch=3, published_at_s=1e9)
+    )
+    mark.save(path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError):  # noqa: PT011 - JSON's, pydantic's or ours
+            HighWater.load(path)
+    path.write_text(mark.model_dump_json())
+    assert HighWater.load(path) == mark
