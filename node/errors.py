@@ -97,13 +97,18 @@ class Reason(enum.StrEnum):
 
 
 _SUSPICIOUS = frozenset(
-    map(
-        Reason,
-        (
-            "unauthenticated expired token_refused wrong_role foreign_run fenced rollback bad_signature "
-            "damaged too_often"
-        ).split(),
-    )
+    {
+        Reason.UNAUTHENTICATED,
+        Reason.EXPIRED,
+        Reason.TOKEN_REFUSED,
+        Reason.WRONG_ROLE,
+        Reason.FOREIGN_RUN,
+        Reason.FENCED,
+        Reason.ROLLBACK,
+        Reason.BAD_SIGNATURE,
+        Reason.DAMAGED,
+        Reason.TOO_OFTEN,
+    }
 )
 
 

@@ -1,4 +1,4 @@
-"""What became of the copies of a ledger: `ledger backup` writes it beside the ledger, metrics show it.
+"""Outcomes of copying a ledger: `ledger backup` writes them beside it, the coordinator shows them as metrics.
 
 copy made  --> made_at_s, no failures        copy failed --> one failure more, made_at_s stays
 """
