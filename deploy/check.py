@@ -32,11 +32,16 @@ EXPOSURE_LIMIT: Final = 1.2
 """Exposure, from systemd's 0 (sealed) to 10. Left are sockets, memory that torch may execute, and, for
 programs, namespaces without a network."""
 
+ROOT_EXPOSURE: Final = 0.1
+"""More, where a unit reads the folder of a user that exists only while its own unit runs."""
+
 GPU_EXPOSURE: Final = 0.2
 """More, where a drop-in opens devices."""
 
 KUBERNETES_VERSIONS: Final = ("1.29.0", "1.33.0", "1.37.0")
 """Kubernetes releases whose schemas the manifests are held to: the oldest supported, and newer ones."""
+
+ROOT_UNITS: Final = ("heterorl-backup",)
 
 CUSTOM_KINDS: Final = ("PodMonitor",)
 """Kinds that are not Kubernetes' own, so that it has no schema for them."""
@@ -97,18 +102,20 @@ def unit_complaints(units: Path, name: str) -> list[str]:
     """
     unit = f"{name}.service"
     limit = EXPOSURE_LIMIT + GPU_EXPOSURE * (units / f"{unit}.d").is_dir()
+    limit += ROOT_EXPOSURE * (name in ROOT_UNITS)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         installed = root / "etc/systemd/system"
         shutil.copytree(units, installed, ignore=shutil.ignore_patterns("*.md"))
-        for target in ("basic", "multi-user", "network-online", "shutdown", "sysinit"):
+        for target in ("basic", "multi-user", "network-online", "shutdown", "sysinit", "timers"):
             (installed / f"{target}.target").write_text("[Unit]\n")
-        for program in ("heterorl-node", "python"):
-            path = root / "opt/heterorl-node/bin" / program
+        for program in ("opt/heterorl-node/bin/heterorl-node", "opt/heterorl-node/bin/python", "bin/sh"):
+            path = root / program
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("#!/bin/sh\n")
             path.chmod(0o755)
-        verified = run_tool("systemd-analyze", "verify", f"--root={root}", "--man=no", unit)
+        timers = [timer.name for timer in installed.glob(f"{name}.timer")]
+        verified = run_tool("systemd-analyze", "verify", f"--root={root}", "--man=no", unit, *timers)
         judged = run_tool(
             "systemd-analyze", "security", f"--root={root}", "--offline=true", "--no-pager",
             f"--threshold={limit * 10:.0f}", unit,
@@ -149,7 +156,7 @@ def chart_complaints(chart: Path) -> list[str]:
     complaints = run_tool("helm", "lint", "--strict", chart).complaints
     if complaints:
         return complaints
-    documents, complaints = charted(chart)
+    documents, complaints = charted(chart, "--set=sealSamplers=true")
     return complaints or schema_complaints(documents)
 
 
@@ -281,7 +288,7 @@ def all_checks() -> Iterator[Check]:
         for role in ROLES:
             file = folder / f"{role}.toml"
             yield f"config {file.relative_to(DEPLOY)}", partial(config_complaints, role, file)
-    for unit in (*(f"heterorl-node@{role}" for role in ROLES), "heterorl-programs@0"):
+    for unit in (*(f"heterorl-node@{role}" for role in ROLES), "heterorl-programs@0", *ROOT_UNITS):
         yield f"systemd {unit}", partial(unit_complaints, DEPLOY / "systemd", unit)
     ranks = DEPLOY / "k8s/overlays/ranks"
     yield (

@@ -2,6 +2,10 @@
 
 A line is written after the step's entry in the journal. A learner killed between the two writes it at its
 next start, so that every version has exactly one line.
+
+    steps.jsonl --PART_BYTES--> steps-000000021000.jsonl (up to that version), and a new steps.jsonl
+
+A full part is never written again: it may be compressed or moved away while the learner runs.
 """
 
 import dataclasses
@@ -19,6 +23,10 @@ from node import durable
 from node.errors import StartupError
 from node.rollout import Finish, RolloutGroup
 from node.run import StepReport
+from node.step_log_parts import part_of, parts_of
+
+PART_BYTES: Final = 64 << 20
+"""A part has some 20 000 steps of 32 groups, at 3 kB each; the log's readers hold a line at a time."""
 
 _TAIL_BYTES: Final = 4 << 20
 """More than the longest line: 65 536 groups of 40 bytes."""
@@ -160,10 +168,11 @@ class StepLine:
 
 
 class StepLog:
-    """Appends lines of growing versions to a file."""
+    """Appends lines of growing versions to a file, and sets it aside when it is full."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, part_bytes: int = PART_BYTES) -> None:
         self._path = path
+        self._part_bytes = part_bytes
 
     def append(self, line: StepLine) -> None:
         """Write one line; durable on return.
@@ -171,6 +180,8 @@ class StepLog:
         Raises:
             OSError: the disk is full or failing; the file is as it was.
         """
+        if self._path.exists() and self._path.stat().st_size >= self._part_bytes:
+            durable.rename(self._path, part_of(self._path, version=_version_of(self._tail())))
         durable.append(self._path, line.to_json().encode() + b"\n")
 
     def catch_up(self, newest: StepLine | None) -> None:
@@ -185,8 +196,9 @@ class StepLog:
             start = file.seek(max(0, end - _TAIL_BYTES))
             whole, newline, _ = file.read().rpartition(b"\n")
             file.truncate(start + len(whole) + len(newline))
-        last = whole.rpartition(b"\n")[2]
-        logged = int(json.loads(last)["version"]) if last else 0
+        logged = _version_of(whole)
+        if not logged and (parts := parts_of(self._path)):
+            logged = parts[-1].version  # killed between the renaming and the next line
         known = 0 if newest is None else newest.report.version
         if logged > known:
             raise StartupError(
@@ -196,3 +208,14 @@ class StepLog:
             )
         if newest is not None and logged < known:
             self.append(newest)
+
+    def _tail(self) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return file.read()
+
+
+def _version_of(lines: bytes) -> int:
+    """Return the version of the last of whole lines; 0: there is none."""
+    last = lines.rstrip(b"\n").rpartition(b"\n")[2]
+    return int(json.loads(last)["version"]) if last else 0

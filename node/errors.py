@@ -98,14 +98,16 @@ class Reason(enum.StrEnum):
 
 _SUSPICIOUS = frozenset(
     {
-        *(
-            Reason.UNAUTHENTICATED,
-            Reason.EXPIRED,
-            Reason.TOKEN_REFUSED,
-            Reason.WRONG_ROLE,
-            Reason.FOREIGN_RUN,
-        ),
-        *(Reason.FENCED, Reason.ROLLBACK, Reason.BAD_SIGNATURE, Reason.DAMAGED, Reason.TOO_OFTEN),
+        Reason.UNAUTHENTICATED,
+        Reason.EXPIRED,
+        Reason.TOKEN_REFUSED,
+        Reason.WRONG_ROLE,
+        Reason.FOREIGN_RUN,
+        Reason.FENCED,
+        Reason.ROLLBACK,
+        Reason.BAD_SIGNATURE,
+        Reason.DAMAGED,
+        Reason.TOO_OFTEN,
     }
 )
 

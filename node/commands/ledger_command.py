@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Final
 
 from node.commands.terminal import add_coordinator_state
+from node.coordinator.ledger.backup_record import FILE_NAME as BACKUPS_FILE
+from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.ledger.ledger_check import Findings, examine
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import FILE_NAME
@@ -101,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if arguments.database is not None:
                 findings = _exchange().back_up_database(arguments.database, to=arguments.to)
             else:
-                findings = back_up(_ledger(arguments.state_dir), to=arguments.to)
+                findings = _back_up(_ledger(arguments.state_dir), to=arguments.to)
             _show(findings, "backed up", as_json=arguments.json)
         case "verify":
             return _verify(arguments.file, arguments.steps, as_json=arguments.json)
@@ -112,6 +114,24 @@ def _run(arguments: argparse.Namespace) -> int:
         case "restore":
             _restore(arguments)
     return ExitCode.DRAINED
+
+
+def _back_up(ledger: Path, *, to: Path) -> Findings:
+    """Copy a ledger, and note beside it what came of that, for the coordinator's metrics."""
+    note = ledger.with_name(BACKUPS_FILE)
+    record = BackupRecord.load(note)
+    try:
+        findings = back_up(ledger, to=to)
+        record = BackupRecord(made_at_s=time.time(), made_to=str(to))
+    except StartupError as error:
+        record = record.after_failure(str(error))
+        raise
+    finally:
+        try:
+            record.save(note)
+        except OSError as error:
+            _say(f"{note} cannot be written ({error.strerror}): the coordinator's metrics do not show this.")
+    return findings
 
 
 def _verify(path: Path, steps: Path | None, *, as_json: bool) -> int:

@@ -23,6 +23,8 @@ from node.coordinator.data.row_sources import open_rows
 from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.held_back import FILE_NAME as HELD_BACK_FILE
 from node.coordinator.held_back import HeldBack
+from node.coordinator.ledger.backup_record import FILE_NAME as BACKUPS_FILE
+from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
@@ -94,6 +96,7 @@ async def build(context: RoleContext) -> list[Service]:
     if config.ledger is not None:
         return [await _candidate(context, config, config.ledger, metrics)]
     metrics.leads.set(1)
+    metrics.backups.record = partial(BackupRecord.load, context.state_dir / BACKUPS_FILE)
     ledger = Ledger.open(context.state_dir / LEDGER_FILE, run_id=context.run.run_id)
     return [await _coordinator(context, config, metrics, ledger)]
 

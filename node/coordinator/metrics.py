@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Final, TypeAlias
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.survey import NOTHING_SEEN, FleetSurvey
+from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.failure import FAULTS, Failure
@@ -47,8 +49,10 @@ class CoordinatorMetrics:
         self._make_of_fleet(new)
         self._make_of_checks(new)
         self._peers, self.evaluations = _PeerCollector(), _EvaluationCollector()
+        self.backups = _BackupCollector()
         registry.register(self._peers)
         registry.register(self.evaluations)
+        registry.register(self.backups)
 
     def _make_of_groups(self, new: MetricFactory) -> None:
         self.groups = new.counter(
@@ -304,3 +308,26 @@ class _PeerCollector(Collector):
             )
             add_summary(whole, {}, survey.samplers[measure])
             yield whole
+
+
+class _BackupCollector(Collector):
+    """Copies of the ledger as metrics; none where the ledger is a database, which has backups of its own."""
+
+    def __init__(self) -> None:
+        self.record: Callable[[], BackupRecord] | None = None
+        """Returns what is on disk now."""
+
+    def collect(self) -> Iterator[Metric]:
+        age = GaugeMetricFamily(
+            "heterorl_coordinator_backup_age_seconds",
+            "Since `ledger backup` made the newest copy of the ledger; infinite before the first.",
+        )
+        failures = GaugeMetricFamily(
+            "heterorl_coordinator_backup_failures",
+            "Attempts in a row to copy the ledger that failed since the newest copy.",
+        )
+        if self.record is not None:
+            record = self.record()
+            age.add_metric([], record.age_s(now=time.time()))
+            failures.add_metric([], record.failures)
+        yield from (age, failures)

@@ -14,7 +14,7 @@ from learner.journal.progress import NewsEntry, Progress, Rollback, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
-from learner.step_log import StepLine, StepLog, TrainedGroup
+from learner.step_log import PART_BYTES, StepLine, StepLog, TrainedGroup
 from learner.training.checkpoint import CheckpointCopy
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
@@ -25,6 +25,7 @@ from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup
 from node.run import StepReport
+from node.step_log_parts import files_of
 from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.public_base import PublicBase
@@ -306,28 +307,32 @@ def test_a_small_file_is_the_old_one_or_the_new_one(
 
 
 @EVERY_STOP
+@pytest.mark.parametrize("part_bytes", [1, PART_BYTES])
 def test_every_step_that_was_told_of_has_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Stop, part_bytes: int
 ) -> None:
     told, durable_step = Acknowledged(), Acknowledged()
 
     def live(directory: Path) -> None:
         told.newest = 0
-        log = StepLog(directory / "steps.jsonl")
+        log = StepLog(directory / "steps.jsonl", part_bytes=part_bytes)
         log.catch_up(step_line(durable_step.newest) if durable_step.newest else None)
         for version in range(durable_step.newest + 1, 4):
             durable_step.say(version)  # its journal entry is there
             log.append(step_line(version))
             told.say(version)
 
+    def content(directory: Path) -> bytes:
+        files = files_of(directory / "steps.jsonl")
+        return b"".join(path.read_bytes() for path in files if path.exists())
+
     def versions(directory: Path) -> list[int]:
-        return [json.loads(line)["version"] for line in (directory / "steps.jsonl").read_text().splitlines()]
+        return [json.loads(line)["version"] for line in content(directory).splitlines()]
 
     stops = 0
     for directory in every_stop(tmp_path, monkeypatch, stop=stop, live=live, told=(told, durable_step)):
         stops += 1
-        found = (directory / "steps.jsonl").read_bytes() if (directory / "steps.jsonl").exists() else b""
-        assert found.count(b"\n") >= told.newest
+        assert content(directory).count(b"\n") >= told.newest
         live(directory)
         assert versions(directory) == [1, 2, 3]
     assert stops >= 4

@@ -1,6 +1,7 @@
 """Backup, verify and restore on real files and real processes; a ledger that lost its -wal."""
 
 import json
+import math
 import shutil
 import signal
 import sqlite3
@@ -9,14 +10,18 @@ import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from node.commands.cli import main
+from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.ledger.ledger_check import examine, read_evaluations
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.evaluation.scores import PromptScore
@@ -157,6 +162,46 @@ def test_a_copy_that_cannot_be_finished_leaves_the_one_before(ledger: Path, tmp_
         back_up(ledger, to=copy)
     assert copy.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.sqlite", "state"]
+
+
+def shown(ledger: Path) -> tuple[float, float]:
+    """Return age and failures of the copies, as the coordinator's metrics have them."""
+    registry = CollectorRegistry()
+    CoordinatorMetrics(registry).backups.record = partial(BackupRecord.load, ledger.with_name("backups.json"))
+    names = ("backup_age_seconds", "backup_failures")
+    age, failures = (registry.get_sample_value(f"heterorl_coordinator_{name}") for name in names)
+    assert age is not None
+    assert failures is not None
+    return age, failures
+
+
+def test_the_coordinator_shows_how_old_the_newest_copy_is_and_how_many_attempts_failed_since(
+    ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(ledger, 1)
+    state, copy = ledger.parents[1], tmp_path / "backups" / "ledger.sqlite"
+    command = ["ledger", "backup", "--state-dir", str(state), "--to"]
+    assert shown(ledger) == (math.inf, 0)
+    (tmp_path / "file").touch()
+    for failures in (1, 2):
+        assert main([*command, str(tmp_path / "file" / "ledger.sqlite")]) == 3
+        assert shown(ledger) == (math.inf, failures)
+    assert main([*command, str(copy)]) == 0
+    age_s, since = shown(ledger)
+    assert 0 <= age_s < 100
+    assert since == 0
+    assert main([*command, str(tmp_path / "file" / "ledger.sqlite")]) == 3
+    assert shown(ledger)[1] == 1
+    assert shown(ledger)[0] < 100
+    ledger.with_name("backups.json").write_text("half of it")
+    assert shown(ledger) == (math.inf, 0)
+    capsys.readouterr()
+
+
+def test_without_a_file_for_a_ledger_there_is_nothing_to_show() -> None:
+    registry = CollectorRegistry()
+    CoordinatorMetrics(registry)
+    assert registry.get_sample_value("heterorl_coordinator_backup_age_seconds") is None
 
 
 def test_the_ledger_itself_is_no_place_for_its_backup(ledger: Path) -> None:

@@ -13,6 +13,7 @@ from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import reading
 from node.coordinator.work.step_history import Hello
 from node.failure import Failure
+from node.step_log_parts import part_of
 from support.ledgers import open_desk
 
 STEPS = 4
@@ -119,6 +120,25 @@ def test_a_log_that_tells_another_story_is_told_where(
     code, story = verify(run, capsys)
     assert code == 1
     assert said in story["contradictions"][0]
+
+
+def test_a_log_in_parts_is_read_from_its_first_part_and_older_parts_may_be_gone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = read(run / "steps.jsonl")
+    log = run / "steps.jsonl"
+    write(part_of(log, version=1), lines[:1])
+    write(part_of(log, version=2), lines[1:2])
+    write(log, lines[2:])
+    code, story = verify(run, capsys)
+    assert (code, story["steps"], story["first_version"]) == (0, len(lines), 1)
+    part_of(log, version=1).unlink()
+    code, story = verify(run, capsys)
+    assert (code, story["steps"], story["first_version"]) == (0, len(lines) - 1, 2)
+    part_of(log, version=2).rename(run / "elsewhere.jsonl")
+    write(part_of(log, version=1), lines[:1])
+    code, story = verify(run, capsys)
+    assert (code, story["contradictions"]) == (1, ["the log's line 2 is of version 3"])
 
 
 @pytest.mark.parametrize(

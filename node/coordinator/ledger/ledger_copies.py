@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -63,7 +63,8 @@ def back_up(ledger: Path, *, to: Path) -> Findings:
             fix="Check both paths, their permissions and the free space.",
         ) from error
     finally:
-        staged.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made, it cannot be removed
+            staged.unlink(missing_ok=True)
     return replace(findings, path=str(to))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from node.coordinator.ledger.ledger_check import lost_ranges, reading
 from node.coordinator.work.slots import parse_group_id
 from node.errors import StartupError
+from node.step_log_parts import files_of
 
 _SHOWN: Final = 5
 """Contradictions reported; the rest are alike."""
@@ -35,6 +36,8 @@ class Story:
     log: str
     steps: int
     """In the log."""
+    first_version: int
+    """Version of its first line: above 1 where older parts of the log were moved away; 0: it is empty."""
     untold_steps: int
     """Newest ones, of which the ledger has not heard."""
     contradictions: tuple[str, ...]
@@ -52,12 +55,12 @@ def compare(ledger: Path, log: Path) -> Story:
         connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing
         comparison = _Comparison(connection)
         contradictions = tuple(islice(comparison.contradictions(log_lines(log)), _SHOWN))
-    return Story(str(log), comparison.steps, comparison.untold, contradictions)
+    return Story(str(log), comparison.steps, comparison.first, comparison.untold, contradictions)
 
 
 class _Comparison:
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self.steps = self.untold = 0
+        self.steps = self.first = self.untold = 0
         self._connection = connection
         (self._last,) = connection.execute("SELECT coalesce(max(version), 0) FROM steps").fetchone()
         self._lost = lost_ranges(connection)
@@ -66,7 +69,8 @@ class _Comparison:
         for line in lines:
             self.steps += 1
             version = line["version"]
-            if version != self.steps:
+            self.first = self.first or version
+            if version != self.first + self.steps - 1:
                 yield f"the log's line {self.steps} is of version {version}"
                 return
             told = self._connection.execute(_TOLD, [version]).fetchone()
@@ -76,8 +80,9 @@ class _Comparison:
                 self.untold += 1
             elif not any(version in lost for lost in self._lost):
                 yield f"the log has step {version}, the ledger goes on to {self._last} without it"
-        if self._last > self.steps:
-            yield f"the ledger has steps up to {self._last}, the log ends with {self.steps}"
+        ends_with = self.first + self.steps - 1 if self.steps else 0
+        if self._last > ends_with:
+            yield f"the ledger has steps up to {self._last}, the log ends with {ends_with}"
 
     def _differences(
         self, version: int, logged: list[dict[str, Any]], ids: list[str], staleness: list[int]
@@ -102,16 +107,17 @@ class _Comparison:
 
 
 def log_lines(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a learner's log of steps that are written to their ends.
+    """Yield the lines of a learner's log of steps that are written to their ends, its full parts first.
 
     Raises:
         StartupError: the log is not there, or a line of it is not a step's.
     """
     try:
-        with log.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):  # else it is being written
-                    yield _parsed(line, f"line {number} of {log}")
+        for path in files_of(log):
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.endswith(b"\n"):  # else it is being written
+                        yield _parsed(line, f"line {number} of {path}")
     except FileNotFoundError as error:
         raise StartupError(
             f"there is no log of steps at {log}", fix="It is learner/steps.jsonl in the learner's state_dir."

@@ -135,6 +135,29 @@ def test_prometheus_scrapes_where_the_coordinator_shows_its_metrics(folder: str)
     assert port(target) == port(config("coordinator", folder).telemetry.http_listen)
 
 
+def test_every_alert_reaches_somebody_by_its_urgency() -> None:
+    monitoring = DEPLOY / "monitoring"
+    server = yaml.safe_load((monitoring / "prometheus.yml").read_text())
+    [sent_to] = server["alerting"]["alertmanagers"]
+    assert sent_to["static_configs"] == [{"targets": ["127.0.0.1:9093"]}]
+    sent = yaml.safe_load((monitoring / "alertmanager.yml").read_text())
+    by_urgency = {route["matchers"][0]: route["receiver"] for route in sent["route"]["routes"]}
+    assert by_urgency == {'severity = "page"': "pages"}
+    assert sent["route"]["receiver"] == "tickets"
+    assert {receiver["name"] for receiver in sent["receivers"]} == {"pages", "tickets"}
+    rules = yaml.safe_load((monitoring / "rules.yml").read_text())["groups"]
+    urgencies = {rule["labels"]["severity"] for group in rules for rule in group["rules"]}
+    assert urgencies == {"page", "ticket"}
+
+
+def test_composes_prometheus_differs_from_ours_in_addresses_only() -> None:
+    composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    ours = (DEPLOY / "monitoring/prometheus.yml").read_text().replace("127.0.0.1:9464", "heterorl-hub:9464")
+    wanted = yaml.safe_load(ours.replace("127.0.0.1:9093", "alertmanager:9093"))
+    assert yaml.safe_load(composed["configs"]["prometheus"]["content"]) == wanted
+    assert {"alertmanager", "prometheus"} <= composed["services"].keys()
+
+
 @pytest.mark.parametrize("role", ["coordinator", "learner"])
 def test_a_pod_lays_out_what_init_made_once_and_as_secret_as_it_was(role: str, tmp_path: Path) -> None:
     init_run(tmp_path / "run", run_id="seeds", hosts=[], now=0.0)

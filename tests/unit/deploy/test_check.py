@@ -40,7 +40,8 @@ def damage(file: Path, old: str, new: str) -> None:
 @pytest.mark.needs("systemd-analyze")
 class TestUnits:
     def test_the_unit_and_its_drop_ins_pass(self) -> None:
-        for unit in ("heterorl-node@sampler", "heterorl-node@learner", "heterorl-programs@0"):
+        units = ("heterorl-node@sampler", "heterorl-node@learner", "heterorl-programs@0", *check.ROOT_UNITS)
+        for unit in units:
             assert check.unit_complaints(check.DEPLOY / "systemd", unit) == []
 
     def test_a_key_systemd_would_ignore_is_a_complaint(self, tmp_path: Path) -> None:
@@ -48,6 +49,11 @@ class TestUnits:
         damage(units / "heterorl-node@.service", "WatchdogSec=", "WatchdogSeconds=")
         (complaint,) = check.unit_complaints(units, "heterorl-node@learner")
         assert complaint.endswith("Unknown key 'WatchdogSeconds' in section [Service], ignoring.")
+
+    def test_a_fault_in_a_timer_is_a_complaint(self, tmp_path: Path) -> None:
+        units = copy("systemd", tmp_path)
+        damage(units / "heterorl-backup.timer", "OnCalendar=hourly", "OnCalendar=often")
+        assert "heterorl-backup.timer" in "".join(check.unit_complaints(units, "heterorl-backup"))
 
     def test_a_fault_in_a_drop_in_is_a_complaint_for_its_instance_only(self, tmp_path: Path) -> None:
         units = copy("systemd", tmp_path)

@@ -73,6 +73,67 @@ def test_values_change_what_they_say(tmp_path: Any) -> None:
 
 
 @pytest.mark.needs("helm")
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("--set=relicas.heterorl-sampler=3", "'relicas' not allowed"),
+        ("--set=replicas.sampler=3", "'sampler' not allowed"),
+        ("--set=images.sampler=x", "'sampler' not allowed"),
+        ("--set=gpus.samplers=2", "'samplers' not allowed"),
+        ("--set=config.samplr=x", "'samplr' not allowed"),
+        ("--set=bootstrap.tokenuses=3", "'tokenuses' not allowed"),
+        ("--set=hub.service=NodePort", "must be one of"),
+        ("--set=modelGigabytes=7B", "want integer"),
+        ('--set-json=overrides={"statefulset/heterorl-hub":{}}', "does not match pattern"),
+        (
+            '--set-json=overrides={"StatefulSet/heterorl-hubb":{}}',
+            "nothing is named StatefulSet/heterorl-hubb",
+        ),
+        (
+            '--set-json=overrides={"PodMonitor/heterorl":{}} --set=podMonitor=false',
+            "nothing is named PodMonitor",
+        ),
+    ],
+)
+def test_a_misspelt_value_is_an_error(value: str, said: str) -> None:
+    _, complaints = check.charted(CHART, *value.split(" "))
+    assert said in "".join(complaints)
+
+
+@pytest.mark.needs("helm")
+def test_volumes_follow_the_models_size_and_no_replica_is_none() -> None:
+    objects = charted("--set=modelGigabytes=16,replicas.heterorl-verifier=0")
+    requested = {}
+    for name in ("hub", "relay", "learner", "sampler", "verifier"):
+        spec = objects["StatefulSet", f"heterorl-{name}"]["spec"]
+        (claim,) = spec["volumeClaimTemplates"]
+        requested[name] = claim["spec"]["resources"]["requests"]["storage"]
+    assert requested == {
+        "hub": "190Gi", "relay": "190Gi", "learner": "660Gi", "sampler": "76Gi", "verifier": "1Gi",
+    }  # fmt: skip
+    assert objects["StatefulSet", "heterorl-verifier"]["spec"]["replicas"] == 0
+
+
+@pytest.mark.needs("helm")
+def test_sealed_samplers_reach_the_ports_of_hub_and_relay_and_a_name_server() -> None:
+    assert ("NetworkPolicy", "heterorl-sealed") not in charted()
+    objects = charted("--set=sealSamplers=true")
+    policy = objects["NetworkPolicy", "heterorl-sealed"]["spec"]
+    assert policy["policyTypes"] == ["Egress"]
+    reached = {}
+    for rule in policy["egress"]:
+        (to,) = rule["to"]
+        (name,) = to["podSelector"]["matchLabels"].values()
+        reached[name] = sorted({entry["port"] for entry in rule["ports"]})
+    listened = {}
+    for name in ("heterorl-hub", "heterorl-relay"):
+        spec = objects["StatefulSet", name]["spec"]["template"]["spec"]
+        ports = {port["name"]: port["containerPort"] for port in spec["containers"][0]["ports"]}
+        listened[name] = sorted(port for port_name, port in ports.items() if port_name != "metrics")
+    assert reached == {**listened, "kube-dns": [53]}
+
+
+@pytest.mark.needs("helm")
 def test_a_run_made_by_hand_needs_no_job() -> None:
     assert {name for _, name in charted("--set=bootstrap.enabled=false")} & {"heterorl-bootstrap"} == set()
 
