@@ -32,7 +32,7 @@ _UNKNOWN: Final = Estimate(math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a step's groups show of their samplers."""
+    """Evidence of a step's groups about their samplers."""
 
     quarantines: dict[str, str]
     """Samplers to quarantine, with the reason; "" to release one."""

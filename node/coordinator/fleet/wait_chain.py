@@ -94,7 +94,7 @@ class Facts:
     """Finished, graded and not trained on."""
     batch_groups: int
     own_fault: str = ""
-    """What of the coordinator itself does not work; empty: nothing."""
+    """The part of the coordinator itself that does not work; empty: all work."""
     own_fault_s: float = 0.0
     own_fault_fix: str = ""
     paused: str = ""

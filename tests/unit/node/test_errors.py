@@ -28,6 +28,7 @@ def test_only_waiting_and_planning_again_are_retried(reason: Reason) -> None:
 def test_a_peer_stops_only_where_its_identity_or_configuration_is_wrong() -> None:
     assert {reason for reason in Reason if reason.recovery is Recovery.STOP} == {
         Reason.UNAUTHENTICATED,
+        Reason.REVOKED,
         Reason.WRONG_ROLE,
         Reason.FOREIGN_RUN,
         Reason.PROTOCOL_MISMATCH,
