@@ -4,7 +4,7 @@ BIN := .venv/bin
 GEN := .venv-proto/bin
 PROTOS := $(sort $(wildcard proto/heterorl/v1/*.proto))
 
-.PHONY: browser fuzz help install demo real test deep test-gpu test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
+.PHONY: browser fuzz help install demo real test slowest deep test-gpu test-vllm kills mutants restores simulate neon check lint types layers docs proto proto-check proto-breaking deploy-check format wheel-check clean
 
 # What follows from these is installed anew when they change; each command asks for no more than it needs.
 SOURCES := pyproject.toml deploy/constraints.txt deploy/hatch_build.py $(wildcard node/weights/codec/native/*.[ch])
@@ -58,7 +58,11 @@ real: $(BIN)/.demo $(if $(filter reasoning_gym,$(TASK)),needs-tasks $(BIN)/.comp
 test: needs-test $(BIN)/.test ## Every test; needs no GPU and no network
 	$(COMPILED)
 	$(FETCHED)
-	$(BIN)/pytest -q -n 4 --dist worksteal -m "not gpu"
+	$(BIN)/pytest -q -n 4 --dist worksteal -m "not gpu" $(if $(REPORT),--junitxml $(REPORT))
+
+slowest: needs-test $(BIN)/.test ## The tests that take longest, and those that wait longest without computing (alone, about 10 minutes)
+	$(COMPILED)
+	$(BIN)/pytest -q -n 1 -m "not gpu" --slowest 20
 
 test-gpu: $(BIN)/.test ## The tests that need a GPU, on a machine that has one
 	$(COMPILED)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import yaml
 
+from deploy.image_context import image_wheel_complaints
 from deploy.monitoring.grafana import plain_query
 from deploy.needs import sentence, tool_path
 
@@ -178,6 +179,12 @@ def image_complaints(dockerfile: Path) -> list[str]:
     return run_tool("hadolint", dockerfile).complaints
 
 
+def wheel_complaints(root: Path, dockerfile: Path) -> list[str]:
+    """Return what keeps the wheel from being built, or from starting, of what the Dockerfile copies."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return image_wheel_complaints(root, dockerfile, Path(scratch))
+
+
 def composed(file: Path, **environ: str) -> dict[str, Any]:
     """Return a Compose file with its anchors and variables resolved, as Compose reads it.
 
@@ -285,6 +292,10 @@ def all_checks() -> Iterator[Check]:
         yield f"kubernetes {kustomization.relative_to(DEPLOY)}", partial(manifest_complaints, kustomization)
     yield "kubernetes helm", partial(chart_complaints, DEPLOY / "helm")
     yield "image Dockerfile", partial(image_complaints, DEPLOY / "Dockerfile")
+    yield (
+        "image wheel, of what the Dockerfile copies",
+        partial(wheel_complaints, DEPLOY.parent, DEPLOY / "Dockerfile"),
+    )
     yield "compose compose.yaml", partial(compose_complaints, DEPLOY / "compose.yaml")
     yield "prometheus rules, their tests, prometheus.yml", partial(rule_complaints, DEPLOY / "monitoring")
     for dashboard in sorted((DEPLOY / "monitoring/dashboards").glob("*.json")):

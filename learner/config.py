@@ -18,7 +18,8 @@ from learner.objective.menu import check_name, check_options
 from learner.objective.options import StalenessDiscount
 from learner.sizing.mesh_sizes import MeshSizes
 from node.device import AUTO, Device
-from node.extras import NeededPackage
+from node.errors import COMMAND_LINE
+from node.extras import TORCH, NeededPackage
 
 Rematerialise = Literal["none", "layers", "selective"]
 
@@ -176,7 +177,12 @@ class LearnerConfig(BaseModel):
     keep_every_versions: int = Field(default=0, ge=0)
     """Keep the float32 masters of every version that is a multiple of this, to be exported later; each is
     four bytes a parameter on disk, and a checkpoint is made for it. 0: only what was published lately, the
-    newest checkpoints, and the best version can be exported."""
+    newest checkpoints, the best version and ``keep_spaced_versions`` others can be exported."""
+
+    keep_spaced_versions: int = Field(default=4, ge=0, le=64)
+    """Keep the words of so many versions older than those published lately, for a rollback or an export: one
+    for each doubling of the distance, which begins at ``keyframe_every_versions``. With both defaults a
+    rollback reaches 500 to 1000 versions back. Each is two bytes a parameter on disk. 0: none."""
 
     samples_every_versions: int = Field(default=10, ge=0)
     """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for
@@ -227,12 +233,15 @@ class LearnerConfig(BaseModel):
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """The packages of the trackers that are configured."""
+        """The packages of a learner, and of the trackers that are configured."""
         trackers = {"tensorboard": "tensorboard_dir", "wandb": "wandb_project"}
-        return tuple(
-            NeededPackage(f"learner.{key}", str(getattr(self, key)), package, extra=package)
-            for package, key in trackers.items()
-            if getattr(self, key) is not None
+        return (
+            *(NeededPackage("--role", "learner", package, "learner", COMMAND_LINE) for package in TORCH),
+            *(
+                NeededPackage(f"learner.{key}", str(getattr(self, key)), package, extra=package)
+                for package, key in trackers.items()
+                if getattr(self, key) is not None
+            ),
         )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""``heterorl-node export``: a version as a model directory, with the base model's names and files.
+"""A version as a model directory, with the base model's names and files, for ``heterorl-node export``.
 
     published words, from the learner's store or its kept/ --.
     a checkpoint's float32 masters, rounded ------------------'--frames--> a copy of the base model's files
@@ -8,13 +8,11 @@ root that the learner signs. Names, tied weights, tokenizer, chat template and g
 the base model's. A few tensors are in memory at a time, but for families whose tensors transformers renames.
 """
 
-import argparse
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,38 +21,26 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from learner.journal.checkpoint_names import CHECKPOINTS
 from learner.journal.progress import BestVersion
-from learner.publishing.kept_versions import opened_published, published_versions
+from learner.publishing.available_versions import available_versions, check_available, listed
+from learner.publishing.kept_versions import opened_published
 from learner.publishing.model_copy import ModelCopy
-from learner.training.checkpoint import CheckpointGoneError, opened_masters, versions_in
+from learner.training.checkpoint import CheckpointGoneError, opened_masters
 from learner.training.file_words import FileWords
 from learner.training.master_words import MasterWords, root_of
 from learner.training.model import Policy, load_policy, model_errors_explained
 from learner.training.sliced_loading import EmptyModel
-from learner.training.training_state import CHECKPOINTS, progress_in
+from learner.training.training_state import progress_in
 from node.errors import RefusedError, StartupError
-from node.exit_code import ExitCode
-from node.run import Role
 from node.weights.assembly.encode import FrameWords
 from node.weights.assembly.public_base import TakeWords
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 
-EXAMPLE: Final = """\
-  heterorl-node export runs/hand/exported --state-dir runs/hand/learner --model-dir runs/hand/model
-
-The newest version, unless --version names another that the learner still has: those published lately, its
-last two checkpoints, the best, and every learner.keep_every_versions-th. --best is the version that did best
-in evaluations; without any, the newest one when the mean training reward over learner.stop_window_versions
-was highest. The learner may be running.
-"""
-
 READS: Final = 10
 """Tries to read a version before the learner removes it."""
-
-LISTED: Final = 20
-"""Newest versions that a message lists."""
 
 _WEIGHT_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 """Files of other values than the export has; all others are copied from the base model."""
@@ -73,35 +59,6 @@ class Export:
     root: str
     """Hex; as in the signed manifest and in ``heterorl-node status``."""
     files: tuple[str, ...]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="made by the export; must not exist yet")
-    parser.add_argument("--state-dir", type=Path, required=True, help="the learner's node.state_dir")
-    parser.add_argument(
-        "--model-dir", type=Path, required=True, help="the run's base model: learner.model_dir"
-    )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--version", type=int, help="which version; default: the newest")
-    which.add_argument("--best", action="store_true", help="the best version that the learner knows of")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Export a version.
-
-    Raises:
-        StartupError: the version is not there, a file is damaged, or the directory cannot be written.
-    """
-    state = arguments.state_dir / Role.LEARNER
-    version = _best(state) if arguments.best else arguments.version
-    export = export_version(arguments.directory, state=state, model_dir=arguments.model_dir, version=version)
-    if arguments.json:
-        print(json.dumps(asdict(export)))
-    else:
-        print(f"version {export.version}, root {export.root}, is in {export.directory}")
-    return ExitCode.DRAINED
 
 
 def best_in(state: Path) -> BestVersion | None:
@@ -123,7 +80,7 @@ def export_version(directory: Path, *, state: Path, model_dir: Path, version: in
         state: the learner's state directory; the learner may be running.
         version: None: the newest.
     Raises:
-        StartupError: as ``run``.
+        StartupError: the version is not there, a file is damaged, or the directory cannot be written.
     """
     if directory.exists():
         raise StartupError(f"{directory} is there already", fix="Name a directory that does not exist yet.")
@@ -174,8 +131,9 @@ def _unwritable(directory: Path, error: OSError) -> StartupError:
     )
 
 
-def _best(state: Path) -> int:
-    _there(state)
+def best_version(state: Path) -> int:
+    """Return the best version, whose words are there. Raises StartupError: there is none."""
+    available_versions(state)
     best = best_in(state)
     if best is None:
         raise StartupError(
@@ -189,43 +147,20 @@ def _best(state: Path) -> int:
             fix="It is in --model-dir. Where `heterorl-node status` names another one, wait until it says "
             "that `export --best` takes it: within a heartbeat and a step.",
         )
-    if best.version not in (there := _there(state)):
+    if best.version not in (there := available_versions(state)):
         raise StartupError(
             f"the words of the best version, {best.version}, are gone: it was told of too late, or another "
-            f"was the best before; there are {_list(there)}",
+            f"was the best before; there are {listed(there)}",
             fix="Export one of these with --version; learner.keep_every_versions keeps more of them.",
         )
     return best.version
 
 
-def _there(state: Path) -> list[int]:
-    there = sorted({*published_versions(state), *versions_in(state / CHECKPOINTS)})
-    if not there:
-        raise StartupError(
-            f"there is no version in {state}",
-            fix="--state-dir is the learner's node.state_dir; versions come with steps.",
-        )
-    return there
-
-
-def _list(versions: list[int]) -> str:
-    return ", ".join(map(str, versions[-LISTED:]))
-
-
 def _chosen(state: Path, version: int | None) -> int:
     if version is None:
-        return _there(state)[-1]
-    check_there(state, version)
+        return available_versions(state)[-1]
+    check_available(state, version)
     return version
-
-
-def check_there(state: Path, version: int) -> None:
-    """Check that a learner's state directory has a version's words or masters. Raises StartupError."""
-    if version not in (there := _there(state)):
-        raise StartupError(
-            f"version {version} is not there; there are {_list(there)}",
-            fix="Set learner.keep_every_versions to keep more of them.",
-        )
 
 
 @contextmanager

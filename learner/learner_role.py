@@ -32,6 +32,7 @@ from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.kept_versions import KEPT, PUBLISHED, KeptVersions
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
+from learner.publishing.spaced_versions import Spacing
 from learner.records.sample_writer import SampleWriter, load_tokenizer
 from learner.records.samples_file import FILE_NAME, SamplesFile
 from learner.records.samples_page import GROUPS, render_page
@@ -328,7 +329,8 @@ def _publisher(
         worth = (state.best_version, membership.evaluations.best, membership.evaluations.under_way)
         return [version for version in worth if version is not None]
 
-    kept = KeptVersions(context.state_dir / KEPT, stored, wanted=wanted)
+    spacing = Spacing(config.keyframe_every_versions, most=config.keep_spaced_versions)
+    kept = KeptVersions(context.state_dir / KEPT, stored, wanted=wanted, spacing=spacing)
     further = FurtherArtifacts(
         stored,
         restored.signer,

@@ -1,10 +1,11 @@
 """Orders of operators to a learner, in files of its state directory.
 
-    rollback.json    go on with the weights of an earlier version; carried out once, by its name
-    settings.json    settings that hold in place of the configuration's, until they are undone
+    rollback.json           go on with the weights of an earlier version; carried out once, by its name
+    rollback-outcome.json   what became of that order; the learner writes it
+    settings.json           settings that hold in place of the configuration's, until they are undone
 
-`heterorl-node rollback` and `set` write them, also while the learner is down. A running learner looks between
-two steps, and each second while it waits for groups.
+`heterorl-node rollback` and `set` write orders, also while the learner is down. A running learner looks
+between two steps, and each second while it waits for groups.
 """
 
 import json
@@ -18,12 +19,13 @@ from pydantic import TypeAdapter
 
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress
+from node.errors import StartupError
 from node.identity.files import write_public
 from node.limits import CHANGES_PER_HEARTBEAT
 
 logger = logging.getLogger(__name__)
 
-ROLLBACK, SETTINGS = "rollback.json", "settings.json"
+ROLLBACK, OUTCOME, SETTINGS = "rollback.json", "rollback-outcome.json", "settings.json"
 
 LOOK_EVERY_S: Final = 1.0
 """How soon an order is noticed while no group arrives."""
@@ -58,6 +60,18 @@ class RollbackOrder:
     """Random; the learner carries out each once."""
     version: int
     because: str = ""
+    at_s: float = 0.0
+    """Unix seconds on the clock of the operator's machine; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackOutcome:
+    """The end of an order."""
+
+    order: str
+    made_version: int | None = None
+    """The version that it made. None: it was refused."""
+    why_refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +105,26 @@ class _JsonFile(Generic[Content]):
             state = (status.st_mtime_ns, status.st_size, status.st_ino)
             if state != self._read_at:
                 self._read_at = state
-                # json's own reader: pydantic's takes no infinity.
-                self._content = self.kind.validate_python(json.loads(self.path.read_bytes()))
+                self._content = self._read()
         except FileNotFoundError:
             self._content, self._read_at = None, None
         except (OSError, ValueError) as error:
             logger.error("orders unreadable", extra={"path": str(self.path), "detail": str(error)})
         return self.absent if self._content is None else self._content
+
+    def check(self) -> None:
+        """Raise StartupError where there is a file that cannot be read: what it says must not be replaced."""
+        try:
+            self._read()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            fix = "Correct the file by hand, or remove it: the learner goes on with what it read last."
+            raise StartupError(f"{self.path} cannot be read: {error}", fix=fix) from error
+
+    def _read(self) -> Content:
+        # json's own reader: pydantic's takes no infinity.
+        return self.kind.validate_python(json.loads(self.path.read_bytes()))
 
     def write(self, content: Content) -> None:
         """Replace the content. Raises OSError."""
@@ -111,21 +138,52 @@ class OperatorOrders:
         self._rollback: _JsonFile[RollbackOrder | None] = _JsonFile(
             directory / ROLLBACK, TypeAdapter(RollbackOrder | None), None
         )
+        self._outcome: _JsonFile[RollbackOutcome | None] = _JsonFile(
+            directory / OUTCOME, TypeAdapter(RollbackOutcome | None), None
+        )
         self._settings: _JsonFile[dict[str, SetValue]] = _JsonFile(
             directory / SETTINGS, TypeAdapter(dict[str, SetValue]), {}
         )
-        self._refused = ""
+        self._over = ""
+        """The order that this process has carried out or refused."""
+
+    def check_readable(self) -> None:
+        """Check that every file which is there can be read. Raises StartupError."""
+        for file in (self._rollback, self._outcome, self._settings):
+            file.check()
 
     def rollback(self, progress: Progress) -> RollbackOrder | None:
         """Return the order that is to be carried out; None: there is none, or it was refused or is done."""
         order = self._rollback.content()
-        done = "" if progress.rollback is None else progress.rollback.order
-        return None if order is None or order.order in (done, self._refused) else order
+        if order is None or order.order == self._over:
+            return None
+        if progress.rollback is not None and progress.rollback.order == order.order:
+            self._end(RollbackOutcome(order.order, progress.rollback.version))
+            return None
+        outcome = self._outcome.content()
+        return None if outcome is not None and outcome.order == order.order else order
 
     def refuse(self, order: RollbackOrder, why: str) -> None:
-        """Log why an order cannot be carried out, and let it be."""
-        self._refused = order.order
+        """Log why an order cannot be carried out, and let it be, also after a restart."""
         logger.error("rollback refused", extra={"restored_version": order.version, "detail": why})
+        self._end(RollbackOutcome(order.order, why_refused=why))
+
+    def _end(self, outcome: RollbackOutcome) -> None:
+        """Write down what became of an order, for the command."""
+        self._over = outcome.order
+        if self._outcome.content() == outcome:
+            return
+        try:
+            self._outcome.write(outcome)
+        except OSError as error:
+            logger.error("outcome of a rollback not written", extra={"detail": str(error)})
+
+    def last_rollback(self) -> tuple[RollbackOrder, RollbackOutcome | None] | None:
+        """Return the order that was given last, and what became of it, None: nothing yet."""
+        order, outcome = self._rollback.content(), self._outcome.content()
+        if order is None:
+            return None
+        return order, outcome if outcome is not None and outcome.order == order.order else None
 
     def settings(self) -> Settings:
         """Return the settings that hold in place of the configuration's."""

@@ -15,7 +15,7 @@ from learner.operator_orders import OPTIONS, SETTABLE, OperatorOrders, SetValue,
 from learner.state_argument import add_learner_state, learner_state, written
 from node.clock import moment
 from node.config.setting_sources import value_of_text
-from node.errors import ConfigError, StartupError
+from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.exit_code import ExitCode
 from node.process.last_start import FILE_NAME as LAST_START
 
@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     state = learner_state(arguments)
     orders = OperatorOrders(state)
+    orders.check_readable()
     before = dict(orders.settings())
     settings, now = dict(before), time.time()
     for name in arguments.undo:
@@ -129,4 +130,4 @@ def _show(settings: Mapping[str, SetValue], *, as_json: bool) -> None:
 
 
 def _fault(name: str, value: object, rule: str, *, fix: str) -> ConfigError:
-    return ConfigError(key=name or "set", value=value, source="the command line", rule=rule, fix=fix)
+    return ConfigError(key=name or "set", value=value, source=COMMAND_LINE, rule=rule, fix=fix)

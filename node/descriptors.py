@@ -7,6 +7,7 @@ whatever else it opens (an artifact, a scrape) fails as well.
 import contextlib
 import os
 import resource
+import sys
 from typing import Final
 
 CONNECTIONS_PER_PEER: Final = 4
@@ -17,6 +18,22 @@ OWN_FILES: Final = 64
 
 _MOST: Final = 1 << 20
 """Containers often allow a thousand times as many; programs that a task starts may close each one in turn."""
+
+
+def fill_standard_descriptors() -> None:
+    """Open the null device where standard input, output or error is closed.
+
+    Otherwise the next file that is opened, a ledger or a connection, gets their number, and what a library
+    prints is written there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free is this one. Children need it as much.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - for as long as the process lives
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def raise_limit() -> int:

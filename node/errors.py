@@ -13,7 +13,7 @@ the peer with the values and the fix; the process goes on serving. The others en
 """
 
 import enum
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 
 class HeteroRLError(Exception):
@@ -52,6 +52,7 @@ class Reason(enum.StrEnum):
     OVER_LIMIT = "over_limit", "RESOURCE_EXHAUSTED", Recovery.DROP_REQUEST
     NON_FINITE = "non_finite", "INVALID_ARGUMENT"
     UNAUTHENTICATED = "unauthenticated", "UNAUTHENTICATED", Recovery.STOP
+    REVOKED = "revoked", "UNAUTHENTICATED", Recovery.STOP  # by an operator, so it is no sign of an attack
     EXPIRED = (
         "expired",
         "UNAUTHENTICATED",
@@ -85,9 +86,28 @@ class Reason(enum.StrEnum):
     INTERNAL = "internal", "INTERNAL"
 
     @property
+    def is_suspicious(self) -> bool:
+        """Whether an honest, current peer gives no cause for it; the alert ``Refusals`` counts these."""
+        return self in _SUSPICIOUS
+
+    @property
     def is_retryable(self) -> bool:
         """Whether the same peer may succeed later: by waiting, joining or planning again."""
         return self.recovery in (Recovery.WAIT, Recovery.REPLAN)
+
+
+_SUSPICIOUS = frozenset(
+    {
+        *(
+            Reason.UNAUTHENTICATED,
+            Reason.EXPIRED,
+            Reason.TOKEN_REFUSED,
+            Reason.WRONG_ROLE,
+            Reason.FOREIGN_RUN,
+        ),
+        *(Reason.FENCED, Reason.ROLLBACK, Reason.BAD_SIGNATURE, Reason.DAMAGED, Reason.TOO_OFTEN),
+    }
+)
 
 
 class CountRefusal(Protocol):
@@ -118,6 +138,10 @@ class RefusedError(HeteroRLError):
         self.fix = fix
         self.is_remote = is_remote
         self.hub_now_s = hub_now_s
+
+
+COMMAND_LINE: Final = "the command line"
+"""Source of values that are no settings: a command's arguments."""
 
 
 class ConfigError(HeteroRLError):

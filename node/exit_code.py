@@ -1,19 +1,37 @@
-"""The exit code of a process: what each means, and which one an error leads to."""
+"""The exit code of a process: what each means, and which one an error leads to.
+
+The one list of them: ``heterorl-node --help`` prints it, and a test holds docs/operating.md to it.
+"""
 
 import enum
 from collections.abc import Iterable
+from typing import Self
 
 from node.errors import ConfigError, DeposedError, Reason, RefusedError
 
 
 class ExitCode(enum.IntEnum):
-    """How a process ends. docs/operating.md has a line on each."""
+    """How a process ends."""
 
-    DRAINED = 0
-    FAILED = 1
-    CONFIGURATION = 2
-    COULD_NOT_START = 3
-    DEPOSED = 4
+    meaning: str
+    """For people, in one line."""
+
+    def __new__(cls, value: int, meaning: str) -> Self:
+        code = int.__new__(cls, value)
+        code._value_, code.meaning = value, meaning
+        return code
+
+    DRAINED = 0, "drained: SIGTERM, SIGINT, SIGHUP (unless ignored, as under nohup), or the work was done"
+    FAILED = 1, "failed while running, or was late to drain; of a command: the answer is no"
+    CONFIGURATION = 2, "the configuration or an argument is wrong, or needs a package that is not installed"
+    COULD_NOT_START = (
+        3,
+        "could not start, or a command could not do it: a port is taken, another process has the state "
+        "directory, a certificate is missing or expired, a file is not there, "
+        "the model is not the run's base",
+    )
+    DEPOSED = 4, "another coordinator of the run leads, or the ledger's database was lost for a moment"
+    SHUT_OUT = 5, "shut out until an operator acts: this node was revoked, or a newer learner has taken over"
 
 
 def exit_code_of_faults(faults: Iterable[Exception]) -> ExitCode:
@@ -29,5 +47,7 @@ def exit_code_of_failure(error: Exception, *, was_serving: bool) -> ExitCode:
     """
     if isinstance(error, DeposedError):
         return ExitCode.DEPOSED
+    if isinstance(error, RefusedError) and error.reason in (Reason.REVOKED, Reason.FENCED):
+        return ExitCode.SHUT_OUT
     is_another_model = isinstance(error, RefusedError) and error.reason is Reason.BASE_MISMATCH
     return ExitCode.FAILED if was_serving and not is_another_model else exit_code_of_faults([error])

@@ -10,7 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 from typing import TypeVar
 
@@ -139,7 +139,7 @@ class Completion:
     mass 1 and the version of the token before it. None: all were drawn."""
     reward: float = math.nan
     """NaN until it is graded: by its sampler, by an engine that computes it, or, where the run says so, by a
-    verifier."""
+    verifier. It stays NaN where the grader abstained; then the learner leaves the completion out."""
     actions: NDArray[np.float32] | None = None
     """[n], in [0, 1]: real actions, whose logprobs are log-densities; ``token_ids`` then count them from 0.
     None: the tokens are the actions."""
@@ -157,6 +157,11 @@ class Completion:
     def drawn_tokens(self) -> int:
         """How many tokens the policy drew."""
         return len(self.token_ids) if self.is_drawn is None else int(self.is_drawn.sum())
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether it is graded, and its grader did not abstain."""
+        return not math.isnan(self.reward)
 
     @property
     def is_finished(self) -> bool:
@@ -253,7 +258,7 @@ class RolloutGroup(GroupTerms):
     def header(self) -> GroupHeader:
         """The header that agrees with it."""
         prompt = self.prompt_token_ids.astype("<i4").tobytes()
-        rewards = np.array([completion.reward for completion in self.completions], np.float32)
+        rewards = [completion.reward for completion in self.completions if completion.has_reward]
         return GroupHeader(
             **{one.name: getattr(self, one.name) for one in fields(GroupTerms)},
             completions=len(self.completions),
@@ -262,8 +267,8 @@ class RolloutGroup(GroupTerms):
             tokens=self.tokens,
             oldest_version=self.oldest_version,
             newest_version=self.newest_version,
-            least_reward=float(np.min(rewards, initial=math.inf)),
-            largest_reward=float(np.max(rewards, initial=-math.inf)),
+            least_reward=float(np.float32(min(rewards, default=math.nan))),
+            largest_reward=float(np.float32(max(rewards, default=math.nan))),
             prompt_digest=hashlib.blake2b(prompt, digest_size=16).digest(),
         )
 
@@ -284,7 +289,7 @@ class RolloutGroup(GroupTerms):
     @property
     def is_graded(self) -> bool:
         """Whether any completion has a reward."""
-        return not all(math.isnan(completion.reward) for completion in self.completions)
+        return any(completion.has_reward for completion in self.completions)
 
     @property
     def is_renormalised(self) -> bool:
@@ -293,7 +298,23 @@ class RolloutGroup(GroupTerms):
 
     @property
     def reward_mean(self) -> float:
-        return float(np.mean([completion.reward for completion in self.completions]))
+        """The mean over the completions that have a reward; NaN where none has."""
+        rewards = [completion.reward for completion in self.completions if completion.has_reward]
+        return float(np.mean(rewards)) if rewards else math.nan
+
+    def without_abstained(self) -> "RolloutGroup":
+        """Return the group with the completions that have a reward, which are those that can teach.
+
+        Mean, deviation and expectations of the group are then over these alone.
+        """
+        kept = [number for number, one in enumerate(self.completions) if one.has_reward]
+        if len(kept) == len(self.completions):
+            return self
+        return replace(
+            self,
+            completions=tuple(self.completions[number] for number in kept),
+            metrics={name: values[kept] for name, values in self.metrics.items()},
+        )
 
     @property
     def metric_means(self) -> dict[str, float]:

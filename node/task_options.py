@@ -6,8 +6,9 @@ Options are data: the coordinator sends them to samplers as JSON. What a task do
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +27,9 @@ from node.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
 IMPORT_PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 GRADERS: Final = ("exact", "contains", "number", "math_verify", "judge", "code")
+
+AnswerSource: TypeAlias = Literal["text", "last_line", "tags", "after_thinking", "boxed", "pattern"]
+"""Where the answer stands in a completion; see ``PromptOptions.answer_from``."""
 
 JUDGE_FIELD: Final = re.compile(r"\{(question|answer|completion)\}")
 
@@ -60,7 +64,8 @@ RESERVED_ARGUMENTS: Final = frozenset(
 def column_of(row: Mapping[str, Any], name: str) -> Any:
     """Return a column of a row, or what is inside one: ``reward_model.ground_truth``, ``answers.text.0``.
 
-    A column whose own name has dots comes first.
+    A column whose own name has dots comes first. A text that holds JSON is looked into as if it were its
+    value. Names may be composed of other code points than in the file: they are compared in NFC.
 
     Raises:
         KeyError: the row has no such column.
@@ -69,11 +74,32 @@ def column_of(row: Mapping[str, Any], name: str) -> Any:
         return row[name]
     value: Any = row
     for part in name.split("."):
+        if isinstance(value, str):
+            value = _json_in(value)
         try:
-            value = value[int(part) if isinstance(value, list) else part]
+            value = value[int(part)] if isinstance(value, list) else _member(value, part)
         except (LookupError, TypeError, ValueError) as error:
             raise KeyError(f"the row has no column {name!r}, it has {', '.join(row)}") from error
     return value
+
+
+def _member(value: Any, name: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{type(value).__name__} has no members")
+    if name in value:
+        return value[name]
+    wanted = unicodedata.normalize("NFC", name)
+    return value[{unicodedata.normalize("NFC", key): key for key in value}[wanted]]
+
+
+def _json_in(text: str) -> Any:
+    """Return the object or list that a text holds as JSON; None: it holds none."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 class TaskOptions(BaseModel):
@@ -112,6 +138,16 @@ class AdditionOptions(TaskOptions):
         return 100
 
 
+def _checked_pattern(pattern: str | None, group: str) -> str | None:
+    """Return a regular expression that has a group; ValueError for others. ``group``: what it is for."""
+    try:
+        if pattern is not None and not re.compile(pattern).groups:
+            raise ValueError(f"must have a group for {group}")
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    return pattern
+
+
 class PromptOptions(TaskOptions):
     """Options of every task that asks a question and reads an answer."""
 
@@ -122,11 +158,28 @@ class PromptOptions(TaskOptions):
     template_arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """Variables of the chat template, such as ``enable_thinking = false`` for Qwen3; a template ignores those
     that it does not use."""
-    answer_from: Literal["text", "last_line", "tags"] = "text"
-    """Part of a completion that is graded: all of its text, its last line that is not empty, or what stands
-    between the last <answer> and </answer>; without them nothing is right."""
+    answer_from: AnswerSource = "text"
+    r"""Part of a completion that is graded: all of its ``text``, its ``last_line`` that is not empty, what
+    stands between the last <answer> and </answer> (``tags``), in the last ``\boxed{...}`` (``boxed``), or in
+    the first group of ``answer_pattern`` (``pattern``). All but the last leave out what a model thought, up
+    to </think> or what other models write for it. ``after_thinking`` is the text after it, and a
+    completion that did not end thinking has no answer. A completion without an answer gets 0."""
+    answer_pattern: str | None = Field(default=None, max_length=500)
+    """Regular expression whose first group is the answer; its last match counts, in all of the text. One that
+    takes for ever on a completion costs its group the grader's time limit."""
     max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
     """Prompts of more tokens are set aside as ``prompt_too_long``."""
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_a_group(cls, pattern: str | None) -> str | None:
+        return _checked_pattern(pattern, "the answer, such as FINAL: (.*)")
+
+    @model_validator(mode="after")
+    def _has_the_pattern(self) -> Self:
+        if (self.answer_pattern is not None) is not (self.answer_from == "pattern"):
+            raise ValueError('answer_from = "pattern" and answer_pattern go together: set both or neither')
+        return self
 
     @field_validator("template_arguments")
     @classmethod
@@ -153,7 +206,8 @@ class JudgeOptions(BaseModel):
     system: str = ""
     """Its system prompt; a warning against instructions in the completion is appended."""
     score_pattern: str | None = Field(default=None, max_length=500)
-    """Regular expression whose first group is the score; its last match counts."""
+    """Regular expression whose first group is the score; its last match counts. A group that is part of a
+    number stands for all of it: ``Score: ([0-9]+)`` reads 7.5 of ``Score: 7.5``."""
     score_key: str | None = Field(default=None, min_length=1, max_length=100)
     """Key of the score in the JSON object that the judge answers with, instead of ``score_pattern``."""
     lowest: float = 0.0
@@ -173,12 +227,7 @@ class JudgeOptions(BaseModel):
     @field_validator("score_pattern")
     @classmethod
     def _is_a_pattern(cls, pattern: str | None) -> str | None:
-        try:
-            if pattern is not None and not re.compile(pattern).groups:
-                raise ValueError("must have a group for the score, such as Score: ([0-9]+)")
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}") from error
-        return pattern
+        return _checked_pattern(pattern, "the score, such as Score: ([0-9.]+)")
 
     @model_validator(mode="after")
     def _has_a_scale(self) -> Self:
@@ -227,15 +276,20 @@ class JsonlOptions(PromptOptions):
     takes_rows = True
 
     prompt: str = "prompt"
-    """Column with the prompt's text. See ``column_of`` for what is inside one."""
+    """Column with the prompt's text, or with its messages. See ``column_of`` for what is inside one."""
     messages: str | None = None
-    """Column with the prompt as a list of {"role", "content"} messages, instead of ``prompt``."""
+    """Column with the prompt as a list of {"role", "content"} messages, or as JSON of one, instead of
+    ``prompt``. Messages may have tool_calls; content parts must be texts."""
+    tools: str | None = None
+    """Column with the tools that the row's prompt offers, a list of JSON schemas or JSON of one, which the
+    chat template writes out; a row where it is null offers none. Unset: as ``template_arguments`` say."""
     answer: str = "answer"
-    """Column with the right answer."""
+    """Column with the right answer, or with a list of them, any of which is right."""
     grader: Annotated[str, AfterValidator(_check_grader)] = "exact"
-    """``exact`` and ``contains`` compare text, ``number`` the last numbers, ``math_verify`` what formulas are
-    worth; ``judge`` asks a model; ``code`` runs tests. ``package.module:function`` is called with row and
-    completion, where samplers have it in ``sampler.allowed_graders``."""
+    """``exact`` and ``contains`` compare text, ``number`` the number that is marked or the last,
+    ``math_verify`` what formulas are worth; ``judge`` asks a model; ``code`` runs tests.
+    ``package.module:function`` is called with row and completion, where samplers have it in
+    ``sampler.allowed_graders``."""
     judge: JudgeOptions | None = None
     """Options of the grader ``judge``: a table [coordinator.task_options.judge]."""
 
@@ -244,6 +298,10 @@ class JsonlOptions(PromptOptions):
 
     @model_validator(mode="after")
     def _has_the_graders_options(self) -> Self:
+        if self.tools is not None and self.chat is False:
+            raise ValueError("tools are for the chat template, which chat = false leaves out")
+        if self.tools is not None and "tools" in self.template_arguments:
+            raise ValueError("tools and template_arguments.tools are two sets of tools: leave one out")
         for name in TABLES:
             if (getattr(self, name) is not None) is not (self.grader == name):
                 raise ValueError(f"grader = {name!r} and the table {name} go together: set both or neither")
@@ -252,6 +310,8 @@ class JsonlOptions(PromptOptions):
     @property
     def columns(self) -> Mapping[str, str]:
         question = {"messages": self.messages} if self.messages else {"prompt": self.prompt}
+        if self.tools is not None:
+            question["tools"] = self.tools
         is_answered = self.grader in GRADERS and (self.judge is None or "{answer}" in self.judge.template)
         return question | ({"answer": self.answer} if is_answered else {})
 
@@ -271,7 +331,7 @@ class ReasoningGymOptions(PromptOptions):
     """Seed of the questions; the same everywhere."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """The generator's own arguments."""
-    answer_from: Literal["text", "last_line", "tags"] = "tags"
+    answer_from: AnswerSource = "tags"
 
     @property
     def package(self) -> str | None:

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from node.config.settings import Target
 from node.device import AUTO as AUTO_DEVICE
 from node.device import Device
-from node.errors import ConfigError, StartupError
-from node.extras import NeededPackage
+from node.errors import COMMAND_LINE, ConfigError, StartupError
+from node.extras import TORCH, NeededPackage
 from node.tokenizer import chat_template
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
@@ -45,7 +45,7 @@ def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict
 class GradingConfig(BaseModel):
     """Settings of every peer that makes prompts and grades."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     section: ClassVar[str]
     """Where these settings stand, for errors."""
@@ -147,10 +147,14 @@ class GradingConfig(BaseModel):
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """Packages that these settings need beyond torch."""
-        if self.judge is None:
-            return ()
-        return (NeededPackage(f"{self.section}.judge.url", self.judge.url, "httpx", extra="judge"),)
+        """Packages of a role that reads tokens, and what these settings need besides."""
+        needed = [
+            NeededPackage("--role", self.section, package, "sampler", COMMAND_LINE) for package in TORCH
+        ]
+        if self.judge is not None:
+            key = f"{self.section}.judge.url"
+            needed.append(NeededPackage(key, self.judge.url, "httpx", extra="judge"))
+        return tuple(needed)
 
 
 class VerifierConfig(GradingConfig):
@@ -245,7 +249,7 @@ class SamplerConfig(GradingConfig):
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
-        """Packages that these settings need beyond torch."""
+        """The same, and what the engine needs."""
         needed = [*super().needed_packages]
         if self.engine == "vllm":
             needed.append(NeededPackage("sampler.engine", "vllm", "vllm", extra="vllm"))

@@ -120,6 +120,9 @@ class SamplerMetrics(GraderMetrics):
         )
         self.price_per_hour = new.gauge("price_per_hour", "The machine's price, as configured; 0: unknown.")
         self.reward_mean = new.gauge("reward_mean", "Mean reward of the newest graded group of training.")
+        self.abstained_completions = new.counter(
+            "abstained_completions", "Completions that the grader returned no reward for (None)."
+        )
         self.swap_seconds = new.histogram(
             "swap_seconds",
             "Changing to a version between decode steps, including caches.",

@@ -6,35 +6,37 @@ are a sampler's. One start-up, no coordinator, nothing written.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
-from tokenizers import Tokenizer
 
 from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.data.row_sources import open_rows
-from node.coordinator.data.rows import Rows
+from node.coordinator.data.row_sources import open_rows, scratch_directory
+from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.work.slots import prompt_of_slot
 from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.process.preflight import check_before_torch
+from node.questions.right_answer import answer_texts
+from node.questions.row_error import RowError
 from node.rollout import Finish, PromptLease
 from node.run import Role
+from node.task_options import GRADERS, JsonlOptions, PromptOptions, TaskOptions
 from node.visible_text import quoted, visible
 from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, GenerationRequest
@@ -44,7 +46,13 @@ from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking
 from sampler.rollouts.work_queue import Job, JobState
 from sampler.sampler_role import load_configured_engine
+from sampler.tasks.answer_graders import compared_part
+from sampler.tasks.answer_part import answer_part
 from sampler.tasks.grader_process import TaskError
+from sampler.tasks.task import CompletionText
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 EXAMPLE: Final = """\
   heterorl-node try --config coordinator.toml --model-dir models/base
@@ -68,14 +76,23 @@ class TriedGroup:
     prompt_index: int
     prompt_token_ids: tuple[int, ...] = ()
     completions: tuple[dict[str, Any], ...] = ()
-    """Text (of several turns, with the replies between them), reward, tokens, finish and metrics of each."""
+    """Text (of several turns, with the replies between them), reward, tokens, finish and metrics of each; and
+    of a task that asks a question ``graded``, the part that was graded, and ``compared``, the number or
+    formula in it; or ``no_answer``, why there is none."""
+    right_answers: tuple[str, ...] = ()
+    """Answers of its row, any of which is right; empty: the grader compares with none."""
     problem: str = ""
     """Why there are no completions; empty: there are."""
 
     @property
     def teaches(self) -> bool:
         """Whether rewards differ: a group whose completions are worth the same has no advantage."""
-        return len({completion["reward"] for completion in self.completions}) > 1
+        return len(set(self.rewards)) > 1
+
+    @property
+    def rewards(self) -> list[float]:
+        """Rewards of the completions that have one; the grader abstained from the others."""
+        return [one["reward"] for one in self.completions if one["reward"] is not None]
 
 
 def summary(groups: Sequence[TriedGroup]) -> dict[str, Any]:
@@ -86,7 +103,7 @@ def summary(groups: Sequence[TriedGroup]) -> dict[str, Any]:
     if not completions:
         return counts
     return counts | {
-        "reward_mean": fmean(one["reward"] for one in completions),
+        "reward_mean": fmean(reward for group in graded for reward in group.rewards),
         "teaching_share": fmean(group.teaches for group in graded),
         "cut_share": fmean(one["finish"] == Finish.LENGTH for one in completions),
         "tokens_mean": fmean(one["tokens"] for one in completions),
@@ -103,10 +120,17 @@ class Trial:
     """
 
     def __init__(
-        self, engine: Engine, task: RunTask, *, metrics: SamplerMetrics, done: Callable[[TriedGroup], None]
+        self,
+        engine: Engine,
+        task: RunTask,
+        *,
+        options: TaskOptions | None,
+        metrics: SamplerMetrics,
+        done: Callable[[TriedGroup], None],
     ) -> None:
         self._engine = engine
         self._task = task
+        self._options = options
         self._done = done
         self._turns = TurnTaking(engine.tokenizer, engine_thread=engine, metrics=metrics)
 
@@ -139,6 +163,7 @@ class Trial:
     async def _graded(self, job: Job) -> tuple[dict[str, Any], ...]:
         assert job.prompt is not None, "a generated job has a prompt"
         texts, grades = await self._task.grade(job.prompt, job.conversations)
+        rights = _right_answers(job.lease.row, self._options)
         return tuple(
             {
                 "text": _spoken(conversation),
@@ -146,13 +171,42 @@ class Trial:
                 "tokens": text.tokens,
                 "finish": text.finish,
                 "metrics": {name: values[number] for name, values in grades.metrics.items()},
+                **_graded_part(text, self._options, rights),
             }
             for number, (conversation, text) in enumerate(zip(job.conversations, texts, strict=True))
         )
 
     def _end(self, job: Job, completions: tuple[dict[str, Any], ...] = (), *, problem: str = "") -> None:
         token_ids = () if job.prompt is None else tuple(job.prompt.token_ids.tolist())
-        self._done(TriedGroup(job.lease.prompt_index, token_ids, completions, problem))
+        rights = _right_answers(job.lease.row, self._options)
+        self._done(TriedGroup(job.lease.prompt_index, token_ids, completions, rights, problem))
+
+
+def _right_answers(row: bytes, options: TaskOptions | None) -> tuple[str, ...]:
+    """Return the right answers of a row; none where it has none, which its problem says."""
+    if not isinstance(options, JsonlOptions):
+        return ()
+    try:
+        return answer_texts(json.loads(row), options)
+    except RowError:
+        return ()
+
+
+def _graded_part(
+    completion: CompletionText, options: TaskOptions | None, rights: Sequence[str]
+) -> dict[str, str]:
+    """Return what of a completion was graded, or why nothing; empty where the grader gets all of it."""
+    if not isinstance(options, PromptOptions):
+        return {}
+    if isinstance(options, JsonlOptions) and options.grader not in GRADERS:
+        return {}
+    part = answer_part(completion.text, completion.finish, options)
+    if part.stripped is None:
+        return {"no_answer": part.why_none}
+    compared = (
+        compared_part(options.grader, part.stripped, rights) if isinstance(options, JsonlOptions) else None
+    )
+    return {"graded": part.stripped} | ({} if compared is None else {"compared": compared})
 
 
 def _spoken(conversation: Conversation) -> str:
@@ -184,12 +238,14 @@ def run(arguments: argparse.Namespace) -> int:
     """
     given = {} if arguments.model_dir is None else {"--model-dir": ("sampler.model_dir", arguments.model_dir)}
     # Nothing is dialled or written; a role's configuration is refused without these all the same.
-    unused = ["node.coordinator=127.0.0.1:7700", f"node.state_dir={tempfile.gettempdir()}"]
+    unused = ["node.coordinator=127.0.0.1:7700", f"node.state_dir={scratch_directory()}"]
     flags = read_flags(given, [*unused, *arguments.assignments])
     roles = ["coordinator", "sampler"]
     config = load(roles=roles, files=arguments.files, environ=os.environ, flags=flags).config
     check_before_torch(config, (Role.COORDINATOR, Role.SAMPLER))
     coordinator, sampler = config.section(CoordinatorConfig), config.section(SamplerConfig)
+    from tokenizers import Tokenizer  # a core install, whose --help and refusal these are too, lacks it
+
     groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=max(1, arguments.prompts)))
     totals = {**summary(groups), **facts}
     tokenizer = Tokenizer.from_file(str(sampler.model_dir / "tokenizer.json"))
@@ -212,9 +268,12 @@ async def _tried(
     async with AsyncExitStack() as stack:
         rows = None
         if coordinator.data:
-            scratch = Path(tempfile.gettempdir())
-            rows = open_rows(coordinator.data, scratch=scratch, columns=coordinator.columns)
+            check = RowCheck(coordinator.built_in_options, limit_s=START_CHECK_S)
+            scratch = scratch_directory()
+            rows = open_rows(coordinator.data, scratch=scratch, columns=coordinator.columns, check=check)
             stack.callback(rows.close)
+            if unusable := rows.tally.summary():
+                print(f"warning: {visible(unusable)}; a run leaves them out", file=sys.stderr)
         # The graders start first: what is wrong with them is found before the model is loaded.
         task = await RunTask.load(
             coordinator.task,
@@ -238,7 +297,8 @@ async def _tried(
             progress.advance(bar)
 
         began = time.monotonic()
-        await Trial(engine, task, metrics=metrics, done=done).run(leases)
+        options = coordinator.built_in_options
+        await Trial(engine, task, options=options, metrics=metrics, done=done).run(leases)
         took_s = time.monotonic() - began
     digests = {"task_digest": task.digest.hex(), "grader_digest": task.description.code_digest.hex()}
     return groups, {"seconds": took_s, **digests}
@@ -249,8 +309,9 @@ def _leases(
 ) -> Iterator[PromptLease]:
     """Yield leases on the prompts that a run would ask first."""
     prompts -= coordinator.evaluation_settings.held_out_prompts
-    for slot in range(min(wanted, prompts)):
-        index = prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed)
+    order = (prompt_of_slot(slot, prompts=prompts, seed=coordinator.prompt_seed) for slot in range(prompts))
+    usable = (index for index in order if rows is None or rows.is_usable(index))
+    for slot, index in enumerate(itertools.islice(usable, wanted)):
         yield PromptLease(
             f"{slot}.1",
             coordinator.task,
@@ -263,13 +324,13 @@ def _leases(
         )
 
 
-def _text(tokenizer: Tokenizer, group: TriedGroup) -> str:
+def _text(tokenizer: "Tokenizer", group: TriedGroup) -> str:
     """Return the prompt as the model reads it, special tokens included."""
     text: str = tokenizer.decode(list(group.prompt_token_ids), skip_special_tokens=False)
     return text
 
 
-def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Tokenizer) -> None:
+def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: "Tokenizer") -> None:
     # Lines are not wrapped, and text is no markup: a completion may hold [square brackets].
     console = Console(soft_wrap=True, highlight=False, file=sys.stdout)
     for group in groups:
@@ -278,16 +339,22 @@ def _show(groups: Sequence[TriedGroup], totals: dict[str, Any], tokenizer: Token
         console.print(Text(heading, "bold"))
         if group.prompt_token_ids:
             console.print(Text(quoted(_text(tokenizer, group)), "dim"))
+        if group.right_answers:
+            console.print(Text(f"right answer {quoted(' or '.join(group.right_answers))}", "bold"))
         if group.problem:
             console.print(Text(visible(group.problem), "red"))
         for one in group.completions:
             numbers = {name: value for name, value in one["metrics"].items() if value is not None}
             measured = "".join(f", {name} {value:.4g}" for name, value in numbers.items())
-            style = "green" if one["reward"] > 0 else "yellow"
-            console.print(
-                Text(f"reward {one['reward']:.4g}, {one['tokens']} tokens, {one['finish']}{measured}", style)
-            )
+            style = "green" if (one["reward"] or 0) > 0 else "yellow"
+            reward = "no reward" if one["reward"] is None else f"reward {one['reward']:.4g}"
+            console.print(Text(f"{reward}, {one['tokens']} tokens, {one['finish']}{measured}", style))
             console.print(Text(quoted(one["text"])))
+            if "no_answer" in one:
+                console.print(Text(f"no answer: {one['no_answer']}", style))
+            for name in ("graded", "compared"):
+                if name in one:
+                    console.print(Text(f"{name} {quoted(one[name])}", style))
         console.print()
     console.print(Text("\n".join(_lines(totals)), "bold"))
 

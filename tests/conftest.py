@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["support.needed_tools", "support.warm_processes", "support.databases"]
+pytest_plugins = ["support.needed_tools", "support.warm_processes", "support.databases", "support.durations"]
 
 # Byte code is kept, whatever the environment says: hundreds of processes would each compile all of ours.
 sys.dont_write_bytecode = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from learner.intake.trained_slots import TrainedSlots
-from learner.objective.slow_fast import EntropySwitch
+from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import StepLine
 from node.run import StepRecord
 

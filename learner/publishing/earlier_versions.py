@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.journal.checkpoint_names import CHECKPOINTS
 from learner.operator_orders import VersionGoneError
 from learner.publishing.kept_versions import opened_published
 from learner.training.checkpoint import opened_masters
 from learner.training.file_words import FileWords
-from learner.training.training_state import CHECKPOINTS
 from node.errors import RefusedError, StartupError
 from node.weights.assembly.encode import FrameWords
 from node.weights.assembly.public_base import PublicBase

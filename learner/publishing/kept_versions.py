@@ -1,11 +1,12 @@
 """Words of published versions for export: from the learner's store, or kept before it forgets them.
 
 <state>/published/complete/*                    leads to all versions since the second newest keyframe
-<state>/kept/000000000042-<root in hex>.words   versions that are worth keeping, written before a keyframe
+<state>/kept/000000000042-<root in hex>.words   versions that are worth keeping, and some of the older ones,
+                                                written before a keyframe
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
+from learner.publishing.spaced_versions import Spacing
 from node import durable
 from node.errors import RefusedError
+from node.policy import Artifact
 from node.weights.assembly.encode import FrameWords
 from node.weights.assembly.stored import StoredVersions, rebuild_frame
 from node.weights.format.digests import Words, version_root, words_digest
@@ -34,31 +37,50 @@ class KeptVersions:
     """Keeps the words of some versions when the store is about to forget others."""
 
     def __init__(
-        self, directory: Path, stored: StoredVersions, *, wanted: Callable[[], Collection[int]]
+        self,
+        directory: Path,
+        stored: StoredVersions,
+        *,
+        wanted: Callable[[], Collection[int]],
+        spacing: Spacing,
     ) -> None:
-        """Keep in ``directory``; ``wanted`` returns the versions worth keeping. Any thread."""
+        """Keep in ``directory``. Any thread.
+
+        Args:
+            wanted: returns the versions worth keeping.
+            spacing: names others, for a rollback that reaches far back.
+        """
         self._directory = directory
         self._stored = stored
         self._wanted = wanted
+        self._spacing = spacing
 
     def secure(self) -> None:
         """Write down what is wanted and not there yet; remove what is wanted no more. Blocking.
 
-        A version that the store does not lead to any more is logged and left out.
+        A version that the store does not lead to any more is logged and left out; so is one that only the
+        spacing asks for where the disk is full.
 
         Raises:
             OSError: the disk is full or failing.
         """
         wanted = {version for version in self._wanted() if version > 0}
         there = dict(_kept_in(self._directory))
-        for version in sorted(wanted - there.keys()):
+        announcement = self._stored.store.announcement()
+        led_to = () if announcement is None else reachable_versions(announcement.artifacts)
+        spaced = self._spacing.chosen({*there, *led_to})
+        for version in there.keys() - wanted - spaced:  # first: they make room
+            there[version].unlink(missing_ok=True)
+        for version in sorted((wanted | spaced) - there.keys()):
             try:
                 with self._stored.opened(version) as stored:
                     self._write(version, stored.words)
             except RefusedError as refused:
                 logger.warning("version not kept", extra={"version": version, "detail": str(refused)})
-        for version in there.keys() - wanted:
-            there[version].unlink(missing_ok=True)
+            except OSError as error:
+                if version in wanted:
+                    raise
+                logger.warning("version not kept", extra={"version": version, "detail": str(error)})
 
     def _write(self, version: int, frame_words: FrameWords) -> None:
         durable.make_directory(self._directory)
@@ -75,13 +97,17 @@ class KeptVersions:
 def published_versions(state: Path) -> list[int]:
     """Return the versions whose published words a learner's state directory has, ascending."""
     manifests = [manifest for manifest, _ in _manifests(state / PUBLISHED / "complete")]
-    artifacts = [manifest.artifact for manifest in manifests]
-    reachable = {
+    reachable = reachable_versions([manifest.artifact for manifest in manifests])
+    return sorted(reachable | {version for version, _ in _kept_in(state / KEPT)})
+
+
+def reachable_versions(artifacts: Sequence[Artifact]) -> set[int]:
+    """Return the versions that artifacts lead to from a keyframe or the base model."""
+    return {
         number
-        for number in {manifest.version for manifest in manifests}
+        for number in {artifact.key.version for artifact in artifacts}
         if newest_reachable([one for one in artifacts if one.key.version <= number]) == number
     }
-    return sorted(reachable | {version for version, _ in _kept_in(state / KEPT)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,5 +1,6 @@
 """Entry point for torchrun, in place of heterorl-node: the daemon on the first rank, followers on others."""
 
+import logging
 import os
 import sys
 import threading
@@ -11,7 +12,8 @@ def _end_with_the_daemon() -> None:
     """End this process when the one that started it has: its end of the pipe is closed then."""
     while os.read(sys.stdin.fileno(), 1):
         pass
-    print(f"rank {os.environ['RANK']} ends: the first one has", file=sys.stderr, flush=True)
+    logging.getLogger("learner.ranks").error("this rank ends: the first one has")
+    logging.shutdown()
     os._exit(1)
 
 
@@ -21,6 +23,12 @@ if __name__ == "__main__":
 
         code = daemon()
     else:
+        from node.descriptors import fill_standard_descriptors
+        from node.telemetry.logging import configure_process_logging
+
+        fill_standard_descriptors()
+        rank = f"learner rank {os.environ['RANK']}"
+        configure_process_logging(log_format="auto", level="info", roles=[rank])
         if STORE_PORT in os.environ:
             # From the first moment: until ranks have met, no connection tells that one is gone.
             threading.Thread(target=_end_with_the_daemon, daemon=True).start()
@@ -28,6 +36,7 @@ if __name__ == "__main__":
 
         code = follower()
     # Threads that wait for the first rank keep nobody.
+    logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

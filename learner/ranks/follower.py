@@ -140,9 +140,6 @@ def rank_device(device: str) -> str:
 
 def main() -> int:
     """Meet the other ranks, follow the first one, and return the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format=f"rank {os.environ['RANK']}: %(levelname)s %(name)s: %(message)s"
-    )
     try:
         _follow()
     except Exception as error:  # of any kind: it is told, and the first rank told by the code
@@ -152,11 +149,11 @@ def main() -> int:
 
 def _code_of(error: Exception) -> int:
     """Log why this rank ends, and return its exit code."""
-    rank = os.environ["RANK"]
     if is_out_of_memory(error):
-        logger.error("rank %s is out of memory: %s. To go on: %s", rank, error, MEMORY_FIX)
+        logger.error("this rank is out of memory", extra={"error": str(error), "fix": MEMORY_FIX})
         return OUT_OF_MEMORY
-    logger.error("rank %s ends: %s", rank, error, exc_info=not isinstance(error, HeteroRLError))
+    explains_itself = isinstance(error, HeteroRLError)
+    logger.error("this rank ends", extra={"error": str(error)}, exc_info=None if explains_itself else error)
     return 1
 
 
@@ -165,7 +162,9 @@ def _or_end(work: Callable[[], None]) -> None:
     try:
         work()
     except Exception as error:
-        os._exit(_code_of(error))
+        code = _code_of(error)
+        logging.shutdown()
+        os._exit(code)
 
 
 def _leave_drain_to_the_first() -> None:

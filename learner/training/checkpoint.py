@@ -21,6 +21,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from learner.journal.checkpoint_names import checkpoint_name, checkpoint_names
 from learner.journal.progress import Progress
 from learner.journal.records import Origin
 from learner.journal.restart import KEPT_CHECKPOINTS, JournalPlace
@@ -104,7 +105,7 @@ class CheckpointStore:
                 this one.
             RankLostError: another rank is gone, or does not answer.
         """
-        name = _name(copy.progress.version)
+        name = checkpoint_name(copy.progress.version)
         path, staged = self._directory / name, self._directory / f"{_STAGED}{name}"
         if path.exists():  # nothing but the progress has changed since
             index = replace(_index_in(path), progress=copy.progress, place=copy.place)
@@ -127,7 +128,7 @@ class CheckpointStore:
 
     def places(self) -> list[JournalPlace]:
         """Return where the journal was at each checkpoint from which a restart could go on."""
-        names = _names(self._directory)[-KEPT_CHECKPOINTS:]
+        names = checkpoint_names(self._directory)[-KEPT_CHECKPOINTS:]
         return [_index_in(self._directory / name).place for name in names]
 
     def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[Progress, JournalPlace]:
@@ -136,7 +137,7 @@ class CheckpointStore:
         Raises:
             StartupError: the newest checkpoint is damaged, or of another run or model.
         """
-        names = _names(self._directory)
+        names = checkpoint_names(self._directory)
         if not names:
             return Progress(version=0), JournalPlace()
         path = self._directory / names[-1]
@@ -167,7 +168,7 @@ class CheckpointStore:
             durable.sync(path)
 
     def _prune(self) -> None:
-        for old in _names(self._directory)[:-KEPT_CHECKPOINTS]:
+        for old in checkpoint_names(self._directory)[:-KEPT_CHECKPOINTS]:
             if self._keep_every_versions and int(old) % self._keep_every_versions == 0:
                 shutil.rmtree(self._directory / old / _OPTIMIZER, ignore_errors=True)
             else:
@@ -209,18 +210,13 @@ def begin_anew(policy: Policy, optimizer: torch.optim.Optimizer, masters: Path) 
                 moment.zero_()
 
 
-def versions_in(directory: Path) -> list[int]:
-    """Return the versions with a checkpoint in a directory that a learner may be writing to, ascending."""
-    return [int(name) for name in _names(directory)] if directory.is_dir() else []
-
-
 def newest_index(directory: Path) -> CheckpointIndex | None:
     """Return what the newest checkpoint says of itself; None: there is none.
 
     Raises:
         StartupError: it is damaged.
     """
-    names = _names(directory) if directory.is_dir() else []
+    names = checkpoint_names(directory) if directory.is_dir() else []
     return _index_in(directory / names[-1]) if names else None
 
 
@@ -232,7 +228,7 @@ def opened_masters(directory: Path, version: int, *, layout: Layout) -> Iterator
         CheckpointGoneError: the learner has removed them, which is also what an error of the body means then.
         StartupError: the checkpoint is damaged or of another model.
     """
-    path = directory / _name(version)
+    path = directory / checkpoint_name(version)
     try:
         index = _index_in(path)
         if index.origin.layout_digest != layout.digest.hex():
@@ -261,14 +257,6 @@ def read_masters(directory: Path, version: int, policy: Policy) -> None:
     """
     with opened_masters(directory, version, layout=policy.layout) as masters:
         load_tensors(masters, {name: one.detach() for name, one in policy.tensors.items()})
-
-
-def _name(version: int) -> str:
-    return f"{version:012d}"
-
-
-def _names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir() if path.name.isdecimal())
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress, StepEntry
 from learner.journal.records import JournalRecord
-from learner.objective.slow_fast import EntropySwitch
+from learner.objective.entropy_switch import EntropySwitch
 from learner.training.model import Policy, ScoringModel
 from learner.training.random_state import RandomState
 from learner.training.replay_settings import ReplaySettings

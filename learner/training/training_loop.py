@@ -274,10 +274,11 @@ class TrainingLoop:
                 self._drain.quarantine(group.sampler_id, f"its groups are copies: {copied}")
         self._observe_lag("delivered", since_s=group.spooled_at_s)
         if judged.verdict is Verdict.ACCEPTED:
-            buffer.add(group)
+            taught = group.without_abstained()
+            buffer.add(taught)
             self._metrics.buffered_groups.set(len(buffer))
             if self.version == 0:
-                self._on_step(None, [group])
+                self._on_step(None, [taught])
         self._report(judged, group)
 
     def _quarantined(self, group: RolloutGroup) -> GroupVerdict | None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
+from learner.journal.checkpoint_names import CHECKPOINTS
 from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
 from learner.journal.records import Origin
 from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
@@ -48,8 +49,8 @@ ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
 Evaluations = Callable[[], EvaluationNotice]
 """Called in any thread."""
 
-CHECKPOINTS, JOURNAL = "checkpoints", "journal"
-"""Directories of a learner's state."""
+JOURNAL = "journal"
+"""Directory of a learner's state."""
 
 
 def progress_in(state: Path) -> Progress:

@@ -2,6 +2,7 @@
 
 machine   disk, device, sandbox, congestion control
 way       dns -> tcp -> tls -> identity, protocol, clock -> bandwidth
+          proxy ------> tls: where a variable of the environment names one and gRPC follows it
               to each address of the coordinator; ends at the first layer that fails
 """
 
@@ -17,15 +18,15 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from heterorl.v1 import model_pb2, model_pb2_grpc
 from node.clock import moment
+from node.commands.connection_probe import TIMEOUT_S, connected, reason_of
 from node.commands.status_command import fetch_status
 from node.device import AUTO, chosen_device
 from node.errors import Reason, RefusedError
@@ -33,12 +34,11 @@ from node.identity.identity_store import CERTIFICATE_FILE as CERTIFICATE
 from node.identity.identity_store import IDENTITY_DIRECTORY, KEY_FILE, Identity
 from node.identity.peer import hub_name
 from node.identity.run_description import RunDescription
-from node.rpc.address import split_target, split_targets
+from node.rpc.address import join_address, split_target, split_targets
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
 from node.rpc.clock_comparison import compare_clocks
+from node.rpc.proxy import OTHERS, Proxy, addresses_here, proxy_for, proxy_in
 from node.run import PeerQuery, Role
-
-_TIMEOUT_S: Final = 10.0
 
 _PROBE_BYTES: Final = 4 << 20
 _PROBE_S: Final = 10.0
@@ -46,6 +46,9 @@ _PROBE_S: Final = 10.0
 
 _SLOW_BYTES_PER_S: Final = 250e3
 """2 Mbit/s: a keyframe of 1 GB takes an hour, and a large step longer than it took to make."""
+
+_SLOW_LOOKUP_S: Final = 2.0
+"""A name server is asked again after 5 s by default; one that answers takes milliseconds."""
 
 _CLOCK_S: Final = 60.0
 """As in the status: above any link's delay, far below what certificates allow."""
@@ -114,7 +117,15 @@ async def way(patient: Patient) -> AsyncIterator[Finding]:
 
 async def _way_to(address: str, patient: Patient) -> AsyncIterator[Finding]:
     host, port = split_target(address)
-    for check in (partial(_dns, host), partial(_tcp, host, port), partial(_tls, host, port, patient)):
+    proxy = await asyncio.to_thread(partial(proxy_for, host, environ=os.environ, addresses_of=addresses_here))
+    if proxy is not None:
+        checks = [partial(_proxy, host, port, proxy)]
+    else:
+        if (named := proxy_in(os.environ)) is not None:
+            what = f"{named} is not used: {host} is loopback, private, or named in no_proxy"
+            yield Finding("proxy", Grade.OK, what)
+        checks = [partial(_dns, host), partial(_tcp, host, port)]
+    for check in (*checks, partial(_tls, host, port, patient, proxy)):
         finding = await check()
         yield finding
         if finding.grade is Grade.FAIL:
@@ -131,6 +142,22 @@ async def _way_to(address: str, patient: Patient) -> AsyncIterator[Finding]:
         yield await _bandwidth(address, patient.identity)
 
 
+async def _proxy(host: str, port: int, proxy: Proxy) -> Finding:
+    """Ask the proxy for a connection, as gRPC does; the proxy looks the name up."""
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(TIMEOUT_S), connected(host, port, proxy):
+            took = _ms(began)
+    except (OSError, TimeoutError, EOFError, ValueError) as error:
+        what = f"{proxy} does not lead to {join_address(host, port)}: {reason_of(error)}"
+        fix = (
+            f"Unset {proxy.variable}, or name {host} in no_proxy, where the daemon is started (a unit: "
+            "`systemctl edit`); or have the proxy allow CONNECT to this port. See docs/failures/proxy.md."
+        )
+        return Finding("proxy", Grade.FAIL, what, fix)
+    return Finding("proxy", Grade.OK, f"{proxy} opens the way to {join_address(host, port)}, in {took}")
+
+
 async def _dns(host: str) -> Finding:
     began = time.monotonic()
     try:
@@ -139,20 +166,28 @@ async def _dns(host: str) -> Finding:
         what = f"{host} does not resolve: {error.strerror}"
         return Finding("dns", Grade.FAIL, what, "Correct the name, or this machine's name servers.")
     addresses = ", ".join(sorted({str(one[4][0]) for one in found}))
-    return Finding("dns", Grade.OK, f"{host} is {addresses}, in {_ms(began)}")
+    what = f"{host} is {addresses}, in {_ms(began)}"
+    if time.monotonic() - began > _SLOW_LOOKUP_S:
+        fix = "A name server does not answer: see /etc/resolv.conf, `resolvectl status`."
+        return Finding("dns", Grade.WARN, what, fix)
+    return Finding("dns", Grade.OK, what)
 
 
 async def _tcp(host: str, port: int) -> Finding:
     began = time.monotonic()
     try:
-        async with asyncio.timeout(_TIMEOUT_S), _connected(host, port):
+        async with asyncio.timeout(TIMEOUT_S), connected(host, port):
             took = _ms(began)
     except TimeoutError:
-        what = f"port {port} does not answer within {_TIMEOUT_S:.0f} s"
+        what = f"port {port} does not answer within {TIMEOUT_S:.0f} s"
         fix = "Open it in the firewall of the coordinator's host and of its provider."
+        if unread := [name for name in OTHERS if name in os.environ]:
+            fix += (
+                f" If only a proxy leads there: set https_proxy, in small letters; {unread[0]} is not read."
+            )
         return Finding("tcp", Grade.FAIL, what, fix)
     except OSError as error:
-        what = f"port {port} is not reached: {error.strerror or error}"
+        what = f"port {port} is not reached: {reason_of(error)}"
         fix = (
             "Start the coordinator, and see coordinator.listen: 127.0.0.1 is reached from its own host only."
         )
@@ -160,7 +195,7 @@ async def _tcp(host: str, port: int) -> Finding:
     return Finding("tcp", Grade.OK, f"port {port} accepts, in {took}")
 
 
-async def _tls(host: str, port: int, patient: Patient) -> Finding:
+async def _tls(host: str, port: int, patient: Patient, proxy: Proxy | None) -> Finding:
     run, identity = patient.run, patient.identity
     if run is None:
         return Finding("tls", Grade.WARN, "not checked: there is no run.json", "Name one with --run-file.")
@@ -172,8 +207,8 @@ async def _tls(host: str, port: int, patient: Patient) -> Finding:
     try:
         name = hub_name(run.run_id)
         async with (
-            asyncio.timeout(_TIMEOUT_S),
-            _connected(host, port, ssl=context, server_hostname=name) as (reader, writer),
+            asyncio.timeout(TIMEOUT_S),
+            connected(host, port, proxy, tls=context, name=name) as (reader, writer),
         ):
             # HTTP/2 begins with the server's settings; a hub that refuses the certificate ends instead.
             is_let_in = bool(await reader.read(1))
@@ -182,8 +217,8 @@ async def _tls(host: str, port: int, patient: Patient) -> Finding:
         what = f"the server's certificate is not that of a hub of {run.run_id}: {error.verify_message}"
         fix = "Check the address, that run.json is this run's, and this machine's clock."
         return Finding("tls", Grade.FAIL, what, fix)
-    except (OSError, TimeoutError) as error:
-        what = f"no handshake on port {port}: {error or 'it does not answer'}"
+    except (OSError, TimeoutError, EOFError, ValueError) as error:
+        what = f"no handshake on port {port}: {reason_of(error)}"
         fix = "Use the members port (coordinator.listen), and see whether something in between ends TLS."
         return Finding("tls", Grade.FAIL, what, fix)
     if not is_let_in and identity is not None:
@@ -193,19 +228,6 @@ async def _tls(host: str, port: int, patient: Patient) -> Finding:
         )
         return Finding("tls", Grade.FAIL, what, fix)
     return Finding("tls", Grade.OK, f"{version}, a hub of run {run.run_id}")
-
-
-@asynccontextmanager
-async def _connected(
-    host: str, port: int, **tls: Any
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection(host, port, **tls)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-        with suppress(OSError):
-            await writer.wait_closed()
 
 
 async def _answers(coordinator: str, identity: Identity) -> AsyncIterator[Finding]:
@@ -221,7 +243,11 @@ async def _answers(coordinator: str, identity: Identity) -> AsyncIterator[Findin
         if isinstance(error, RefusedError) and error.reason is Reason.STANDBY:
             yield Finding("protocol", Grade.OK, f"{coordinator} stands by: another coordinator leads")
             return
-        is_us = isinstance(error, RefusedError) and error.reason in (Reason.UNAUTHENTICATED, Reason.EXPIRED)
+        is_us = isinstance(error, RefusedError) and error.reason in (
+            Reason.UNAUTHENTICATED,
+            Reason.REVOKED,
+            Reason.EXPIRED,
+        )
         fix = "If it was revoked: `heterorl-node revoke --undo` on the coordinator's host."
         if not is_us:
             fix = "Run the same version everywhere, and see the coordinator's log."
@@ -251,7 +277,7 @@ async def _bandwidth(coordinator: str, identity: Identity) -> Finding:
         async with dial(coordinator, identity, purpose=Purpose.BULK, now=time.time()) as channel:
             stub: model_pb2_grpc.ModelServiceAsyncStub = model_pb2_grpc.ModelServiceStub(channel)
             with classified():
-                listed = await stub.ListModel(model_pb2.ListModelRequest(), timeout=_TIMEOUT_S)
+                listed = await stub.ListModel(model_pb2.ListModelRequest(), timeout=TIMEOUT_S)
                 files = sorted(listed.files, key=lambda file: file.size_bytes)
                 if not files:
                     return Finding(
@@ -259,7 +285,7 @@ async def _bandwidth(coordinator: str, identity: Identity) -> Finding:
                     )
                 request = model_pb2.FetchBlockRequest(name=files[-1].name, block=0)
                 began = time.monotonic()
-                async for response in stub.FetchBlock(request, timeout=_TIMEOUT_S):
+                async for response in stub.FetchBlock(request, timeout=TIMEOUT_S):
                     received += len(response.data)
                     if received >= _PROBE_BYTES or time.monotonic() > began + _PROBE_S:
                         break
@@ -344,9 +370,9 @@ def _sandbox() -> Finding:
         return Finding("sandbox", Grade.WARN, "bubblewrap is not installed", fix)
     command = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "true"]
     try:
-        trial = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+        trial = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return Finding("sandbox", Grade.WARN, f"bubblewrap does not end within {_TIMEOUT_S:.0f} s", fix)
+        return Finding("sandbox", Grade.WARN, f"bubblewrap does not end within {TIMEOUT_S:.0f} s", fix)
     if trial.returncode:
         return Finding("sandbox", Grade.WARN, f"bubblewrap does not run: {trial.stderr.strip()[:200]}", fix)
     return Finding("sandbox", Grade.OK, "bubblewrap runs")

@@ -8,14 +8,18 @@ import argparse
 import difflib
 import importlib
 import os
+import select
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
-from node.errors import ConfigError, HeteroRLError, NotReadyError, StartupError
+from node.descriptors import fill_standard_descriptors
+from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
+from node.extras import extra_of, install_line
 from node.process.role_context import ROLE_MODULES
 
 COMMANDS: Final = {
@@ -50,25 +54,16 @@ COMMANDS: Final = {
         "show which layouts of a learner's ranks fit, how fast, how far samplers lag",
     ),
     "simulate": ("node.commands.simulate_command", "simulate a run of many samplers and relays"),
-    "export": ("learner.export", "write a version as a model directory, named as the base model is"),
+    "export": ("learner.export_command", "write a version as a model directory, named as the base model is"),
     "report": ("node.commands.report_command", "write what a run was, with curves, as one HTML file"),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
-        "show every configuration value and who set it; start nothing",
+        "show every key: its value, who set it, what it means; start nothing",
     ),
     "completion": ("node.commands.completion_command", "print what bash, zsh or fish complete, as a script"),
 }
 """Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and its description."""
-
-_EXIT_CODES: Final = """\
-exit codes:
-  0  drained after SIGTERM, SIGINT, SIGHUP or the end of the work
-  1  failed while running, or was late to drain
-  2  the configuration is wrong, or needs a package that is not installed
-  3  could not start
-"""
-
 
 _EXAMPLE: Final = """\
 example:
@@ -80,13 +75,17 @@ example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    fill_standard_descriptors()
     # gRPC's own lines are not events of the log; our errors carry what they say. grpc reads this at import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # The resolver of all other programs. gRPC's own asks the name servers, for a minute where they are gone,
+    # about names that /etc/hosts has.
+    os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
     if argv and argv[0] in COMMANDS:
         return _reporting_errors(lambda: _run_command(argv[0], argv[1:]))
     if argv and not argv[0].startswith("-"):
         return _reporting_errors(lambda: _refuse_command(argv[0]))
-    return _reporting_errors(lambda: _run_daemon(argv))
+    return _reporting_errors(lambda: _run_daemon(argv), is_start=True)
 
 
 def _run_command(name: str, argv: Sequence[str]) -> int:
@@ -99,8 +98,26 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    exit_code: int = module.run(parser.parse_args(argv))
+    arguments = parser.parse_args(argv)
+    try:
+        exit_code: int = module.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _has_lost_its_reader():
+            raise
+        return ExitCode.DRAINED
     return exit_code
+
+
+def _has_lost_its_reader() -> bool:
+    """Return whether what read standard output, such as `head`, has ended; then nothing more is written."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, select.POLLOUT)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _refuse_command(name: str) -> int:
@@ -111,7 +128,7 @@ def _refuse_command(name: str) -> int:
     else:
         fix = f"Commands are {', '.join(COMMANDS)}; a role is started by --role. See heterorl-node --help"
     rule = "there is no such command"
-    raise ConfigError(key="command", value=name, source="the command line", rule=rule, fix=fix)
+    raise ConfigError(key="command", value=name, source=COMMAND_LINE, rule=rule, fix=fix)
 
 
 def _run_daemon(argv: Sequence[str]) -> int:
@@ -123,15 +140,21 @@ def _run_daemon(argv: Sequence[str]) -> int:
     preflight = importlib.import_module("node.process.preflight")
     roles = preflight.in_order(arguments.roles)
     if arguments.dry_run:
-        print_resolved(resolved, as_json=False)
-        preflight.check_everything(
-            resolved.config, roles, now=time.time(), warn=lambda text: _report(f"warning: {text}")
+        print_resolved(resolved)
+        checked = preflight.check_everything(
+            resolved.config,
+            roles,
+            now=time.time(),
+            warn=lambda text: _report(f"warning: {text}"),
+            told=_report,
         )
+        print(checked)
         return ExitCode.DRAINED
     preflight.check_before_torch(resolved.config, roles)
     # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to
     # exec, which needs none of them. grpc reads this when it is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    importlib.import_module("node.rpc.proxy").spare_private_networks(os.environ)
     telemetry = resolved.config.telemetry
     logs = importlib.import_module("node.telemetry.logging")
     logs.configure_process_logging(
@@ -150,7 +173,7 @@ def daemon_parser() -> argparse.ArgumentParser:
         prog="heterorl-node",
         description="One daemon, five roles: reinforcement learning of language models across the Internet.",
         usage="heterorl-node --role ROLE [--role ROLE] [--config FILE] ... | heterorl-node COMMAND ...",
-        epilog=f"commands (each has its own --help):\n{commands}\n{_EXIT_CODES}\n{_EXAMPLE}",
+        epilog=f"commands (each has its own --help):\n{commands}\n{_exit_codes()}\n{_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_configuration_arguments(parser)
@@ -163,6 +186,14 @@ def daemon_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _exit_codes() -> str:
+    lines = (
+        textwrap.fill(code.meaning, 110, initial_indent=f"  {code:d}  ", subsequent_indent=" " * 5)
+        for code in ExitCode
+    )
+    return "\n".join(["exit codes:", *lines, ""])
+
+
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version  # 20 ms that --help does not need
@@ -171,26 +202,32 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
-def _reporting_errors(command: Callable[[], int]) -> int:
-    """Report our own errors on standard error; return the exit code."""
+def _reporting_errors(command: Callable[[], int], *, is_start: bool = False) -> int:
+    """Report our own errors on standard error; return the exit code. ``is_start``: of a daemon."""
     try:
         return command()
     except (StartupError, ConfigError) as error:
-        return _report_faults([error])
+        return _report_faults([error], is_start=is_start)
     except NotReadyError as error:
-        return _report_faults(error.faults)
+        return _report_faults(error.faults, is_start=is_start)
     except HeteroRLError as error:
         _report(str(error))
         return ExitCode.FAILED
+    except ModuleNotFoundError as error:
+        if (extra := extra_of(error.name or "")) is None:
+            raise
+        _report(f"this needs the package {error.name}, which is not installed", fix=f"{install_line(extra)}.")
+        return ExitCode.CONFIGURATION
 
 
-def _report_faults(faults: Sequence[StartupError | ConfigError]) -> ExitCode:
+def _report_faults(faults: Sequence[StartupError | ConfigError], *, is_start: bool) -> ExitCode:
     for fault in faults:
         if isinstance(fault, StartupError):
-            _report(f"could not start: {fault.what}", fix=fault.fix)
-        else:
-            value = "" if fault.value is None else f" = {fault.value!r}"
-            _report(f"configuration: {fault.key}{value} (from {fault.source}): {fault.rule}", fix=fault.fix)
+            _report(f"could not start: {fault.what}" if is_start else fault.what, fix=fault.fix)
+            continue
+        value = "" if fault.value is None else f" = {fault.value!r}"
+        where = "" if fault.source == COMMAND_LINE else f" (from {fault.source})"
+        _report(f"{fault.key}{value}{where}: {fault.rule}", fix=fault.fix)
     return exit_code_of_faults(faults)
 
 

@@ -1,21 +1,31 @@
-"""``heterorl-node config``: print every value a process would run with and its source; start nothing.
+"""``heterorl-node config``: print every key, its value, who set it and what it means; start nothing.
 
 The daemon shares the configuration flags of this module.
 """
 
 import argparse
 import os
+import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from node.errors import NotReadyError
 from node.exit_code import ExitCode
 from node.process.role_context import ROLE_MODULES
+from node.telemetry.logging import to_json
 
 if TYPE_CHECKING:
+    from node.config.setting_sources import Setting
+    from node.config.setting_table import SettingRow
     from node.config.settings import Resolved
+    from node.errors import ConfigError
 
 EXAMPLE: Final = """\
+  heterorl-node config --role learner                  # every key there is, before anything is configured
   heterorl-node config --role sampler --config sampler.toml --set sampler.threads=4
+Keys that are required and not given are named last, on standard error; the exit code is then 2.
 """
 
 SHORTHANDS: Final = {
@@ -56,35 +66,66 @@ def resolve(arguments: argparse.Namespace) -> "Resolved":
 
     Raises NotReadyError: with every fault.
     """
-    from node.config.setting_sources import read_flags
     from node.config.settings import load
+
+    return load(roles=arguments.roles, files=arguments.files, environ=os.environ, flags=_flags(arguments))
+
+
+def _flags(arguments: argparse.Namespace) -> "list[Setting | ConfigError]":
+    from node.config.setting_sources import read_flags
 
     given = {flag: getattr(arguments, flag) for flag in SHORTHANDS}
     shorthands = {flag: (SHORTHANDS[flag][0], text) for flag, text in given.items() if text is not None}
-    flags = read_flags(shorthands, arguments.assignments)
-    return load(roles=arguments.roles, files=arguments.files, environ=os.environ, flags=flags)
+    return list(read_flags(shorthands, arguments.assignments))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``heterorl-node config``."""
     add_configuration_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the configuration; fail as the daemon would where it is invalid."""
-    print_resolved(resolve(arguments), as_json=arguments.json)
+    """Print every key; then fail as the daemon would where the configuration is invalid.
+
+    Raises NotReadyError: with every fault.
+    """
+    from node.config.settings import survey
+
+    found = survey(roles=arguments.roles, files=arguments.files, environ=os.environ, flags=_flags(arguments))
+    if arguments.json:
+        print(to_json({row.name: _described(row) for row in found.rows}))
+    else:
+        for row in found.rows:
+            print("\n".join(_lines(row)))
+    if not arguments.roles:
+        print("These are keys of every process; add --role for those of a role.", file=sys.stderr)
+    if found.faults:
+        raise NotReadyError(found.faults)
     return ExitCode.DRAINED
 
 
-def print_resolved(resolved: "Resolved", *, as_json: bool) -> None:
-    """Print every value with its source."""
-    from node.telemetry.logging import to_json
+def _described(row: "SettingRow") -> dict[str, object]:
+    told = {"value": row.value, "source": row.source, "default": row.default}
+    return {**told, "is_required": row.is_required, "meaning": row.meaning}
 
-    if as_json:
-        print(to_json({v.name: {"value": v.value, "source": v.source} for v in resolved.values}))
-        return
-    rows = [(v.name, "-" if v.value is None else to_json(v.value), v.source) for v in resolved.values]
+
+def _lines(row: "SettingRow") -> Iterator[str]:
+    """Yield a key with its value, who set it and the default, and below it what it means."""
+    default = f"; default: {_text(row.default)}" if row.differs and not row.is_required else ""
+    value = "is required" if row.is_missing else f"= {_text(row.value)}  ({row.source}{default})"
+    yield f"{row.name} {value}"
+    if row.meaning:
+        yield textwrap.fill(row.meaning, 110, initial_indent="    ", subsequent_indent="    ")
+
+
+def print_resolved(resolved: "Resolved") -> None:
+    """Print every value with its source, a line each."""
+    rows = [(row.name, _text(row.value), row.source) for row in resolved.values]
     name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
     for name, value, source in rows:
         print(f"{name:{name_width}}  {value:{value_width}}  {source}")
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else to_json(value)

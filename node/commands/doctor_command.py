@@ -11,7 +11,7 @@ from typing import Final
 from node.commands.checkup import Finding, Grade, Patient, machine, way
 from node.commands.config_command import add_configuration_arguments, resolve
 from node.commands.terminal import printable
-from node.errors import ConfigError, NotReadyError, StartupError
+from node.errors import COMMAND_LINE, ConfigError, NotReadyError, StartupError
 from node.exit_code import ExitCode
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, load_identity
 from node.identity.run_description import FILE_NAME as RUN_FILE
@@ -100,7 +100,7 @@ def _unconfigured(arguments: argparse.Namespace) -> Patient:
             raise ConfigError(
                 key="--coordinator",
                 value=coordinator,
-                source="the command line",
+                source=COMMAND_LINE,
                 rule=str(error),
                 fix="Correct it.",
             ) from error

@@ -31,7 +31,7 @@ from node.config.setting_sources import Setting, read_flags, value_of_text
 from node.device import AUTO, chosen_device
 from node.enrolment.enrolment_client import obtain_identity
 from node.enrolment.tokens import Token, how_to_get_a_token, write_token_file
-from node.errors import ConfigError, RefusedError, StartupError
+from node.errors import COMMAND_LINE, ConfigError, RefusedError, StartupError
 from node.extras import NeededPackage
 from node.identity.files import cannot_make, cannot_read, make_private_directory
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
@@ -348,7 +348,7 @@ class _Tenths:
 
 
 def _bad(key: str, value: str, rule: str) -> ConfigError:
-    return ConfigError(key=key, value=value, source="the command line", rule=rule, fix="Correct it.")
+    return ConfigError(key=key, value=value, source=COMMAND_LINE, rule=rule, fix="Correct it.")
 
 
 def _say(sentence: str) -> None:

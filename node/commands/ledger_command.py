@@ -19,7 +19,7 @@ from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.ledger.ledger_story import Story, compare
 from node.coordinator.ledger.ledger_tables import SlotLife, export, read_slot
-from node.errors import StartupError
+from node.errors import COMMAND_LINE, StartupError
 from node.exit_code import ExitCode
 from node.extras import NeededPackage
 from node.run import Role
@@ -162,7 +162,7 @@ def _moment(at_s: float) -> str:
 
 
 def _export(path: Path, to: Path, *, as_json: bool) -> None:
-    NeededPackage("ledger", "export", "pyarrow", "data", source="the command line").check()
+    NeededPackage("ledger", "export", "pyarrow", "data", source=COMMAND_LINE).check()
     try:
         rows = export(path, to)
     except OSError as error:
@@ -196,7 +196,7 @@ def _restore(arguments: argparse.Namespace) -> None:
 
 
 def _exchange() -> ModuleType:
-    NeededPackage("ledger", "--database", "psycopg", "postgresql", source="the command line").check()
+    NeededPackage("ledger", "--database", "psycopg", "postgresql", source=COMMAND_LINE).check()
     return importlib.import_module("node.coordinator.ledger.ledger_exchange")
 
 

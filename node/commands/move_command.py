@@ -11,7 +11,7 @@ from node.commands.terminal import add_coordinator_state, coordinator_state
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.move_notice import FILE_NAME, sign_move
-from node.errors import ConfigError
+from node.errors import COMMAND_LINE, ConfigError
 from node.exit_code import ExitCode
 from node.identity.files import write_public
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             key="--to",
             value=", ".join(to),
-            source="the command line",
+            source=COMMAND_LINE,
             rule=str(error),
             fix="Write host:port as peers dial it.",
         ) from error

@@ -17,7 +17,7 @@ from node.clock import moment
 from node.commands.terminal import add_coordinator_state, name
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
-from node.errors import ConfigError
+from node.errors import COMMAND_LINE, ConfigError
 from node.identity.files import cannot_make, cannot_read, write_public
 from node.identity.revocation import remarks, with_nodes, without_nodes
 
@@ -79,7 +79,7 @@ def bad_node(
     """Return the error for a node that an argument names, or does not."""
     close = difflib.get_close_matches(node, sorted(close_to), n=1) if node else []
     fix = f"Did you mean {close[0]}?" if close else fix
-    return ConfigError(key="NODE", value=node, source="the command line", rule=rule, fix=fix)
+    return ConfigError(key="NODE", value=node, source=COMMAND_LINE, rule=rule, fix=fix)
 
 
 def add_list_arguments(parser: argparse.ArgumentParser, *, undo: str, listed: str) -> None:

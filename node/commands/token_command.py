@@ -25,7 +25,7 @@ from node.enrolment.tokens import (
     issue_token,
     write_token_file,
 )
-from node.errors import ConfigError, StartupError
+from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.exit_code import ExitCode
 from node.identity.certificates import is_same_certificate
 from node.identity.run_description import FILE_NAME as RUN_FILE
@@ -219,7 +219,7 @@ def _say(text: str) -> None:
 
 
 def _bad(key: str, value: str | None, rule: str, *, fix: str) -> ConfigError:
-    return ConfigError(key=key, value=value, source="the command line", rule=rule, fix=fix)
+    return ConfigError(key=key, value=value, source=COMMAND_LINE, rule=rule, fix=fix)
 
 
 def _uses(text: str) -> int:

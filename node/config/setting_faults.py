@@ -96,9 +96,11 @@ def _rule_and_fix(details: ErrorDetails, *, key: str, model: type[BaseModel]) ->
     if details["type"] in _LISTS:
         return "must be a list", f"Write {json.dumps([details['input']], default=str)}."
     field = model.model_fields.get(key)
-    if field is None or field.is_required() or field.default_factory is not None:
+    # A role, or another key, may require what is None by default: node.coordinator, for example.
+    default = None if field is None or field.default_factory is not None else field.get_default()
+    if default is None or (field is not None and field.is_required()):
         return _rule(details), "Change it where it is set."
-    return _rule(details), f"Change it, or leave it out: the default is {field.get_default()!r}."
+    return _rule(details), f"Change it, or leave it out: the default is {default!r}."
 
 
 def _rule(details: ErrorDetails) -> str:

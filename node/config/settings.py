@@ -28,6 +28,7 @@ from node.config.setting_sources import (
     read_files,
     value_of_text,
 )
+from node.config.setting_table import SettingRow, rows_of
 from node.errors import ConfigError, NotReadyError
 from node.extras import NeededPackage
 from node.limits import NAME_PATTERN
@@ -80,7 +81,7 @@ def _beside_state(data: dict[str, Any]) -> Path:
 class NodeSection(BaseModel):
     """Settings of every process."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     state_dir: Path
     """Everything that must survive a restart, in one folder per role. A peer that loses it is a new peer."""
@@ -111,7 +112,7 @@ class NodeSection(BaseModel):
 class TelemetrySection(BaseModel):
     """Settings of logs and metrics."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     http_listen: Address | None = "127.0.0.1:0"
     """Where /metrics, /healthz and /readyz are served, and a learner's completions at /samples; port 0 takes
@@ -162,7 +163,17 @@ class Resolved:
     """A valid configuration, and each of its values with the source that set it."""
 
     config: NodeConfig
-    values: tuple[Setting, ...]
+    values: tuple[SettingRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that sources say of a process's configuration, right or wrong."""
+
+    rows: tuple[SettingRow, ...]
+    config: NodeConfig | None
+    """None exactly where there are faults."""
+    faults: tuple[ConfigError, ...]
 
 
 def load(
@@ -172,6 +183,16 @@ def load(
 
     Raises NotReadyError: with every fault of every source and section.
     """
+    found = survey(roles=roles, files=files, environ=environ, flags=flags)
+    if found.config is None:
+        raise NotReadyError(found.faults)
+    return Resolved(found.config, found.rows)
+
+
+def survey(
+    *, roles: Iterable[str], files: Sequence[Path], environ: Mapping[str, str], flags: Reading = ()
+) -> Survey:
+    """Read every source and check every section of a process that would run ``roles``."""
     faults: list[ConfigError] = []
     every: dict[str, list[Setting]] = {}
     for found in (*read_files(files), *read_environment(environ), *flags):
@@ -183,6 +204,7 @@ def load(
             faults.append(unknown_section(found, known=_SECTIONS))
     given: dict[str, dict[str, Setting]] = {}
     sections: dict[str, BaseModel] = {}
+    rows: list[SettingRow] = []
     wanted = {*_ALWAYS, *every, *roles}
     for section in (name for name in _SECTIONS if name in wanted):
         model: type[BaseModel] = pkgutil.resolve_name(_SECTIONS[section])
@@ -192,18 +214,15 @@ def load(
             sections[section] = model.model_validate({key: one.value for key, one in settings.items()})
         except ValidationError as error:
             faults += faults_of(error, section=section, model=model, settings=settings)
+        rows += rows_of(section, model, settings, sections.get(section))
     node, telemetry = sections.pop("node", None), sections.pop("telemetry", None)
     if isinstance(node, NodeSection):
         by_relay = {name for name, section in sections.items() if getattr(section, "hub_relays", ())}
         faults += _faults_of_roles(node, frozenset(roles), given["node"], by_relay=by_relay)
-    if faults or not isinstance(node, NodeSection) or not isinstance(telemetry, TelemetrySection):
-        raise NotReadyError(tuple(faults))
-    values = tuple(
-        Setting(section, key, value, given[section][key].source if key in given[section] else "default")
-        for section, model_value in {"node": node, "telemetry": telemetry, **sections}.items()
-        for key, value in model_value.model_dump(mode="json").items()
-    )
-    return Resolved(NodeConfig(node, telemetry, **sections), values)
+    config = None
+    if not faults and isinstance(node, NodeSection) and isinstance(telemetry, TelemetrySection):
+        config = NodeConfig(node, telemetry, **sections)
+    return Survey(tuple(rows), config, tuple(faults))
 
 
 def _merged(settings: Iterable[Setting], *, model: type[BaseModel]) -> dict[str, Setting]:

@@ -159,7 +159,7 @@ class CarriedSamplers:
         return relay_pb2.CarriedNotice(session=number, told=told)
 
     def _session(self, number: int) -> Session:
-        """Return a session that goes on. Raises RefusedError: NOT_JOINED, UNAUTHENTICATED; it does not."""
+        """Return a session that goes on. Raises RefusedError: NOT_JOINED, REVOKED; it does not."""
         session = self._sessions.get(number)
         if session is None or not self._is_current(session):
             self._end(number)
@@ -183,7 +183,7 @@ class CarriedSamplers:
     def _check_not_revoked(self, peer: Peer) -> None:
         if self._members.revocations.is_revoked(peer.node_id):
             what = f"{peer.node_id} was revoked"
-            raise RefusedError(Reason.UNAUTHENTICATED, what, fix="ask the operator of the run")
+            raise RefusedError(Reason.REVOKED, what, fix="ask the operator of the run")
 
     def _disconnected(self, number: int) -> None:
         session = self._sessions.get(number)

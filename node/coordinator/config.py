@@ -3,8 +3,7 @@
 import hashlib
 import json
 import secrets
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -15,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 from node import limits
 from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
-from node.coordinator.data.row_sources import open_rows, overlong
+from node.coordinator.data_check import DataFindings, DataUse, check_data
+from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import RunTerms
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
@@ -23,7 +23,7 @@ from node.coordinator.work.group_check import Work
 from node.extras import NeededPackage
 from node.run import REWARD
 from node.sampling_parameters import SamplingParameters
-from node.task_options import BUILT_IN, JsonlOptions, checked_options, options_json
+from node.task_options import BUILT_IN, TaskOptions, checked_options, options_json
 
 Value = TypeVar("Value")
 
@@ -257,47 +257,44 @@ class CoordinatorConfig(BaseModel):
         """Key -> file or directory that is to be there."""
         return {} if self.data is None else self.data.paths
 
-    def check_data(self, model_dir: Path | None) -> str:
-        """Read the data as a start does, and every row's columns; return a warning of what is too long.
+    def check_data(
+        self, model_dir: Path | None, *, state_dir: Path, told: Callable[[str], None]
+    ) -> DataFindings | None:
+        """Read the data as a start does, and check every row; None: there is none.
 
         Args:
             model_dir: Whose tokenizer counts; None: there is none at hand.
+            state_dir: Of the coordinator, which has the ledger.
+            told: Called now and then with how far it is.
         Raises:
-            ConfigError, StartupError: see ``open_rows``.
+            ConfigError, StartupError: see ``data_check``.
         """
         if self.data is None:
-            return ""
-        rows = open_rows(self.data, scratch=Path(tempfile.gettempdir()), columns=self.columns)
-        try:
-            rows.check_columns(self.columns, every_row=True)
-            options = checked_options(self.task, self.task_options)
-            if model_dir is None or not isinstance(options, JsonlOptions):
-                return ""
-            return overlong(
-                rows,
-                options,
-                tokenizer_file=model_dir / "tokenizer.json",
-                most=self._prompt_room(options, model_dir),
-            )
-        finally:
-            rows.close()
+            return None
+        use = DataUse(
+            self.built_in_options,
+            self.columns,
+            self.max_new_tokens,
+            ledger=None if self.ledger is not None else state_dir / FILE_NAME,
+            model_dir=model_dir,
+        )
+        return check_data(self.data, use, told=told)
 
-    def _prompt_room(self, options: JsonlOptions, model_dir: Path) -> int:
-        """Return how many tokens a prompt may have."""
-        described = json.loads((model_dir / "config.json").read_bytes())
-        context = described.get("text_config", described).get("max_position_embeddings", limits.PROMPT_TOKENS)
-        return min(int(context) - self.max_new_tokens, options.max_prompt_tokens or limits.PROMPT_TOKENS)
+    @property
+    def built_in_options(self) -> TaskOptions | None:
+        """Options of a built-in task; None: a custom task has its own."""
+        return checked_options(self.task, self.task_options)
 
     @property
     def columns(self) -> Mapping[str, str]:
         """Option of the task -> column that rows need."""
-        options = checked_options(self.task, self.task_options)
+        options = self.built_in_options
         return {} if options is None else options.columns
 
     @property
     def known_prompts(self) -> int | None:
         """Number of prompts, as configured here; None: only samplers can count them."""
-        options = checked_options(self.task, self.task_options)
+        options = self.built_in_options
         return self.prompts if self.prompts is not None or options is None else options.prompts
 
     @property
@@ -357,7 +354,7 @@ class CoordinatorConfig(BaseModel):
     @property
     def prompt_tokens(self) -> int:
         """Most tokens of a prompt, as far as the configuration says."""
-        options = checked_options(self.task, self.task_options)
+        options = self.built_in_options
         stated: int | None = getattr(options, "max_prompt_tokens", None)
         return limits.PROMPT_TOKENS if stated is None else stated
 

@@ -20,7 +20,7 @@ from node import limits
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.data.row_sources import open_rows
-from node.coordinator.data.rows import Rows
+from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.held_back import FILE_NAME as HELD_BACK_FILE
 from node.coordinator.held_back import HeldBack
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
@@ -136,9 +136,15 @@ async def _coordinator(
         if config.data is not None:
             known = slots.data if slots.next_slot else NO_DATA
             rows = await asyncio.to_thread(
-                open_rows, config.data, scratch=context.state_dir, columns=config.columns, known=known
+                open_rows,
+                config.data,
+                scratch=context.state_dir,
+                columns=config.columns,
+                known=known,
+                check=RowCheck(config.built_in_options, limit_s=START_CHECK_S),
             )
             opened.callback(rows.close)
+            _tell_unusable(rows)
         _note_data(ledger, slots, rows)
         accounts = _accounts(context, config, ledger, rows, metrics)
         published = Published(store, accounts)
@@ -206,6 +212,8 @@ def _accounts(
     balance, now = ledger.balance(), context.clock.now()
     terms = config.terms(context.run.run_id, prompts=config.known_prompts if rows is None else rows.prompts)
     accounts = Accounts(balance, terms, now=now)
+    if rows is not None:
+        accounts.is_usable = rows.is_usable
     _check_prompts_left(accounts)
     decision = task_is(accounts, before=balance.task_digest)
     ledger.record(decision.transaction)
@@ -307,6 +315,31 @@ def _note_data(ledger: LedgerEngine, slots: SlotBalance, rows: Rows | None) -> N
         if noted.first_slot:
             grown = {"rows": noted.rows, "rows_before": slots.data.rows, "first_slot": noted.first_slot}
             logger.info("rows were added to the data", extra=grown)
+
+
+def _tell_unusable(rows: Rows) -> None:
+    """Log which rows are never leased; ConfigError where that leaves none."""
+    tally = rows.tally
+    if not tally.unusable:
+        return
+    held_out = sum(not rows.is_usable(index) for index in rows.evaluation)
+    if tally.unusable - held_out == rows.prompts:
+        raise ConfigError(
+            key="coordinator.data.file",
+            value=tally.checked,
+            source="the configuration",
+            rule=f"no row can be trained on: {tally.summary()}",
+            fix="Correct the rows or coordinator.task_options.",
+        )
+    logger.warning(
+        "rows that cannot be used are not leased",
+        extra={
+            "rows": tally.unusable,
+            "rows_in_all": len(rows),
+            "rows_held_out": held_out,
+            "detail": tally.summary()[:2000],
+        },
+    )
 
 
 def _settings(config: CoordinatorConfig, rows: Rows | None, *, group_bytes: int) -> RunSettings:

@@ -19,6 +19,7 @@ from node.coordinator.fleet.survey import (
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
+from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import (
     MEMBER_ROLES,
@@ -105,13 +106,17 @@ class PeerTable:
 
     def _sorted(self, members: Sequence[KnownPeer], query: PeerQuery, view: "_View") -> Sequence[KnownPeer]:
         order, report = query.sort_by or PEER_ORDERS[0], self.peers.report
+
+        def lag(member: KnownPeer) -> tuple[int, float]:
+            return view.lag(member.peer, report(member.peer).held)
+
         if order == "joined":
             return members[::-1] if query.is_reversed else members
         if order == "name":
             return sorted(members, key=lambda one: one.peer.node_id, reverse=query.is_reversed)
         keys: dict[str, Callable[[KnownPeer], float]] = {
-            "behind": lambda one: view.lag(report(one.peer).held)[0],
-            "lag": lambda one: view.lag(report(one.peer).held)[1],
+            "behind": lambda one: lag(one)[0],
+            "lag": lambda one: lag(one)[1],
             "seen": lambda one: view.now - one.last_seen_s,
             "clock": lambda one: abs(report(one.peer).clock_offset_s),
             "leases": lambda one: self.peers.accounts.held(one.peer.node_id),
@@ -120,7 +125,7 @@ class PeerTable:
 
     def _see(self, surveyor: Surveyor, member: KnownPeer, report: HeartbeatReport, view: "_View") -> None:
         peer, name = member.peer, member.peer.node_id
-        behind, lag_s = view.lag(report.held)
+        behind, lag_s = view.lag(peer, report.held)
         is_sampler = peer.role is Role.SAMPLER
         surveyor.see(
             peer,
@@ -134,7 +139,7 @@ class PeerTable:
 
     def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:
         peer, report, now = member.peer, self.peers.report(member.peer), view.now
-        lag_versions, lag_s = view.lag(report.held)
+        lag_versions, lag_s = view.lag(peer, report.held)
         row = PeerStatus(
             node_id=peer.node_id,
             role=peer.role,
@@ -187,8 +192,13 @@ class _View:
     def state(self, member: KnownPeer) -> PeerState:
         return PeerState.REVOKED if member.peer.node_id in self.revoked else member.state
 
-    def lag(self, held: PolicyVersion | None) -> tuple[int, float]:
-        """Return versions and seconds to the head; see ``VersionLog.lag``, which looks at all versions."""
+    def lag(self, peer: Peer, held: PolicyVersion | None) -> tuple[int, float]:
+        """Return versions and seconds to the head; see ``VersionLog.lag``, which looks at all versions.
+
+        A verifier never holds a version, so it cannot be behind.
+        """
+        if peer.role is Role.VERIFIER:
+            return 0, 0.0
         number = None if held is None else held.number
         if (known := self._lags.get(number)) is not None:
             return known

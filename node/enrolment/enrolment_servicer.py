@@ -55,14 +55,12 @@ class EnrolmentServicer(membership_pb2_grpc.EnrolmentServiceServicer):
             raise RefusedError(
                 Reason.MALFORMED, f"{node_id[:100]!r} is not a valid node id", fix="use 1-63 of [a-z0-9-]"
             )
-        if self._revocations.is_revoked(node_id):
-            raise RefusedError(
-                Reason.TOKEN_REFUSED, f"{node_id} was revoked", fix="ask the operator of the run"
-            )
         now = self._clock.now()
         key = read_signing_request(request.signing_request_der)
         authority = self._present()
         token = redeem(request.token, authority=authority, node_id=node_id, now=now)
+        if self._revocations.is_revoked(node_id):
+            raise RefusedError(Reason.REVOKED, f"{node_id} was revoked", fix="ask the operator of the run")
         der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         async with self._turn:
             await asyncio.to_thread(

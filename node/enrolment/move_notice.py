@@ -94,8 +94,10 @@ class MoveNoticeFile:
             if self._read_at != (state := (status.st_mtime_ns, status.st_ino)):
                 with self._path.open("rb") as file:
                     self._text, self._read_at = file.read(NOTICE_BYTES), state
-        except OSError:
+        except OSError as error:
             self._text, self._read_at = b"", None
+            if not isinstance(error, FileNotFoundError):
+                logger.warning("move notice not read", extra={"path": str(self._path), "error": str(error)})
         return self._text
 
 

@@ -33,7 +33,7 @@ from node.process.systemd import Systemd
 from node.process.telemetry_http import TelemetryServer
 from node.run import Role
 from node.telemetry.disk_watch import DiskWatch
-from node.telemetry.logging import bind_peer
+from node.telemetry.logging import ForPeople, bind_peer, to_json
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.codec.exponent_conditioned.choice import implementation
@@ -44,9 +44,7 @@ logger = logging.getLogger(__name__)
 def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
     """Run a process with ``roles``, in their order, until it is stopped; logging is configured already."""
     config = resolved.config
-    logger.info(
-        "configuration", extra={"values": {v.name: f"{v.value} ({v.source})" for v in resolved.values}}
-    )
+    logger.info("configuration", extra={"values": shown_settings(resolved)})
     computes_tensors = not {Role.LEARNER, Role.SAMPLER}.isdisjoint(roles)
     # Where it does, threads would wait for each other's allocations.
     keep_freed_memory(has_one_heap=not computes_tensors)
@@ -61,6 +59,13 @@ def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
         exit_code = runner.run(_serve(config, roles=roles))
     exit_without_them(exit_code)
     return exit_code
+
+
+def shown_settings(resolved: Resolved) -> ForPeople:
+    """Return every value with its source; on a terminal only those that differ from their defaults."""
+    whole = {row.name: f"{row.value} ({row.source})" for row in resolved.values}
+    differing = (f"{row.name}={to_json(row.value)}" for row in resolved.values if row.differs)
+    return ForPeople(whole, shown=" ".join([*differing, "(all others have their defaults)"]))
 
 
 async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:

@@ -53,23 +53,36 @@ def check_before_torch(config: NodeConfig, roles: Iterable[Role]) -> None:
 
 
 def check_everything(
-    config: NodeConfig, roles: Iterable[Role], *, now: float, warn: Callable[[str], None]
-) -> None:
-    """Check everything that a start of ``roles`` needs; change nothing.
+    config: NodeConfig,
+    roles: Iterable[Role],
+    *,
+    now: float,
+    warn: Callable[[str], None],
+    told: Callable[[str], None] = lambda text: None,
+) -> str:
+    """Check everything that a start of ``roles`` needs, change nothing; return what was checked.
 
-    ``warn`` is called with a sentence about anything that works and should be changed all the same.
-    Raises NotReadyError: with every fault.
+    Args:
+        warn: Called with a sentence about anything that works and should be changed all the same.
+        told: Called now and then with how far a long check is.
+    Raises:
+        NotReadyError: with every fault.
     """
     roles = tuple(roles)
+    said: list[str] = []
     if (scarcity := too_few_descriptors(config, roles)) is not None:
         warn(scarcity)
     checks = [
         *_checks_of_run(config, roles, now=now, warn=warn),
         *_installed_checks(config, roles),
-        *_data_checks(config, roles, warn),
+        *_data_checks(config, roles, warn, told, said),
         *(section.check_code for _, section in _sections(config, roles, having="check_code")),
     ]
     _raise_all(checks)
+    checked = ["the configuration", "state directories", "run file", *(["keys"] if config.node.tls else [])]
+    if any(path is not None for path in _model_dirs(config, roles)):
+        checked.append("models")
+    return f"checked {', '.join([*checked, 'packages', *said])}: nothing is wrong"
 
 
 def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> str | None:
@@ -147,24 +160,37 @@ def _model_checks(config: NodeConfig, roles: Sequence[Role]) -> list[Check]:
     ]
 
 
-def _data_checks(config: NodeConfig, roles: Sequence[Role], warn: Callable[[str], None]) -> Iterator[Check]:
-    model_dirs = (section.model_dir for _, section in _sections(config, roles, having="model_dir"))
-    model_dir = next(filter(None, model_dirs), None)
-    for _, section in _sections(config, roles, having="data_paths"):
+def _model_dirs(config: NodeConfig, roles: Iterable[Role]) -> list[Path | None]:
+    return [section.model_dir for _, section in _sections(config, roles, having="model_dir")]
+
+
+def _data_checks(
+    config: NodeConfig,
+    roles: Sequence[Role],
+    warn: Callable[[str], None],
+    told: Callable[[str], None],
+    said: list[str],
+) -> Iterator[Check]:
+    """Yield the checks of data; one that passes adds what it checked to ``said``."""
+    model_dir = next(filter(None, _model_dirs(config, roles)), None)
+    for role, section in _sections(config, roles, having="data_paths"):
         paths = [partial(_check_path, key, path) for key, path in section.data_paths.items()]
         yield from paths
         packages = [needed.check for needed in section.needed_packages]
         needs = [*paths, *packages, *_model_checks(config, roles)]
-        yield partial(_check_data, section, needs, model_dir=model_dir, warn=warn)
+        check = partial(section.check_data, model_dir, state_dir=config.node.state_dir / role, told=told)
+        yield partial(_check_data, check, needs, warn=warn, said=said)
 
 
 def _check_data(
-    section: Any, needs: Iterable[Check], *, model_dir: Path | None, warn: Callable[[str], None]
+    check_data: Callable[[], Any], needs: Iterable[Check], *, warn: Callable[[str], None], said: list[str]
 ) -> None:
     for check in needs:
         check()  # its fault is found by itself too, and counts once
-    if warning := section.check_data(model_dir):
-        warn(warning)
+    if (findings := check_data()) is not None:
+        for warning in findings.warnings:
+            warn(warning)
+        said.append(findings.said)
 
 
 def _check_path(key: str, path: Path) -> None:

@@ -153,18 +153,23 @@ class TelemetryServer:
             async with asyncio.timeout(REQUEST_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             async with asyncio.timeout(ANSWER_S):
-                writer.write(await self._response(head))
+                writer.write(await self._response_or_fault(head))
                 writer.close()
                 await writer.wait_closed()
         except TimeoutError:
             self._count_refusal(service="telemetry", reason=Reason.BUSY)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # gone, or not a request
-        except Exception:
-            logger.warning("telemetry request failed", exc_info=True)
         finally:
             self._places.leave(task)
             writer.transport.abort()
+
+    async def _response_or_fault(self, head: bytes) -> bytes:
+        try:
+            return await self._response(head)
+        except Exception:  # of any kind, also an OSError: the client is not gone, the page has failed
+            logger.warning("telemetry request failed", exc_info=True)
+            return _answered(HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, b"see the log of this process\n")
 
     async def _response(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
@@ -176,7 +181,11 @@ class TelemetryServer:
         else:
             loop = asyncio.get_running_loop()
             status, content_type, body = await loop.run_in_executor(self._renderers, self.answer, path)
-        return (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
-            f"X-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        ).encode() + body
+        return _answered(status, content_type, body)
+
+
+def _answered(status: HTTPStatus, content_type: str, body: bytes) -> bytes:
+    return (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
+        f"X-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode() + body

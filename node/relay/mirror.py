@@ -83,7 +83,14 @@ class Mirror:
 
     async def _look(self) -> MirrorState:
         own = await asyncio.to_thread(self._store.whole)
-        self._state = replace(self._state, own=tuple(manifest.artifact for manifest in own))
+        retained = await asyncio.to_thread(self._store.retained)
+        head = self._store.head()
+        self._state = replace(
+            self._state,
+            own=tuple(manifest.artifact for manifest in own),
+            retained=retained,
+            newest=None if head is None else head.number,
+        )
         return self._state
 
     async def _copy_unless_dropped(self, artifact: Artifact) -> None:

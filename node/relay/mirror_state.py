@@ -10,6 +10,7 @@ from node.weights.planning.cheapest_chain import (
     price,
     upload_path,
 )
+from node.weights.store.offers import is_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class MirrorState:
 
     upstream: Announcement | None = None
     own: tuple[Artifact, ...] = ()
+    retained: tuple[ArtifactKey, ...] = ()
+    """All that is in this store, whole or not."""
+    newest: int | None = None
+    """The head that this store announced; it never goes back, whatever became of the artifacts."""
     unwanted: frozenset[ArtifactKey] = frozenset()
     """Artifacts this store will not take until something else is announced."""
 
@@ -67,4 +72,8 @@ class MirrorState:
 
     def _offered(self) -> tuple[Artifact, ...]:
         artifacts = () if self.upstream is None else self.upstream.artifacts
-        return tuple(artifact for artifact in artifacts if artifact.key not in self.unwanted)
+        return tuple(artifact for artifact in artifacts if self._would_take(artifact.key))
+
+    def _would_take(self, key: ArtifactKey) -> bool:
+        # What upstream keeps from before this store's head is refused, and nothing is wrong with it.
+        return key not in self.unwanted and not is_behind(key, retained=self.retained, newest=self.newest)

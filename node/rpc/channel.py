@@ -25,6 +25,7 @@ from node.limits import MESSAGE_BYTES
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import USER_AGENT_PREFIX
 from node.rpc.hub import Hub, HubChannel
+from node.rpc.proxy import proxy_to, ways_followed
 from node.waits import wait_at_most
 
 Caller: TypeAlias = Identity | OwnIdentity | Peer
@@ -196,7 +197,7 @@ def dial(
 def _dialled(
     target: str, caller: Identity | Peer, purpose: Purpose, keepalive: Keepalive
 ) -> grpc.aio.Channel:
-    options = _options(MESSAGE_BYTES[purpose], keepalive)
+    options = _options(target, MESSAGE_BYTES[purpose], keepalive)
     if purpose is Purpose.BULK:
         options += _BULK_OPTIONS
     if isinstance(caller, Peer):
@@ -210,7 +211,7 @@ def _dialled(
 
 def dial_as_stranger(target: str, *, run_id: str, ca_pem: bytes) -> grpc.aio.Channel:
     """Return a channel to a run's enrolment port: it verifies the hub; the caller has no name yet."""
-    options = _options(MESSAGE_BYTES["EnrolmentService"], KEEPALIVE)
+    options = _options(target, MESSAGE_BYTES["EnrolmentService"], KEEPALIVE)
     options.append(("grpc.ssl_target_name_override", hub_name(run_id)))
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca_pem), options)
 
@@ -292,14 +293,18 @@ def _lost(what: str, details: str) -> ConnectionLost:
             "its clock, or of another run)"
         )
         tls = TlsFailure.CLOSED
+    if tls is None and (proxies := ways_followed()):
+        hint += f" ({proxies}: `heterorl-node doctor` tries it)"
     lost = ConnectionLost(what + hint)
     lost.tls = tls
     return lost
 
 
-def _options(message_bytes: int, keepalive: Keepalive) -> list[tuple[str, Any]]:
+def _options(target: str, message_bytes: int, keepalive: Keepalive) -> list[tuple[str, Any]]:
+    has_proxy = proxy_to(split_address(target)[0]) is not None
     return [
         *_OPTIONS,
+        ("grpc.enable_http_proxy", int(has_proxy)),
         *keepalive.client_options,
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_receive_message_length", message_bytes),

@@ -54,7 +54,7 @@ _DETAILS_CHARACTERS: Final = 1000
 """Longest text sent with a refusal: trailing metadata beyond 8 KiB is dropped whole by gRPC."""
 
 _WARNINGS: Final = Rate(per_s=1 / 60, burst=1)
-"""How often the log names one peer that asks too much."""
+"""How often the log warns of one peer, or of all strangers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +383,11 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 self._held_back -= 1
 
+    def _may_warn_of(self, node_id: str) -> bool:
+        return self._rates.take((node_id, "warning"), _WARNINGS, now=self._clock.monotonic()) == 0
+
     def _tell(self, peer: Peer, method: str, refusal: RefusedError) -> None:
-        if self._rates.take((peer.node_id, "warning"), _WARNINGS, now=self._clock.monotonic()) == 0:
+        if self._may_warn_of(peer.node_id):
             extra = {"peer": peer.node_id, "method": method, "reason": refusal.reason, "detail": str(refusal)}
             logger.warning("peer asks too much", extra=extra)
 
@@ -402,14 +405,21 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             )
         if is_revoked:
             return RefusedError(
-                Reason.UNAUTHENTICATED, f"{peer.node_id} was revoked", fix="ask the operator of the run"
+                Reason.REVOKED, f"{peer.node_id} was revoked", fix="ask the operator of the run"
             )
         return None
 
     async def _refuse(self, context: Context, method: str, refusal: RefusedError) -> None:
         self._admission.count_refusal(service=service_of(method), reason=refusal.reason)
-        extra = {"method": method, "reason": refusal.reason, "detail": str(refusal), "peer": context.peer()}
-        logger.debug("rpc refused", extra=extra)
+        node_id = _name_of(context)
+        extra = {
+            "method": method, "reason": refusal.reason, "detail": str(refusal), "node_id": node_id,
+            "peer": context.peer(),
+        }  # fmt: skip
+        # One that calls too often was named before it had to wait.
+        is_told = refusal.reason.is_suspicious and refusal.reason is not Reason.TOO_OFTEN
+        is_told = is_told and self._may_warn_of(node_id)
+        logger.log(logging.WARNING if is_told else logging.DEBUG, "rpc refused", extra=extra)
         status = grpc.StatusCode[refusal.reason.status]
         try:
             async with asyncio.timeout(self._limits.refusal_s):
@@ -421,6 +431,14 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         except TimeoutError:
             # The caller does not read: end as cancelled, which drops the call without an answer.
             raise asyncio.CancelledError from None
+
+
+def _name_of(context: Context) -> str:
+    """Return the caller's name; empty for strangers, who share one."""
+    try:
+        return peer_of(context).node_id
+    except RefusedError:
+        return ""
 
 
 def _port_of(service: str) -> str:

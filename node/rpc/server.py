@@ -10,8 +10,6 @@ import enum
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import grpc
@@ -25,6 +23,7 @@ from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.channel import KEEPALIVE, Keepalive
 from node.rpc.connection_guard import ConnectionGuard
 from node.rpc.interceptor import Admission, RpcInterceptor, RpcLimits
+from node.rpc.private_socket import private_socket
 from node.rpc.strangers_gate import GateLimits, StrangersGate
 from node.waits import wait_at_most
 
@@ -135,15 +134,16 @@ class RpcServer:
         async with contextlib.AsyncExitStack() as at_the_end:
             try:
                 if self._audience is Audience.STRANGERS:
-                    inner = Path(at_the_end.enter_context(TemporaryDirectory(prefix="heterorl-"))) / "inner"
-                    _add_port(server, f"unix:{inner}", credentials)
+                    inner = at_the_end.enter_context(private_socket())
+                    _add_port(server, inner.grpc_address, credentials)
                     gate = StrangersGate(self._count_refusal, self._limits.gate)
                     address = await at_the_end.enter_async_context(gate.open(self._listen, inner))
                 else:
                     address = join_address(host, _add_port(server, self._listen, credentials))
             except (OSError, RuntimeError) as error:
                 fix = "Another process listens there, or the address is not this machine's: choose another."
-                raise StartupError(f"{self._name} cannot listen on {self._listen}", fix=fix) from error
+                why = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+                raise StartupError(f"{self._name} cannot listen on {self._listen}{why}", fix=fix) from error
             await server.start()
             at_the_end.push_async_callback(server.stop, _CLOSING_S)
             yield address

@@ -9,17 +9,20 @@ of connections follows from the number of descriptors. The members' port has no 
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from node import descriptors
 from node.errors import CountRefusal, Reason
 from node.rpc.address import join_address, listening_socket
 from node.rpc.places import NoPlaceError, PlaceLimits, Places, origin
+from node.rpc.private_socket import PrivateSocket
+
+logger = logging.getLogger(__name__)
 
 SERVICE: Final = "EnrolmentService"
 _CHUNK_BYTES: Final = 16 << 10
@@ -44,6 +47,10 @@ def limits_for(most_descriptors: int) -> GateLimits:
     return GateLimits(PlaceLimits(connections, max(8, connections // 4), kept_s=5.0))
 
 
+class _OwnFaultError(Exception):
+    """The server behind the gate is not reached: not the stranger's fault."""
+
+
 class StrangersGate:
     """Lets strangers through to a server that listens on a private socket."""
 
@@ -51,10 +58,10 @@ class StrangersGate:
         self._count_refusal = count_refusal
         self._limits = limits or limits_for(descriptors.limit())
         self._places = Places["asyncio.Task[None]"](self._limits.places)
-        self._inner = Path()
+        self._inner: PrivateSocket | None = None
 
     @contextlib.asynccontextmanager
-    async def open(self, listen: str, inner: Path) -> AsyncIterator[str]:
+    async def open(self, listen: str, inner: PrivateSocket) -> AsyncIterator[str]:
         """Forward connections to the socket ``inner`` while the body runs; yield the address with its port.
 
         Raises OSError: the address cannot be bound.
@@ -91,6 +98,9 @@ class StrangersGate:
                 await self._forward(reader, writer, caller=join_address(host, port))
         except (NoPlaceError, TimeoutError):
             self._refuse(Reason.BUSY)
+        except _OwnFaultError as error:
+            logger.error("stranger not served", extra={"error": str(error.__cause__)})
+            self._refuse(Reason.INTERNAL)
         except OSError:
             pass  # either end is gone
         finally:
@@ -118,19 +128,24 @@ class StrangersGate:
 
     async def _connect(self, caller: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the server under the caller's address, which it logs."""
-        connection = socket.socket(socket.AF_UNIX)
+        assert self._inner is not None
         try:
-            connection.setblocking(False)
-            name = self._inner.with_name(caller)
-            connection.bind(str(name))
+            connection = socket.socket(socket.AF_UNIX)
             try:
-                await asyncio.get_running_loop().sock_connect(connection, str(self._inner))
-            finally:
-                os.unlink(name)
-            return await asyncio.open_unix_connection(sock=connection, limit=_CHUNK_BYTES)
-        except BaseException:
-            connection.close()
-            raise
+                connection.setblocking(False)
+                name = self._inner.name_of(caller)
+                connection.bind(name)
+                try:
+                    await asyncio.get_running_loop().sock_connect(connection, self._inner.path)
+                finally:
+                    if not self._inner.is_abstract:
+                        os.unlink(name)
+                return await asyncio.open_unix_connection(sock=connection, limit=_CHUNK_BYTES)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise _OwnFaultError from error
 
     async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copy what a stranger sends, within the limits. Raises TimeoutError: it was silent for too long."""

@@ -8,6 +8,9 @@
 Every record names a peer of the process: the one ``bind_peer`` set in the record's context, else all roles of
 the process. A message that repeats is logged a few times a minute and then counted. An exception that ends
 the process is an event too; a crash in native code leaves its traceback on standard error as text.
+
+A thread of its own writes the daemon's log (``log_writer``), and what other Python code prints becomes events
+(``printed_lines``): nobody waits for whoever reads standard error, and nobody forges a line of it.
 """
 
 import contextlib
@@ -17,12 +20,17 @@ import faulthandler
 import json
 import logging
 import math
+import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, TextIO
+
+from node.telemetry.log_writer import LogWriter
+from node.telemetry.printed_lines import log_what_is_printed
+from node.visible_text import visible
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -42,6 +50,17 @@ WARNINGS_PER_INTERVAL: Final = 20
 STORY_PER_INTERVAL: Final = 3000
 """Lines of one message at INFO: far above the steps and batches of the fastest run."""
 
+_writers: Final[list[LogWriter]] = []
+
+
+class ForPeople(dict[str, object]):
+    """A field of which text for people has only a part; one JSON object has all of it."""
+
+    def __init__(self, whole: Mapping[str, object], *, shown: str) -> None:
+        super().__init__(whole)
+        self.shown: Final = shown
+
+
 _peer: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("peer", default=None)
 
 
@@ -53,9 +72,14 @@ def bind_peer(*, role: str, node_id: str) -> None:
 def configure_process_logging(
     *, log_format: Literal["auto", "json", "human"], level: str, roles: Iterable[str]
 ) -> None:
-    """Log records and uncaught exceptions of this process to standard error."""
-    configure_logging(log_format=log_format, level=level, roles=roles)
-    faulthandler.enable()
+    """Log records, uncaught exceptions and what is printed; nothing waits for who reads standard error."""
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    writer = LogWriter(os.dup(2), encoding=encoding)
+    handler = configure_logging(log_format=log_format, level=level, roles=roles, stream=writer)
+    writer.say_lost = handler.lost
+    _writers.append(writer)
+    log_what_is_printed()
+    faulthandler.enable(_unwaiting(2))
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
     sys.unraisablehook = _log_unraisable
@@ -66,9 +90,9 @@ def configure_logging(
     log_format: Literal["auto", "json", "human"],
     level: str,
     roles: Iterable[str],
-    stream: TextIO | None = None,
-) -> None:
-    """Send all records of the process to ``stream`` alone, standard error if None."""
+    stream: TextIO | LogWriter | None = None,
+) -> "BoundedHandler":
+    """Send all records of the process to ``stream`` alone, standard error if None; return their handler."""
     stream = stream or sys.stderr
     process_role = "+".join(roles)
     handler = BoundedHandler(stream)
@@ -79,6 +103,24 @@ def configure_logging(
     for package in OUR_PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
     logging.captureWarnings(True)
+    return handler
+
+
+def dropped_lines() -> int:
+    """Return how many lines of this process's log were dropped because nobody read them."""
+    return sum(writer.dropped for writer in _writers)
+
+
+def _unwaiting(descriptor: int) -> int:
+    """Return a descriptor of the same file for last words: a process that crashes waits for no reader, too.
+
+    Opened anew, the file gets flags of its own. A socket cannot be opened: its descriptor is returned itself.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    except OSError:
+        return descriptor
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -98,10 +140,10 @@ def _log_unraisable(failed: "UnraisableHookArgs") -> None:
         logger.error("exception nobody could catch", exc_info=exc_info, extra={"object": repr(failed.object)})
 
 
-class BoundedHandler(logging.StreamHandler[TextIO]):
+class BoundedHandler(logging.StreamHandler[TextIO | LogWriter]):
     """Writes records; of a message that repeats, the first few of each interval and then a count."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | LogWriter) -> None:
         super().__init__(stream)
         self._seen = Counter[tuple[str, int, str]]()
         self._began_at_s = 0.0
@@ -124,7 +166,24 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         """Write the counts that are left; ``logging.shutdown`` calls this at the end of the process."""
         with self.lock or contextlib.nullcontext():
             self._write_counts()
+        if isinstance(self.stream, LogWriter):
+            self.stream.close()
         super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Write that a record could not be: printing why, as logging does, would come back here."""
+        failed = logging.LogRecord(
+            record.name, logging.ERROR, "", 0, "event not logged", None, sys.exc_info()
+        )
+        vars(failed).update(message_=str(record.msg))
+        with contextlib.suppress(Exception):  # a stream of a test, or of a command, that is closed
+            self.stream.write(f"{self.format(failed)}\n")
+
+    def lost(self, lines: int) -> str:
+        """Return the line that tells of lines that nobody read."""
+        record = logging.LogRecord(__name__, logging.WARNING, "", 0, "log lines dropped", None, None)
+        vars(record).update(lines=lines, detail=_LOST)
+        return f"{self.format(record)}\n"
 
     def _write_counts(self) -> None:
         for (name, level, message), seen in self._seen.items():
@@ -133,6 +192,9 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
                 vars(record).update(repeated=message, times=seen - _most(level), within_s=REPEATS_S)
                 super().emit(record)
         self._seen.clear()
+
+
+_LOST: Final = "nobody read standard error: a stopped terminal, a pager, or a log collector that hung"
 
 
 def _most(level: int) -> int:
@@ -175,9 +237,10 @@ class HumanFormatter(_PeerFormatter):
         time = _instant(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{key}={_word(value)}" for key, value in _fields(record).items())
         who = "/".join(filter(None, self._peer_of()))
-        parts = (f"{time} {record.levelname:7} {record.getMessage()}", fields, f"({who} {record.name})")
+        event = _below(record.getMessage())
+        parts = (f"{time} {record.levelname:7} {event}", fields, f"({who} {record.name})")
         line = "  ".join(filter(None, parts))
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{'':4}{_below(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 def to_json(value: object) -> str:
@@ -209,8 +272,15 @@ def _plain(value: object) -> object:
             return str(value)
 
 
+def _below(text: str) -> str:
+    """Return text of others as lines that no line of the log begins like."""
+    return visible(text).replace("\n", f"\n{'':4}")
+
+
 def _word(value: object) -> str:
     """Return a field as one line with a clear end, whatever a peer put into it."""
+    if isinstance(value, ForPeople):
+        return value.shown
     if isinstance(value, float):
         return f"{value:.6g}"
     if not isinstance(value, str):

@@ -16,11 +16,13 @@ from typing import Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from node import descriptors, limits
 from node.clock import Clock
 from node.errors import Reason
+from node.telemetry.logging import dropped_lines
 from node.telemetry.metric_factory import MetricFactory
 
 logger = logging.getLogger(__name__)
@@ -128,6 +130,14 @@ def largest(samples: tuple[MetricSample, ...]) -> tuple[MetricSample, ...]:
     return tuple(samples[number] for number in sorted(kept))
 
 
+class _LogCollector(Collector):
+    """Counts what began before there was a registry."""
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Lines of the log that were dropped because nobody read standard error."
+        return [CounterMetricFamily("heterorl_node_log_lines_dropped", text, value=dropped_lines())]
+
+
 class NodeMetrics:
     """The instruments of every peer, whatever its roles."""
 
@@ -158,6 +168,7 @@ class NodeMetrics:
             "descriptors_used_ratio", "Open files of the process as a share of how many it may have."
         )
         open_files.set_function(lambda: descriptors.open_now() / descriptors.limit())
+        registry.register(_LogCollector())
         self._disk_free_bytes = new.gauge(
             "disk_free_bytes",
             "Free on the file system of the state directory, for a process without privileges.",

@@ -3,6 +3,7 @@
 Neither side visits tokens one by one.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Final
@@ -86,10 +87,12 @@ def graded(encoded: EncodedGroup, grades: GroupGrades, *, grader_digest: bytes, 
         raise RefusedError(
             Reason.MALFORMED, f"{len(grades.rewards)} rewards for {header.completions} completions"
         )
+    # Without a reward from any completion NaN stays, which check_header refuses.
+    given = grades.rewards[~np.isnan(grades.rewards)]
     header = replace(
         header,
-        least_reward=float(grades.rewards.min()),
-        largest_reward=float(grades.rewards.max()),
+        least_reward=float(given.min()) if given.size else math.nan,
+        largest_reward=float(given.max()) if given.size else math.nan,
         grader_digest=grader_digest,
         graded_at_s=max(header.sampling_finished_at_s, at_s),
     )

@@ -230,6 +230,8 @@ class GroupPipeline:
         self.leasing.note_success()
         group = self._group(job, grades, finished_at_s=finished_at_s)
         self._metrics.tokens.inc(group.drawn_tokens)
+        if grades is not None:
+            self._metrics.abstained_completions.inc(grades.rewards.count(None))
         if job.lease.purpose is LeasePurpose.TRAINING and grades is not None:
             self._metrics.reward_mean.set(group.reward_mean)
         self._work_queue.advance(group.group_id, JobState.SUBMITTING)
@@ -239,7 +241,7 @@ class GroupPipeline:
         """Return what is submitted of a job; without ``grades`` verifiers work out the rewards."""
         assert job.prompt is not None, "a generated job has a prompt"
         lease, graded_at_s, offset_s = job.lease, self._clock.now(), self._offset_s()
-        rewards = [math.nan] * len(job.conversations) if grades is None else grades.rewards
+        rewards = [math.nan] * len(job.conversations) if grades is None else grades.as_floats
         metrics = {} if grades is None else grades.metrics
         return RolloutGroup(
             run_id=self._run_id,

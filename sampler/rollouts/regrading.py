@@ -1,5 +1,6 @@
 """Compares the rewards that a group claims with those that the grader gives its own tokens; pure."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -42,13 +43,23 @@ def misstated_finish(group: RolloutGroup, texts: Sequence[str], end_ids: frozens
 
 
 def compared(group: RolloutGroup, rewards: Sequence[float]) -> RewardFinding:
-    """Return what the grader's rewards say of a group."""
+    """Return what the grader's rewards say of a group; NaN: the grader abstains from a completion."""
     odd = [
-        f"completion {number} claims {one.reward:g}, the grader gives {reward:g}"
+        f"completion {number} claims {_said(one.reward)}, the grader gives {_said(reward)}"
         for number, (one, reward) in enumerate(zip(group.completions, rewards, strict=True))
-        if abs(one.reward - reward) > TOLERANCE * max(1.0, abs(reward))
+        if not _are_equal(one.reward, reward)
     ]
     if not odd:
         return RewardFinding(group.group_id, RewardCheck.AGREED)
     more = f", and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
     return RewardFinding(group.group_id, RewardCheck.DISAGREED, "; ".join(odd[:_NAMED]) + more)
+
+
+def _are_equal(claimed: float, reward: float) -> bool:
+    if math.isnan(claimed) or math.isnan(reward):
+        return math.isnan(claimed) and math.isnan(reward)
+    return abs(claimed - reward) <= TOLERANCE * max(1.0, abs(reward))
+
+
+def _said(reward: float) -> str:
+    return "no reward" if math.isnan(reward) else f"{reward:g}"

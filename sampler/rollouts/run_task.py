@@ -101,7 +101,9 @@ class RunTask:
         """Ask for a prompt as ``prompt`` does, by its index and its row of the run's data."""
         made = await self.graders.prompt(index, row.decode(errors="replace"))
         try:
-            token_ids = await asyncio.to_thread(tokenizer.encode, made.content, self.template_arguments)
+            token_ids = await asyncio.to_thread(
+                tokenizer.encode, made.content, {**self.template_arguments, **made.template_arguments}
+            )
         except RefusedError as refused:
             raise TaskError(str(refused), fault=Failure.PROMPT_FAILED) from refused
         if not len(token_ids):
@@ -133,7 +135,9 @@ class RunTask:
             raise _bad_reply("reply() speaks for the assistant")
         context = [*prompt.content, *conversation, *messages] if is_chat else said
         try:
-            token_ids = await asyncio.to_thread(tokenizer.encode_reply, context, self.template_arguments)
+            token_ids = await asyncio.to_thread(
+                tokenizer.encode_reply, context, {**self.template_arguments, **prompt.template_arguments}
+            )
         except RefusedError as refused:
             raise _bad_reply(str(refused)) from refused
         if not len(token_ids):

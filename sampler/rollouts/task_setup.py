@@ -106,6 +106,8 @@ def _template_need(options: TaskOptions | None) -> str | None:
         return None
     if options.chat is True:
         return "chat = true"
+    if isinstance(options, JsonlOptions) and options.tools is not None:
+        return "tools are a column of the rows"
     return "template_arguments are set" if options.template_arguments else None
 
 

@@ -157,7 +157,7 @@ class Verification:
         except TaskError as error:
             outcome = RewardCheck.SKIPPED if error.fault is None else RewardCheck.UNGRADABLE
             return RewardFinding(group.group_id, outcome, str(error), error.fault)
-        return compared(group, grades.rewards) if group.is_graded else _graded(group, grades)
+        return compared(group, grades.as_floats) if group.is_graded else _graded(group, grades)
 
     async def _odd_prompt(self, task: RunTask, group: RolloutGroup, row: bytes) -> str:
         """Return how a group's prompt is not the task's, for people; "" if it is, or cannot be told.
@@ -189,7 +189,7 @@ class Verification:
 
 def _graded(group: RolloutGroup, grades: Grades) -> RewardFinding:
     metrics = {name: np.array(values, np.float32) for name, values in grades.metrics.items()}
-    rewards = np.array(grades.rewards, np.float32)
+    rewards = np.array(grades.as_floats, np.float32)
     return RewardFinding(group.group_id, RewardCheck.GRADED, grades=GroupGrades(rewards, metrics))
 
 

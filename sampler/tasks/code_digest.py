@@ -3,7 +3,7 @@
 It has, in the order of their names, the source of each module that the task's import loaded and that
 
     belongs to the same package as the task, its grader or its environment; for what is built in,
-    to ``sampler.tasks``
+    to ``sampler.tasks`` and ``node.questions``
     or lies beside such a module, where that is not the place of installed packages: helpers of one's own
 
 and the version of the package that a built-in task needs. Where the modules lie does not count. What is
@@ -13,7 +13,7 @@ imported later, while grading, is not seen.
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +51,7 @@ def _roots(setup: TaskSetup) -> tuple[set[str], tuple[str, ...]]:
     from node.task_options import GRADERS, JsonlOptions, VerifiersOptions, checked_options
 
     options = checked_options(names[setup.path], setup.options)
-    roots = {"sampler.tasks"}
+    roots = {"sampler.tasks", "node.questions"}
     if isinstance(options, JsonlOptions) and options.grader not in GRADERS:
         roots.add(options.grader.partition(":")[0].partition(".")[0])
     if isinstance(options, VerifiersOptions):
@@ -65,13 +65,13 @@ def _versions(package: str) -> list[str]:
     return sorted(found.version for found in metadata.distributions(name=package))
 
 
-def _modules(roots: Iterable[str]) -> Iterator[tuple[str, Path]]:
+def _modules(roots: Set[str]) -> Iterator[tuple[str, Path]]:
     files = {
         name: Path(file).resolve()
         for name, module in list(sys.modules.items())
         if (file := getattr(module, "__file__", None)) and file.endswith(".py")
     }
-    own = [root for root in roots if root != "sampler.tasks" and root in files]
+    own = [root for root in roots - {"sampler.tasks", "node.questions"} if root in files]
     beside = {files[root].parent for root in own if files[root].name != "__init__.py"} - _INSTALLED
     for name, file in files.items():
         is_named = any(name == root or name.startswith(f"{root}.") for root in roots)

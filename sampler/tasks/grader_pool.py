@@ -9,8 +9,9 @@ served by one process. New processes load what the task needs while the others w
 
 import asyncio
 import contextlib
+import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -47,6 +48,8 @@ class Prompt:
     """Which process of that grader made it."""
     token_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[n], once it is tokenized."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for this prompt alone."""
 
 
 _Reward = Annotated[float, Field(ge=-REWARD, le=REWARD, allow_inf_nan=False)]
@@ -59,9 +62,15 @@ class Grades(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    rewards: list[_Reward]
+    rewards: list[_Reward | None]
+    """One for each completion; None: the grader abstained. At least one has a reward."""
     metrics: dict[_Name, list[_Metric | None]] = Field(default_factory=dict, max_length=GROUP_METRICS)
     """Name -> a number for each completion; None where the grader returned none."""
+
+    @property
+    def as_floats(self) -> list[float]:
+        """The rewards, NaN where the grader abstained."""
+        return [math.nan if reward is None else reward for reward in self.rewards]
 
 
 class GraderPool:
@@ -102,7 +111,16 @@ class GraderPool:
         """
         async with self._any(Request.PROMPT) as grader:
             reply = await grader.ask(Request.PROMPT, {"index": index, "row": row})
-            return Prompt(index, row, _said(reply, Request.PROMPT), grader, grader.incarnation)
+            content = _said(reply, Request.PROMPT)
+            arguments = reply.get("template_arguments")
+            return Prompt(
+                index,
+                row,
+                content,
+                grader,
+                grader.incarnation,
+                template_arguments=arguments if isinstance(arguments, dict) else {},
+            )
 
     async def reply(self, prompt: Prompt, conversation: Sequence[Message]) -> str | list[Message] | None:
         """Return what the task says next, from one call of its ``reply``; None: the conversation is over.
@@ -236,6 +254,8 @@ def _given(completions: Sequence[CompletionText]) -> list[tuple[Any, ...]]:
 
 
 def _grades(reply: dict[str, Any], completions: Sequence[CompletionText]) -> Grades:
+    if isinstance(odd := reply.get("odd"), str):
+        raise Request.GRADE.error(odd)
     try:
         grades = Grades.model_validate(reply)
     except ValidationError as error:
@@ -246,6 +266,8 @@ def _grades(reply: dict[str, Any], completions: Sequence[CompletionText]) -> Gra
     for name, column in columns.items():
         if len(column) != len(completions):
             raise Request.GRADE.error(f"returned {len(column)} {name} for {len(completions)} completions")
+    if all(reward is None for reward in grades.rewards):
+        raise Request.GRADE.error(f"abstained from all {len(completions)} completions")
     return grades
 
 

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from node.failure import Failure
+from node.telemetry.printed_lines import PrintedLines
 from sampler.process_tree import kill_tree
 from sampler.tasks.grader_worker import PROMPT_CHARACTERS, TRACEBACK_CHARACTERS, framed
 from sampler.tasks.task import Outage, TaskSetup
@@ -49,9 +50,6 @@ MOST_TURNS: Final = 1024
 
 REPLY_BYTES: Final = 6 * PROMPT_CHARACTERS + 1024
 """A prompt with every character escaped. More means that a grader writes where it should not."""
-
-PRINTED_BYTES: Final = 64 << 10
-"""Most that is passed on to standard error of what a task prints for one request."""
 
 
 class TaskError(Exception):
@@ -143,7 +141,7 @@ class Grader:
         self._description: TaskDescription | None = None
         self._busy = asyncio.Lock()
         self._printing: asyncio.Task[None] | None = None
-        self._may_print = 0
+        self._printed = PrintedLines(f"grader of {setup.path}")
         self._asked_for = 0
         self.incarnation = 0
         self.code_digest = b""
@@ -187,6 +185,8 @@ class Grader:
         for reason, times in outages.items() if isinstance(outages, dict) else ():
             if reason in set(Outage) and isinstance(times, int):
                 self._failed(Outage(reason), times)
+        if "bad_row" in reply:
+            raise TaskError(f"the row cannot be used: {reply['bad_row']}", fault=kind.failed)
         if "error" in reply:
             shown = str(reply.get("traceback"))[-TRACEBACK_CHARACTERS:]
             fields = {"who": kind.who, "prompt_index": request["index"], "traceback": shown}
@@ -204,7 +204,6 @@ class Grader:
 
     async def _answer(self, kind: Request, request: Mapping[str, Any]) -> dict[str, Any]:
         process = await self._running()
-        self._may_print = PRINTED_BYTES
         self._asked_for += 1
         try:
             async with asyncio.timeout(self._wall_limit_s):
@@ -245,9 +244,8 @@ class Grader:
             start_new_session=True,
         )
         self.incarnation += 1
-        self._may_print = PRINTED_BYTES
         assert self._process.stderr is not None
-        self._printing = asyncio.create_task(self._pass_on(self._process.stderr))
+        self._printing = asyncio.create_task(self._log_printed(self._process.stderr))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 ready = await _asked(self._process, self._setup)
@@ -270,13 +268,12 @@ class Grader:
             raise
         return self._process
 
-    async def _pass_on(self, printed: asyncio.StreamReader) -> None:
-        while chunk := await printed.read(1 << 20):
-            if self._may_print > 0:
-                sys.stderr.write(chunk[: self._may_print].decode(errors="replace"))
-                if len(chunk) > self._may_print:
-                    logger.warning("task prints too much", extra={"limit_bytes": PRINTED_BYTES})
-            self._may_print -= len(chunk)
+    async def _log_printed(self, printed: asyncio.StreamReader) -> None:
+        try:
+            while chunk := await printed.read(1 << 16):
+                self._printed.feed(chunk)
+        finally:
+            self._printed.end()
 
     async def _kill(self) -> int | None:
         code = await self._end()

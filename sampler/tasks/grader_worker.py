@@ -7,12 +7,14 @@ JSON object a line:
 
     {"path": "p.m:Task", "options": {...}}  -> {"prompts": 100, ...} | {"unusable": ...}
     {"index": 7, "row": "{...}"}            -> {"text": "3+4="} | {"messages": [...]} | {"error": ...}
-                                               | {"odd": ...} | {"too_long": characters}
+                                               | {"bad_row": ...} | {"odd": ...} | {"too_long": characters},
+                                               the first two with {"template_arguments": {...}}
     {"index": 7, "row": "{...}", "conversation": [{"role": ..., "content": ...}]}
                                             -> the same | {"is_over": true}
     {"index": 7, "row": "{...}", "completions": [["7", 2, "end"]]}
                                             -> {"rewards": [1.0], "metrics": {"a": [0.5]}} | {"error": ...}
-                                               | {"unavailable": ...}, each with {"outages": {reason: n}}
+                                               | {"odd": ...} | {"unavailable": ...}, each with
+                                               {"outages": {reason: n}}
 
 Every request but the first has a "number", which its answer repeats: what a task writes where answers are
 read is not taken for one.
@@ -26,14 +28,18 @@ import json
 import os
 import resource
 import sys
+import sysconfig
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from node.errors import ConfigError
+from node.questions.messages import MessagesError, messages_of
+from node.questions.row_error import RowError
 from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
 from sampler.tasks.code_digest import code_digest
+from sampler.tasks.returned_rewards import RULE, CompletionError, awaited, grade_each, rewards_and_metrics
 from sampler.tasks.task import CompletionText, GraderOutageError, TaskSetup, load_task
 
 PROMPT_CHARACTERS: Final = 4 << 20
@@ -41,6 +47,9 @@ PROMPT_CHARACTERS: Final = 4 << 20
 
 TURNS: Final = 16
 """Turns of a completion at most, unless a task that replies says otherwise."""
+
+_INSTALLED: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+"""Where modules lie that are not the task's own."""
 
 TRACEBACK_CHARACTERS: Final = 8000
 """The end of a traceback that is passed on; its last frames say most."""
@@ -118,34 +127,32 @@ def _said(task: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Return a prompt, or a reply where there is a conversation."""
     try:
         index, row = request["index"], _row(request)
-        if "conversation" not in request:
-            made = task.prompt(index, row)
-        elif (made := task.reply(index, row, request["conversation"])) is None:
-            return {"is_over": True}
-        if isinstance(made, str):
-            texts = [made]
-            reply: dict[str, Any] = {"text": made}
-        elif _is_chat(made):
-            texts = [text for message in made for text in message.values()]
-            reply = {"messages": [dict(message) for message in made]}
+        if "conversation" in request:
+            if (made := task.reply(index, row, request["conversation"])) is None:
+                return {"is_over": True}
+            reply = _as_said(made)
         else:
-            return {"odd": f"returned {type(made).__name__}, not a text or a list of role and content"}
-        for text in texts:
-            text.encode()  # A tokenizer refuses half a surrogate pair.
+            reply = _as_said(task.prompt(index, row))
+            if (arguments := getattr(task, "template_arguments_of", None)) is not None:
+                reply["template_arguments"] = dict(arguments(index, row))
+        characters = len(reply.get("text") or json.dumps(reply, ensure_ascii=False))
+    except RowError as error:
+        return {"bad_row": str(error)[:1000]}
+    except MessagesError as error:
+        return {"odd": f"returned messages, and the list {error}"[:1000]}
     except Exception as error:
         # Whatever a task raises is reported for this prompt; the next one may be fine.
         return _raised(error)
-    characters = sum(map(len, texts))
     return {"too_long": characters} if characters > PROMPT_CHARACTERS else reply
 
 
-def _is_chat(made: Any) -> bool:
-    return (
-        isinstance(made, list | tuple)
-        and bool(made)
-        and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in made)
-        and all(isinstance(text, str) for message in made for text in message.values())
-    )
+def _as_said(made: Any) -> dict[str, Any]:
+    if isinstance(made, str):
+        made.encode()  # A tokenizer refuses half a surrogate pair.
+        return {"text": made}
+    if isinstance(made, list | tuple):
+        return {"messages": messages_of(made)}
+    return {"odd": f"returned {type(made).__name__}, not a text or a list of role and content"}
 
 
 def _graded(task: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -153,20 +160,23 @@ def _graded(task: Any, request: dict[str, Any]) -> dict[str, Any]:
         index, row = request["index"], _row(request)
         completions = [CompletionText(*completion) for completion in request["completions"]]
         if (grade_group := getattr(task, "grade_group", None)) is not None:
-            graded = grade_group(index, row, completions)
+            returned = grade_group(index, row, completions)
         else:
-            graded = [task.grade(index, row, completion) for completion in completions]
-        split = [grade if isinstance(grade, tuple) else (grade, {}) for grade in graded]
-        names = sorted({str(name) for _, metrics in split for name in metrics})
-        reply: dict[str, Any] = {
-            "rewards": [float(reward) for reward, _ in split],
-            "metrics": {
-                name: [float(metrics[name]) if name in metrics else None for _, metrics in split]
-                for name in names
-            },
-        }
+            returned = grade_each(partial(task.grade, index, row), completions)
+        rewards, metrics = rewards_and_metrics(awaited(returned))
+        reply: dict[str, Any] = {"rewards": rewards, "metrics": metrics}
     except GraderOutageError as error:
         reply = {"unavailable": f"{error.outage}: {error}"[:1000]}
+    except RowError as error:
+        reply = {"bad_row": str(error)[:1000]}
+    except CompletionError as error:
+        who = getattr(task, "grader_name", f"{type(task).__name__}.grade")
+        where = f"({who}, completion {error.number})"
+        if error.returned:
+            reply = {"odd": f"returned {error.returned[:800]} {where}; {RULE}"}
+        else:
+            reply = _raised(error.__cause__ or error)
+            reply["error"] += f" {where}"
     except Exception as error:
         # Whatever it is, it is reported for this group.
         reply = _raised(error)
@@ -180,14 +190,20 @@ def _row(request: dict[str, Any]) -> Any:
     return json.loads(request["row"]) if request["row"] else None
 
 
-def _raised(error: Exception) -> dict[str, Any]:
+def _raised(error: BaseException) -> dict[str, Any]:
     """Return what is reported of an exception: one line with the place it comes from, and the traceback."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{os.path.basename(last.filename)}:{last.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    # Libraries that the task's code calls say less about where to look than the task's own file.
+    own = [frame for frame in frames if not _is_installed(frame.filename)] or frames
+    place = f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
     return {
-        "error": f"{type(error).__name__} at {place}: {error}"[:1000],
+        "error": f"{type(error).__name__}{place}: {error}"[:1000],
         "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:],
     }
+
+
+def _is_installed(filename: str) -> bool:
+    return filename.startswith((*_INSTALLED, os.path.dirname(__file__), "<"))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,10 @@ WARNING: Final = (
 )
 
 
+_NUMBER: Final = re.compile(r"(?:(?<![\w.-])-)?\d+(?:\.\d+)?")
+"""A number of an answer; a hyphen after a word is no sign."""
+
+
 class _AttemptError(GraderOutageError):
     def __init__(self, outage: Outage, what: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(outage, what)
@@ -162,7 +166,8 @@ class Judge:
     def _read(self, reply: str) -> float:
         found: Any = None
         if self._options.score_key is None:
-            found = next((match[1] for match in deque(self._pattern.finditer(reply), maxlen=1)), None)
+            last = next(iter(deque(self._pattern.finditer(reply), maxlen=1)), None)
+            found = None if last is None else _whole_number(reply, last)
         else:
             # In the outermost braces: models put fences and words around their JSON.
             with suppress(ValueError, RecursionError, AttributeError):
@@ -198,6 +203,15 @@ def _content(body: bytes) -> str:
     if not isinstance(content, str):
         raise _AttemptError(Outage.JUDGE_UNREADABLE, f"a message that is no text: {content!r:.200}")
     return content
+
+
+def _whole_number(reply: str, match: re.Match[str]) -> str | None:
+    """Return a match's first group, or all of the number that it is a part of: ``7`` of 7.5 is 7.5."""
+    if match[1] is None or not match[1].strip():
+        return match[1]
+    start, end = match.span(1)
+    around = next((each for each in _NUMBER.finditer(reply) if each.start() <= start < each.end()), None)
+    return around[0] if around is not None and around.end() >= end else match[1]
 
 
 def _number(found: Any) -> float:

@@ -13,7 +13,7 @@ class JudgeEndpoint(BaseModel):
     """Section ``[sampler.judge]`` or ``[verifier.judge]``. Without it this peer asks no judge, whatever the
     run wants."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     url: str = Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
     """Base of an OpenAI-compatible API, such as ``https://api.example.org/v1``; ``/chat/completions`` is

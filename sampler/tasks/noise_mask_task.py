@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from node.noise_masks import as_text, read_row
-from node.task_options import NoiseMaskOptions, column_of
+from node.noise_masks import as_text
+from node.questions.noise_mask_row import noise_mask_row
+from node.task_options import NoiseMaskOptions
 from sampler.tasks.task import CompletionText, Row
 
 
@@ -16,8 +17,7 @@ class NoiseMaskTask:
         self._options = NoiseMaskOptions.model_validate(options)
 
     def prompt(self, index: int, row: Row | None) -> str:
-        image, label = (column_of(row or {}, name) for name in self._options.columns.values())
-        return as_text(*read_row(image, label))
+        return as_text(*noise_mask_row(row or {}, self._options))
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> float:
         if completion.measured is None:

@@ -1,10 +1,16 @@
 """Built-in tasks that ask a question and grade the answer, of the run's data or of a generator."""
 
+import itertools
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
+from node.questions.messages import content_text
+from node.questions.question import question_of, tools_of
+from node.questions.right_answer import answer_texts
+from node.questions.row_check import check_row
 from node.task_options import (
     GRADERS,
     JsonlOptions,
@@ -12,8 +18,10 @@ from node.task_options import (
     ReasoningGymOptions,
     column_of,
 )
-from sampler.tasks import answer_graders
+from sampler.tasks import answer_graders, formula_check
+from sampler.tasks.answer_part import answer_part
 from sampler.tasks.judge_endpoint import JudgeEndpoint
+from sampler.tasks.returned_rewards import grade_each
 from sampler.tasks.task import CompletionText, Graded, GraderOutageError, Message, Outage, Row
 
 TIMED_NOISE: Final = 0.02
@@ -22,8 +30,6 @@ TIMED_NOISE: Final = 0.02
 _NOISE: Final = dict.fromkeys(("exact", "contains", "number"), 0.0) | dict.fromkeys(
     ("math_verify", "code"), TIMED_NOISE
 )
-
-_OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 class JsonlTask:
@@ -60,14 +66,22 @@ class JsonlTask:
             self._code_grader = CodeGrader(given.code, sandbox, at_once=local["at_once"])
             self._grade_group = self._tested
         elif given.grader in GRADERS:
+            if given.grader == "math_verify":
+                formula_check.warm()  # before there is a group that it would be counted against
             self._grade_group = self._compared
         else:
             grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)
             self.noise_ratio = getattr(grader, "noise_ratio", None)
-            self._grade_group = lambda row, completions: [grader(row, each) for each in completions]
+            self.grader_name = given.grader
+            self._grade_group = lambda row, completions: grade_each(partial(grader, row), completions)
 
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
-        return asked(self._question(row or {}), self._options)
+        check_row(row or {}, self._options)
+        return asked(question_of(row or {}, self._options), self._options)
+
+    def template_arguments_of(self, index: int, row: Row | None) -> Mapping[str, Any]:
+        tools = tools_of(row or {}, self._options)
+        return {"tools": tools} if tools else {}
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
         return self.grade_group(index, row, [completion])[0]
@@ -75,40 +89,16 @@ class JsonlTask:
     def grade_group(self, index: int, row: Row | None, completions: Sequence[CompletionText]) -> list[Graded]:
         return self._grade_group(row or {}, completions)
 
-    def _question(self, row: Row) -> str | list[Message]:
-        """Return the prompt's text, or its messages without what is null in them."""
-        name = self._options.messages or self._options.prompt
-        question = column_of(row, name)
-        if isinstance(question, str):
-            return question
-        if self._options.messages is None:
-            raise TypeError(f"column {name!r} is {type(question).__name__}, not a text")
-        if not isinstance(question, list) or not all(isinstance(message, Mapping) for message in question):
-            raise TypeError(f"column {name!r} is {question!r:.100}, not a list of messages")
-        return [{key: text for key, text in each.items() if text is not None} for each in question]
-
-    def _right(self, row: Row) -> str:
-        """Return the right answer; ValueError if it is empty, which any completion would contain."""
-        name = self._options.answer
-        right = column_of(row, name)
-        if not isinstance(right, str | int | float):
-            raise TypeError(f"column {name!r} is {right!r:.100}, not a text or a number")
-        if not (text := str(right).strip()):
-            raise ValueError(f"column {name!r} is empty")
-        return text
-
     def _compared(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
-        right = self._right(row)
-        compare = getattr(answer_graders, self._options.grader)
         answers = [answer_of(completion, self._options) for completion in completions]
-        return [0.0 if answer is None else compare(answer, right) for answer in answers]
+        return answer_graders.BY_NAME[self._options.grader](answers, answer_texts(row, self._options))
 
     def _judged(self, row: Row, completions: Sequence[CompletionText]) -> list[Graded]:
         assert self._options.judge is not None
-        question = self._question(row)
+        question = question_of(row, self._options)
         if not isinstance(question, str):
-            question = "\n\n".join(message["content"] for message in question)
-        right = self._right(row) if "{answer}" in self._options.judge.template else ""
+            question = "\n\n".join(map(content_text, question))
+        right = " or ".join(answer_texts(row, self._options))
         answers = [answer_of(completion, self._options) for completion in completions]
         # Completions without an answer get 0 and are not sent to the judge.
         judged = iter(self._judge.rewards(question, right, [text for text in answers if text is not None]))
@@ -122,9 +112,7 @@ class JsonlTask:
         assert self._options.code is not None
         # What continues a prefix keeps its indentation.
         texts = [
-            completion.text
-            if self._options.answer_from == "text"
-            else answer_of(completion, self._options) or ""
+            answer_part(completion.text, completion.finish, self._options).text or ""
             for completion in completions
         ]
         grades: list[Graded] = []
@@ -166,24 +154,26 @@ def _graded_elsewhere(row: Row, completions: Sequence[CompletionText]) -> list[G
 
 
 def asked(question: str | Sequence[Message], options: PromptOptions) -> str | Sequence[Message]:
-    """Return a question with the system prompt: messages where the chat template is used, else a text."""
+    """Return a question with the system prompt: messages where the chat template is used, else a text.
+
+    The system prompt of the options comes before one of the row, in the same message.
+    """
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
     if options.system:
         messages = [{"role": "system", "content": options.system}, *messages]
-    return messages if options.chat else "\n\n".join(message["content"] for message in messages)
+    messages = _with_one_system_message(messages)
+    return messages if options.chat else "\n\n".join(map(content_text, messages))
+
+
+def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
+    """Join the system messages that messages begin with: most templates take one, in the first place."""
+    leading = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    if len(leading) < 2:
+        return list(messages)
+    content = "\n\n".join(map(content_text, leading))
+    return [{**leading[0], "content": content}, *messages[len(leading) :]]
 
 
 def answer_of(completion: CompletionText, options: PromptOptions) -> str | None:
     """Return what of a completion is graded, stripped; None: it has no answer."""
-    text = completion.text
-    match options.answer_from:
-        case "text":
-            return text.strip()
-        case "last_line":
-            return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
-        case "tags":
-            end = text.rfind(_CLOSE)
-            # The closing tag may have been the stop string.
-            end = len(text) if end < 0 and completion.finish == "stop" else end
-            start = text.rfind(_OPEN, 0, max(0, end))
-            return None if start < 0 else text[start + len(_OPEN) : end].strip()
+    return answer_part(completion.text, completion.finish, options).stripped

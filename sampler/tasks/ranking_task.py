@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from node.questions.ranking_row import ranking_row
 from node.rankings import as_text
-from node.task_options import RankingOptions, column_of
+from node.task_options import RankingOptions
 from sampler.tasks.task import CompletionText, Graded, Row
 
 
@@ -43,33 +44,14 @@ class RankingTask:
         self.max_prompt_tokens = given.max_prompt_tokens
 
     def prompt(self, index: int, row: Row | None) -> str:
-        query = column_of(row or {}, self._options.query)
-        candidates = column_of(row or {}, self._options.candidates)
-        if not isinstance(query, str) or not isinstance(candidates, list) or not candidates:
-            raise TypeError(
-                f"columns {self._options.query!r} and {self._options.candidates!r} are {query!r:.100} and "
-                f"{candidates!r:.100}, not a text and a list of texts"
-            )
-        if not all(isinstance(candidate, str) for candidate in candidates):
-            raise TypeError(f"column {self._options.candidates!r} has something else than texts")
-        self._relevance(row, len(candidates))
-        return as_text(query, candidates)
+        asked = ranking_row(row or {}, self._options)
+        return as_text(asked.query, asked.candidates)
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
         order = [int(number) for number in completion.text.split()]
-        relevance = self._relevance(row, len(column_of(row or {}, self._options.candidates)))
+        relevance = ranking_row(row or {}, self._options).relevance
         scores = {name: metric(relevance, order, self._options.k) for name, metric in METRICS.items()}
         return scores[self._options.metric], scores
-
-    def _relevance(self, row: Row | None, candidates: int) -> list[float]:
-        name = self._options.relevance
-        found = column_of(row or {}, name)
-        if not isinstance(found, list) or len(found) != candidates:
-            raise ValueError(f"column {name!r} is {found!r:.100}, not a number for each of {candidates}")
-        relevance = [float(value) for value in found]
-        if not all(math.isfinite(value) and value >= 0 for value in relevance) or not any(relevance):
-            raise ValueError(f"column {name!r} is {found!r:.100}; all must be at least 0, and some above")
-        return relevance
 
 
 def _gain(relevance: Sequence[float]) -> float:

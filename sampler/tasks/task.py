@@ -13,8 +13,9 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from node.errors import ConfigError
 
-Message: TypeAlias = Mapping[str, str]
-"""``{"role": ..., "content": ...}``, as chat templates take them."""
+Message: TypeAlias = Mapping[str, Any]
+"""``{"role": ..., "content": ...}`` and what else chat templates take, such as ``tool_calls``. A content is a
+text, or a list of text parts."""
 
 Row: TypeAlias = Mapping[str, Any]
 """A JSON object."""
@@ -37,8 +38,12 @@ class CompletionText:
     """The reward, where the engine computes it from the model itself; None: it does not."""
 
 
-Graded: TypeAlias = float | tuple[float, Mapping[str, float]]
-"""A reward from -1e6 to 1e6, or one with at most 16 other numbers by name, each up to 1e12."""
+Graded: TypeAlias = float | tuple[float | None, Mapping[str, float | None]] | None
+"""A reward from -1e6 to 1e6, or one with at most 16 other numbers by name, each up to 1e12.
+
+None: the grader abstains. The completion has no reward and teaches nothing; its group's mean and deviation
+are those of the others. A group with no reward at all counts as one that could not be graded.
+"""
 
 
 class Outage(enum.StrEnum):
@@ -89,6 +94,9 @@ class Task(Protocol):
     Then verifiers work out the rewards of some groups again. Without it, None, rewards are believed, unless
     the run leaves grading to verifiers.
 
+    A task that offers the model other tools for each prompt has ``template_arguments_of(index, row)``, which
+    returns variables of the chat template for that prompt alone, such as ``{"tools": [...]}``.
+
     A task that answers what the model writes has ``reply(index, row, conversation)`` as well. It is called
     after each turn with what was said since the prompt, as messages of which the model's have the role
     ``assistant``. It returns what is said next, a text or messages, and the model goes on; or None, and the
@@ -111,7 +119,7 @@ class Task(Protocol):
         ...
 
     def grade(self, index: int, row: Row | None, completion: CompletionText) -> Graded:
-        """Grade one completion."""
+        """Grade one completion; may be a coroutine function, whose calls for a group run together."""
         ...
 
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from pydantic import BaseModel
 
 from deploy.docs_site import keys_of
@@ -232,9 +234,48 @@ def test_the_tree_is_that_of_the_repository() -> None:
         assert [room.name for room in rooms if f"  {room.name}/ " not in tree] == []
 
 
-def test_every_exit_code_is_explained() -> None:
-    rows = re.findall(r"^\| (\d) \|", (DOCS / "operating.md").read_text(), re.MULTILINE)
-    assert [int(row) for row in rows] == [int(code) for code in ExitCode]
+def test_the_page_and_the_help_have_every_exit_code_as_the_code_says_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    meanings = {str(int(code)): code.meaning for code in ExitCode}
+    (table,) = (rows for _, rows in tables(DOCS / "operating.md") if rows[0] == ["exit code", "meaning"])
+    assert dict(table[1:]) == meanings
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out.partition("exit codes:\n")[2].partition("\n\n")[0]
+    shown = re.split(r"^  (\d+)  ", text, flags=re.MULTILINE)[1:]
+    told = {code: " ".join(meaning.split()) for code, meaning in zip(shown[::2], shown[1::2], strict=True)}
+    assert told == meanings
+
+
+def rendered(document: Path) -> list[Token]:
+    """Parse a document as GitHub does: a blank line ends a table."""
+    return MarkdownIt("commonmark").enable("table").parse(document.read_text())
+
+
+def cells(row: str) -> list[str]:
+    """Return the cells of a table's row in the source."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip().removeprefix("|").removesuffix("|"))]
+
+
+def tables(document: Path) -> Iterator[tuple[int, list[list[str]]]]:
+    """Yield the first line of each rendered table, and its rows, the headings first."""
+    lines = document.read_text().splitlines()
+    for token in rendered(document):
+        if token.type == "table_open" and token.map is not None:
+            first, end = token.map
+            yield first, [cells(line) for line in (lines[first], *lines[first + 2 : end])]
+
+
+@documents
+def test_no_row_of_a_table_is_outside_it_and_no_cell_is_lost(document: Path) -> None:
+    lines = document.read_text().splitlines()
+    for before, token in itertools.pairwise(rendered(document)):
+        if before.type == "paragraph_open":
+            assert not re.search(r"^\|.*\|$", token.content, re.MULTILINE)
+    for first, rows in tables(document):
+        assert {len(row) for row in rows} == {len(rows[0])}, f"the table of line {first + 1}"
+        assert not lines[first - 1].strip(), f"the site wants an empty line before line {first + 1}"
 
 
 @cache

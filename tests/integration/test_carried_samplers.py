@@ -401,8 +401,8 @@ async def test_a_voucher_that_expires_and_a_sampler_that_is_revoked_end_a_sessio
         assert await relay.join(fresh) == ""
         (made.directory / "coordinator" / "revoked").write_text("sampler-2\n")
         try:
-            assert (await relay.lease()).refused.reason == Reason.UNAUTHENTICATED
-            assert await relay.join(fresh) == Reason.UNAUTHENTICATED
+            assert (await relay.lease()).refused.reason == Reason.REVOKED
+            assert await relay.join(fresh) == Reason.REVOKED
         finally:
             (made.directory / "coordinator" / "revoked").unlink()
 

@@ -12,7 +12,7 @@ import torch
 
 from learner.journal.progress import NewsEntry, Progress, Rollback, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
-from learner.objective.slow_fast import EntropySwitch
+from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from learner.training.checkpoint import CheckpointCopy

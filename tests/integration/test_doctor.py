@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from node.commands import checkup
 from node.commands.cli import main
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
 from node.identity.revocation import FILE_NAME as REVOKED
+from node.rpc import proxy
+from node.rpc.address import split_target
 from node.run import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun, make_run
@@ -102,6 +105,78 @@ async def test_what_fails_is_named_with_its_fix_and_what_lies_behind_is_not_trie
     assert said in found[layer]["what"]
     assert found[layer]["fix"]
     assert "bandwidth" not in found
+
+
+class ConnectProxy:
+    """An HTTP proxy that leads any name to one address, or refuses."""
+
+    def __init__(self, target: str, *, answer: str = "200 OK") -> None:
+        self.asked: list[str] = []
+        self._target = target
+        self._answer = answer
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield f"http://user:word@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(f"HTTP/1.1 {self._answer}\r\n\r\n".encode())
+        with contextlib.suppress(OSError):
+            if self._answer.startswith("200"):
+                there = await asyncio.open_connection(*split_target(self._target))
+                await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
+            writer.close()
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(1 << 16):
+        writer.write(chunk)
+    writer.close()
+
+
+async def test_a_proxy_variable_is_not_followed_to_this_machine(
+    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    here = machine_of(made, tmp_path / "here", made.sampler)
+    code, found = await doctor("--state-dir", here, "--coordinator", hub.address)
+    assert (code, found["protocol"]["grade"], found["proxy"]["grade"]) == (0, "ok", "ok")
+    assert "https_proxy (http://127.0.0.1:9) is not used" in found["proxy"]["what"]
+
+
+async def test_where_only_a_proxy_leads_the_doctor_goes_by_it_as_grpc_does(
+    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "addresses_here", lambda name: ())
+    monkeypatch.setattr(checkup, "addresses_here", lambda name: ())
+    monkeypatch.setattr(proxy, "_followed", {})
+    here = machine_of(made, tmp_path / "here", made.sampler)
+    way = ConnectProxy(hub.address)
+    async with way.open() as url:
+        monkeypatch.setenv("https_proxy", url)
+        code, found = await doctor("--state-dir", here, "--coordinator", "hub.invalid:7700")
+    layers = ("proxy", "tls", "identity", "protocol", "clock", "bandwidth")
+    assert (code, [found[layer]["grade"] for layer in layers]) == (0, ["ok"] * len(layers))
+    assert not {"dns", "tcp"} & set(found)
+    assert "word" not in str(found)
+    assert all("CONNECT hub.invalid:7700 HTTP/1.1" in one for one in way.asked)
+    assert all("Basic dXNlcjp3b3Jk" in one for one in way.asked)
+
+
+@pytest.mark.parametrize("answer", ["403 Forbidden", None])
+async def test_a_proxy_that_does_not_lead_there_is_named_with_its_variable(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None
+) -> None:
+    monkeypatch.setattr(checkup, "addresses_here", lambda name: ())
+    async with ConnectProxy("", answer=answer or "").open() as url:
+        monkeypatch.setenv("http_proxy", url if answer else "http://127.0.0.1:9")
+        code, found = await doctor("--state-dir", tmp_path, "--coordinator", "hub.invalid:7700")
+    assert (code, found["proxy"]["grade"]) == (1, "fail")
+    assert ("403 Forbidden" if answer else "refused") in found["proxy"]["what"]
+    assert found["proxy"]["fix"].startswith("Unset http_proxy, or name hub.invalid in no_proxy")
 
 
 async def test_with_the_daemons_flags_its_dry_run_is_part_of_it(

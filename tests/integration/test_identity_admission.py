@@ -112,7 +112,7 @@ async def test_a_revoked_node_is_refused_at_its_next_rpc_and_its_neighbour_is_no
         hub.revoked.write_text("".join(f"{made.of(role).node_id}  # its disk was sold\n" for role in roles))
         for path, channel, neighbours_channel in callers:
             refused = await refusal_of(channel, path)
-            assert (refused.reason, "revoked" in str(refused)) == (Reason.UNAUTHENTICATED, True)
+            assert (refused.reason, "revoked" in str(refused)) == (Reason.REVOKED, True)
             assert await invoke(neighbours_channel, path) == [b""]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.kill_lab.noise import disturb_moments
-from learner.training.checkpoint import versions_in
+from learner.journal.checkpoint_names import versions_in
 from learner.training.master_words import root_of
 from learner.training.model import Policy
 from node.errors import StartupError

@@ -21,11 +21,12 @@ from rich.console import Console
 from bench.forked_context import forked_context
 from learner import learner_role
 from learner.config import LearnerConfig
+from learner.journal.checkpoint_names import versions_in
 from learner.operator_orders import OperatorOrders, RollbackOrder
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
 from learner.records.samples_file import SamplesFile
-from learner.training.checkpoint import read_masters, versions_in
+from learner.training.checkpoint import read_masters
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink

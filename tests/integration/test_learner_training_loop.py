@@ -18,10 +18,11 @@ import torch
 
 from learner.export import best_in
 from learner.intake import copies
+from learner.journal.checkpoint_names import versions_in
 from learner.journal.progress import BestVersion
-from learner.objective.slow_fast import EntropySwitch, slow_fast_step
+from learner.objective.entropy_switch import EntropySwitch
+from learner.objective.slow_fast import slow_fast_step
 from learner.training import training_loop
-from learner.training.checkpoint import versions_in
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
 from node.clients import rollout_drain

@@ -141,7 +141,7 @@ async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_n
             assert said.code == 0, said.err
             assert "learner is shut out" in said.out
             refused = await stream
-        assert refused.reason is Reason.UNAUTHENTICATED
+        assert refused.reason is Reason.REVOKED
         assert "learner was revoked" in str(refused)
         async with hub.peer(made.sampler) as neighbour:
             await neighbour.join()

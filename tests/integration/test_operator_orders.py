@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from learner.journal.checkpoint_names import versions_in
 from learner.journal.progress import SettingChange
 from learner.operator_orders import OperatorOrders, RollbackOrder, SetValue, recent_changes
 from learner.publishing.earlier_versions import STAGED
-from learner.training.checkpoint import versions_in
 from learner.training.master_words import root_of
 from learner.training.model import Policy
 from node.run import StepRecord

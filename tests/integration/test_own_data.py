@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from node.exit_code import ExitCode
 from sampler.engines.torch_engine import TorchEngine
+from sampler.tasks.answer_graders import contains
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.learning import learn, trained
@@ -54,7 +55,7 @@ async def test_samplers_without_a_file_answer_the_rows_and_say_which_prompts_are
     for group in groups:
         for completion in group.completions:
             right = str(group.prompt_index + 1)
-            assert completion.reward == float(right in base.tokenizer.decode(completion.token_ids))
+            assert [completion.reward] == contains([base.tokenizer.decode(completion.token_ids)], [right])
     assert [(bad.prompt_index, bad.reason) for bad in status.bad_prompts] == [(7, "prompt_too_long")]
     assert "max_prompt_tokens = 40" in status.bad_prompts[0].detail
     assert dict(status.bad_prompt_reasons) == {"prompt_too_long": 1}

@@ -86,6 +86,28 @@ async def test_an_upload_goes_on_when_the_hub_comes_back_though_it_lost_its_arti
             await until_supplied(third, store)
 
 
+async def test_a_hub_that_lost_its_disk_is_not_offered_what_it_can_only_refuse(
+    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as first:
+        learner, address = first.learner, first.serving.address
+        store = learner.store(tmp_path / "local")
+        learner.put(store, (1, None))
+        async with uploading(made, store, address):
+            await until_supplied(first, store)
+            learner.put(store, (2, 0))
+            await until_supplied(first, store)
+    await asyncio.to_thread(lost_artifacts, tmp_path / "hub")
+    async with (
+        policy_hub(made, tmp_path / "hub", listen=address, learner=learner) as second,
+        uploading(made, store, address),
+    ):
+        await until(lambda: keys(second.store) == [(2, 0)])
+        learner.put(store, (3, 2))
+        await until(lambda: keys(second.store) == [(2, 0), (3, 2)])
+    assert "the hub does not take an older version" not in caplog.text
+
+
 def lost_artifacts(directory: Path) -> None:
     """Lose every artifact, but not the mark that says what was announced."""
     for artifact in (directory / "complete").iterdir():

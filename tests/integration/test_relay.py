@@ -49,6 +49,13 @@ async def announced(sources: Sources, version: int) -> None:
                 return
 
 
+async def offered(sources: Sources, key: ArtifactKey) -> None:
+    async with asyncio.timeout(10):
+        async for announcement in sources.announcements():
+            if key in {artifact.key for artifact in announcement.artifacts}:
+                return
+
+
 def size_bytes(hub: PolicyHub, version: int, base: int | None) -> int:
     return hub.learner.encode(version, base).manifest.size_bytes
 
@@ -64,6 +71,21 @@ async def test_a_relay_announces_and_serves_what_its_hub_published(made: MadeRun
         await announced(sources, 2)
         held = await fetch(hub, sources, registry, DELTA)
         np.testing.assert_array_equal(held.words, hub.learner.words(1))
+
+
+async def test_a_relay_that_starts_late_refuses_nothing_of_what_its_hub_retains(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    async with policy_hub(made, tmp_path / "hub") as hub:
+        # A relay begins with the cheapest way to the head; the keyframe is behind its head by then.
+        hub.learner.put(hub.store, (1, None), (2, 1), (3, 2), (4, 0), (4, 3))
+        for head in (4, 5):  # a fresh one, and the same one started again
+            async with running_relay(made, tmp_path / "relay", coordinator=hub.serving.address) as relay:
+                # The delta comes last of all that a relay copies.
+                await offered(make_sources(Registry(), relay.source()), ArtifactKey(head, head - 1))
+                refused = {"service": "PolicyService", "reason": "rollback"}
+                assert relay.registry.value("heterorl_node_refusals_total", **refused) == 0
+            hub.learner.put(hub.store, (5, 0), (5, 4))
 
 
 async def test_learner_and_hub_send_one_copy_each_however_many_samplers_are_behind_the_relay(

@@ -42,7 +42,7 @@ async def test_a_node_the_coordinator_shuts_out_is_refused_by_its_relays_until_i
     ):
         await becomes(made.sampler, relay.address, Reason.UNKNOWN_VERSION)
         revoked.write_text(f"{made.sampler.node_id}  # its disk was sold\n")
-        await becomes(made.sampler, relay.address, Reason.UNAUTHENTICATED)
+        await becomes(made.sampler, relay.address, Reason.REVOKED)
         assert await answer_to(made.other_sampler, relay.address) is Reason.UNKNOWN_VERSION
         revoked.unlink()
         await becomes(made.sampler, relay.address, Reason.UNKNOWN_VERSION)
@@ -56,8 +56,8 @@ async def test_a_relay_that_starts_while_the_coordinator_is_away_knows_whom_it_s
         running_hub(made) as hub,
         running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
     ):
-        await becomes(made.sampler, relay.address, Reason.UNAUTHENTICATED)
+        await becomes(made.sampler, relay.address, Reason.REVOKED)
         address = hub.address
     assert (tmp_path / "relay" / COPY_NAME).read_text() == f"{made.sampler.node_id}\n"
     async with running_relay(made, tmp_path / "relay", coordinator=address) as relay:
-        assert await answer_to(made.sampler, relay.address) is Reason.UNAUTHENTICATED
+        assert await answer_to(made.sampler, relay.address) is Reason.REVOKED

@@ -20,7 +20,7 @@ from node.rpc.interceptor import RpcLimits
 from node.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun
-from support.rpc import METHODS, Serving, every_service, invoke, rpcs, serving
+from support.rpc import METHODS, Serving, every_service, invoke, refusal_of, rpcs, serving
 from support.waiting import until
 
 SECRET = "the tokenizer lives in /srv/private"
@@ -248,6 +248,23 @@ async def test_a_servicer_learns_the_callers_name_from_its_certificate(made: Mad
     assert servicer.callers == ["learner"]
 
 
+async def test_a_suspicious_refusal_is_a_warning_once_a_minute_and_a_revoked_peer_is_none(
+    made: MadeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        serving(made, every_service) as hub,
+        dial(hub.address, made.sampler, purpose=Purpose.CONTROL, now=time.time()) as channel,
+    ):
+        for _ in range(3):
+            await refusal_of(channel, "/heterorl.v1.PolicyService/OfferArtifact")
+        [told] = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert (vars(told)["reason"], vars(told)["node_id"]) == ("wrong_role", made.sampler.node_id)
+        caplog.clear()
+        hub.revoked.write_text(f"{made.sampler.node_id}\n")
+        await refusal_of(channel, "/heterorl.v1.PolicyService/OfferArtifact")
+        assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
 async def test_a_revoked_nodes_live_streams_are_cut_and_its_neighbours_go_on(made: MadeRun) -> None:
     async with (
         serving(made, rpcs({HEARTBEAT: answer_heartbeats})) as hub,
@@ -265,7 +282,7 @@ async def test_a_revoked_nodes_live_streams_are_cut_and_its_neighbours_go_on(mad
         with pytest.raises(RefusedError, match="revoked") as refused, classified():
             # Nothing is sent: the cut comes from the timer alone.
             await streams[0].read()
-        assert refused.value.reason is Reason.UNAUTHENTICATED
+        assert refused.value.reason is Reason.REVOKED
         await streams[1].write(membership_pb2.HeartbeatRequest(sequence=2))
         answer = await streams[1].read()
         assert isinstance(answer, membership_pb2.HeartbeatResponse)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc.aio
 import pytest
 
 from node.errors import Reason
+from node.rpc import private_socket
 from node.rpc.address import split_address
 from node.rpc.channel import call, dial_as_stranger
 from node.rpc.places import PlaceLimits
@@ -70,6 +72,39 @@ async def test_a_connection_that_sends_too_much_is_read_no_further(made: MadeRun
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(1 << 20)
         writer.close()
+
+
+@pytest.mark.parametrize("place", ["short", "long", "missing", "a file", "nowhere"])
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
+async def test_strangers_are_served_whatever_the_directory_for_temporary_files_is(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, listen: str
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as short:
+        directory = Path(short) if place == "short" else tmp_path / ("x" * 80)
+        if place == "long":
+            directory.mkdir()
+        elif place == "a file":
+            directory.touch()
+        elif place == "nowhere":
+            monkeypatch.setattr(private_socket, "_parents", lambda: iter([str(directory)]))
+        monkeypatch.setenv("TMPDIR", str(directory))
+        async with (
+            serving(made, every_service, audience=Audience.STRANGERS, listen=listen) as hub,
+            stranger(made, hub) as channel,
+        ):
+            assert await invoke(channel, ENROL) == [b""]
+
+
+async def test_a_server_behind_the_gate_that_is_not_reached_is_said(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(private_socket.PrivateSocket, "path", "/nowhere")
+    async with a_gate(made) as hub, stranger(made, hub) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await invoke(channel, ENROL)
+        assert hub.refusals["EnrolmentService", Reason.INTERNAL]
+    [told, *_] = [vars(one) for one in caplog.records if one.message == "stranger not served"]
+    assert "No such file" in told["error"]
 
 
 async def test_half_open_calls_of_strangers_end(made: MadeRun) -> None:

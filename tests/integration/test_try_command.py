@@ -64,20 +64,43 @@ def test_prompts_completions_and_grades_are_shown_with_the_share_of_groups_that_
     assert len(summary["grader_digest"]) == 32
 
 
-def test_a_grader_that_raises_is_shown_with_its_exception(
+def test_rows_that_cannot_be_used_are_told_and_left_out(
     coordinator: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = "coordinator.task_options={prompt='question', answer='sum', grader='number'}"
     rows = coordinator.with_name("sums.jsonl")
     rows.write_text(rows.read_text().replace('"sum": 1}', '"sum": "none"}'))
     assert try_it(coordinator, model_dir, "-n", "6", "--set", wrong) == ExitCode.DRAINED
-    shown = capsys.readouterr().out
+    shown, warned = capsys.readouterr()
     assert re.search(
-        r"the grader raised ValueError at answer_graders.py:\d+: the right answer 'none' has no number", shown
+        r"warning: 1 of 8 rows cannot be used: 1 as row 0 of sums.jsonl, whose column 'sum' is not one "
+        r"number, .*: 'none'; a run leaves them out",
+        warned,
     )
+    assert "prompt 0," not in shown
     assert "prompt 1, 4 tokens: teaches" in shown
+    assert "right answer | 2\n" in shown
+    assert re.search(r"\| .*\ngraded \| .*\ncompared \| (\d+|nothing: no number stands there)\n", shown)
     assert "| 1+1=\n" in shown
-    assert "6 prompts, 1 failed" in shown
+    assert "5 prompts, 0 failed" in shown
+
+
+def test_what_was_graded_of_each_completion_is_shown_and_why_one_has_no_answer(
+    coordinator: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (
+        "coordinator.task_options={prompt='question', answer='sum', "
+        "answer_from='pattern', answer_pattern='(1)'}"
+    )
+    assert try_it(coordinator, model_dir, "-n", "6", "--set", options, "--json") == ExitCode.DRAINED
+    for group in json.loads(capsys.readouterr().out)["groups"]:
+        assert group["right_answers"] == [str(group["prompt_index"] + 1)]
+        for one in group["completions"]:
+            has_answer = "1" in one["text"]
+            assert one.get("graded") == ("1" if has_answer else None)
+            assert one.get("no_answer") == (None if has_answer else "answer_pattern matches nothing in it")
+    assert try_it(coordinator, model_dir, "-n", "6", "--set", options) == ExitCode.DRAINED
+    assert re.search(r"\| [^\n]*\nno answer: answer_pattern matches nothing in it\n", capsys.readouterr().out)
 
 
 def test_a_grader_that_cannot_be_imported_is_told_before_the_model_is_loaded(

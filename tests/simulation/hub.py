@@ -434,7 +434,7 @@ class Hub:
 
     def _check_not_revoked(self, node_id: str) -> None:
         if self.revocations.is_revoked(node_id):
-            raise RefusedError(Reason.UNAUTHENTICATED, f"{node_id} was revoked", is_remote=True)
+            raise RefusedError(Reason.REVOKED, f"{node_id} was revoked", is_remote=True)
 
 
 def peer_of(node_id: str, role: Role) -> Peer:

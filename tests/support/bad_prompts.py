@@ -4,7 +4,7 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sampler.tasks.task import CompletionText
 
@@ -120,3 +120,26 @@ class Empty(Fine):
     """Has no prompts."""
 
     prompts = 0
+
+
+class Talks:
+    """Returns messages as data sets have them: prompt i is the i-th of ``PROMPTS``; each offers its tool."""
+
+    prompts = 8
+
+    def prompt(self, index: int, row: object) -> list[dict[str, Any]]:
+        user = {"role": "user", "content": "hi"}
+        call = {"function": {"name": "f", "arguments": {}}}
+        return [
+            [user, {"role": "assistant", "content": None, "tool_calls": [call]}],
+            [{"role": "user", "content": [{"type": "text", "text": "hi"}], "weight": 1}],
+            [{"role": "user", "content": None}],
+            [],
+            [{"from": "human", "value": "hi"}],
+        ][index]
+
+    def template_arguments_of(self, index: int, row: object) -> dict[str, Any]:
+        return {"tools": [{"name": f"tool {index}"}]}
+
+    def grade(self, index: int, row: object, completion: object) -> float:
+        return 0.0

@@ -1,5 +1,6 @@
 """Tasks whose graders misbehave, one way each."""
 
+import asyncio
 import os
 import time
 from typing import Any
@@ -55,7 +56,17 @@ class Odd(_Unruly):
     def grade(self, index: int, row: object, completion: CompletionText) -> Any:
         many = {f"m{number}": 1.0 for number in range(17)}
         odd = [float("nan"), 1e39, (1.0, {"words": float("inf")}), (1.0, {"Words!": 1.0}), (1.0, many), None]
-        return odd[index]
+        odd += ["right", {"score": 1.0}, (1.0, 2.0, 3.0)]
+        return odd[index] if index < len(odd) else 1 / 0
+
+
+class Abstaining(_Unruly):
+    """Is a coroutine that rewards what it understands; each waits for the last of the group."""
+
+    async def grade(self, index: int, row: object, completion: CompletionText) -> Any:
+        await asyncio.sleep(0)
+        reward = {"yes": 1.0, "no": 0.0, "perhaps": None}[completion.text]
+        return reward, {"sure": None if reward is None else 1.0}
 
 
 class Broken(_Unruly):

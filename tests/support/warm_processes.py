@@ -124,12 +124,14 @@ def _start_engine(
     *,
     pass_fds: Sequence[int],
     stdin: int,
+    stdout: int,
+    stderr: int,
     env: Mapping[str, str],
     start_new_session: bool,
 ) -> WarmProcess:
     """Stand in for ``subprocess.Popen`` as ``process_engine`` calls it."""
     with open(os.devnull) as nowhere:
-        descriptors = {0: nowhere.fileno(), 1: 1, 2: 2, **{number: number for number in pass_fds}}
+        descriptors = {0: nowhere.fileno(), 1: stdout, 2: stderr, **{number: number for number in pass_fds}}
         ENGINES.append(WarmProcess(command[2:], env=env, descriptors=descriptors))
         return ENGINES[-1]
 

@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from node.coordinator.data.data_files import matching
 from node.extras import NeededPackage
 
 
@@ -20,10 +21,12 @@ class DataConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     file: Path
-    """JSON objects, one a line, each at most 256 KiB; or a .parquet file, or a directory that ``datasets``
-    saved or that holds a data set as the Hub has it (these need the extra ``data``). Samplers get each row
-    with its lease. A run keeps its rows and their numbers; more may be added at the end, before a restart of
-    the coordinator."""
+    """JSON objects, one a line or in a list, each at most 256 KiB; a .csv or .tsv file with names in its
+    first line; either also as .gz, .bz2 or .xz; a .parquet file, or a directory that ``datasets`` saved or
+    that holds a data set as the Hub has it (these need the extra ``data``). A pattern such as
+    "train-*.parquet" stands for all files that match. Samplers get each row with its lease; rows that cannot
+    be used are left out. A run keeps its rows and their numbers; more may be added at the end, before a
+    restart of the coordinator."""
     split: str = "train"
     """Which split, where a directory has several."""
     subset: str | None = None
@@ -65,10 +68,11 @@ class DataConfig(BaseModel):
     def paths(self) -> dict[str, Path]:
         """Key -> file or directory that is to be there."""
         evaluation = self.evaluation_file
-        return {
+        named = {
             "coordinator.data.file": self.file,
             **({} if evaluation is None else {"coordinator.data.evaluation_file": evaluation}),
         }
+        return {key: next(iter(matching(path)), path) for key, path in named.items()}
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -1,32 +1,57 @@
-"""Opens a data set: JSONL as it is, parquet and directories written out as JSONL first.
+"""Opens a data set: JSONL as it is; parquet, CSV, packed files and directories written out as JSONL first.
 
 One format on disk means one way to read a row by its number. The copy is a file without a name in the state
 directory, made at every start and gone with the process.
 """
 
-import importlib.util
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from node.coordinator.data.data_config import DataConfig, DataSource
-from node.coordinator.data.rows import HeldOut, Rows
+from node.coordinator.data.data_files import ShardError, check_shards, files_of
+from node.coordinator.data.row_json import write_json
+from node.coordinator.data.rows import HeldOut, RowCheck, Rows
+from node.coordinator.data.text_rows import is_plain, refuse_others, text_rows
 from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import ConfigError, StartupError
-from node.task_options import JsonlOptions, column_of
 
 _SAVED_BY_DATASETS: Final = ("dataset_dict.json", "state.json")
 """Files in a directory that ``save_to_disk`` wrote."""
 
 
+def scratch_directory() -> Path:
+    """Return the directory for files without a name of a command, TMPDIR or another that can be written.
+
+    Raises:
+        StartupError: there is none.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise StartupError(
+            "no directory for temporary files can be written",
+            fix="Set TMPDIR to a directory of this user's, on a disk that is neither full nor read-only.",
+        ) from error
+
+
 def open_rows(
-    data: DataConfig, *, scratch: Path, columns: Mapping[str, str] | None = None, known: DataSeen = NO_DATA
+    data: DataConfig,
+    *,
+    scratch: Path,
+    columns: Mapping[str, str] | None = None,
+    known: DataSeen = NO_DATA,
+    check: RowCheck | None = None,
 ) -> Rows:
     """Open a data set and check every row; blocking.
 
+    Args:
+        columns: That the first row of each file must have, by the option that names them.
+        known: What the ledger says of the data.
+        check: Of each row; None: none. What it refuses is in ``Rows.tally``.
     Raises:
         ConfigError: a row is bad, there are too few, a column or a package is missing.
         StartupError: it cannot be read.
@@ -53,6 +78,7 @@ def open_rows(
             evaluation_rows=data.evaluation_rows,
             held_out=held_out,
             known=known,
+            check=check,
         )
         rows.check_columns(columns or {})
         opened.pop_all()  # they are the rows' from here on
@@ -67,11 +93,13 @@ def _opened(source: DataSource, *, key: str, scratch: Path) -> BinaryIO:
     path = source.path
     try:
         if path.is_dir():
+            check_shards(path, source.split)
             is_saved = any((path / name).exists() for name in _SAVED_BY_DATASETS)
             return _as_jsonl(_saved_rows(source) if is_saved else _hub_rows(source, scratch), scratch)
-        if path.suffix == ".parquet":
-            return _as_jsonl(_parquet_rows(path), scratch)
-        return path.open("rb")
+        files = files_of(path)
+        if len(files) == 1 and files[0].suffix != ".parquet" and is_plain(files[0]):
+            return files[0].open("rb")
+        return _as_jsonl(chain.from_iterable(map(_rows_of, files)), scratch)
     except ImportError as error:
         raise ConfigError(
             key=key,
@@ -80,6 +108,10 @@ def _opened(source: DataSource, *, key: str, scratch: Path) -> BinaryIO:
             rule=f"this kind of data needs a package that is not installed: {error}",
             fix="pip install 'heterorl-node[data]', or write the rows as JSONL.",
         ) from error
+    except ShardError as error:
+        raise ConfigError(
+            key=key, value=str(path), source="the configuration", rule=str(error), fix="Correct it."
+        ) from error
     except (OSError, ValueError, KeyError) as error:
         raise StartupError(
             f"the data {path} cannot be read: {error}",
@@ -87,10 +119,21 @@ def _opened(source: DataSource, *, key: str, scratch: Path) -> BinaryIO:
         ) from error
 
 
+def _rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a file that is not plain JSONL, or is one of several."""
+    return _parquet_rows(path) if path.suffix == ".parquet" else text_rows(path)
+
+
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     from pyarrow.parquet import ParquetFile  # an extra: imported only where it is used
 
+    with path.open("rb") as raw:
+        if not (head := raw.read(64)).startswith(b"PAR1"):
+            refuse_others(head)
     with ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise ValueError(f"{path.name} has two columns of the same name: {', '.join(names):.300}")
         for batch in file.iter_batches():
             yield from batch.to_pylist()
 
@@ -120,44 +163,13 @@ def _hub_rows(source: DataSource, scratch: Path) -> Iterator[Mapping[str, Any]]:
 def _as_jsonl(rows: Iterable[Mapping[str, Any]], scratch: Path) -> BinaryIO:
     file: BinaryIO = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the rows keep it
     try:
-        for row in rows:
-            # A date is its text. What JSON has no number for is found when the row is checked.
-            file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
+        for number, row in enumerate(rows):
+            try:
+                file.write(write_json(row) + b"\n")
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from error
         file.seek(0)
     except BaseException:
         file.close()
         raise
     return file
-
-
-def overlong(rows: Rows, options: JsonlOptions, *, tokenizer_file: Path, most: int) -> str:
-    """Return a warning of the prompts of more than ``most`` tokens; empty where there are none.
-
-    For dry runs. What a chat template adds is not counted; without the package ``tokenizers`` nothing is.
-    """
-    if importlib.util.find_spec("tokenizers") is None:
-        return ""
-    from tokenizers import Tokenizer  # samplers and learners have it
-
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    lengths = [
-        len(tokenizer.encode(_text(json.loads(rows.row(index)), options), add_special_tokens=False).ids)
-        for index in range(len(rows))
-    ]
-    long = [index for index, tokens in enumerate(lengths) if tokens > most]
-    if not long:
-        return ""
-    return (
-        f"{len(long)} of {len(rows)} prompts have more than {most} tokens, which is what model, "
-        f"max_new_tokens and max_prompt_tokens leave; the first is row {long[0]} with {lengths[long[0]]}. "
-        "They are set aside one by one during the run: shorten or remove these rows, or lower "
-        "coordinator.max_new_tokens"
-    )
-
-
-def _text(row: object, options: JsonlOptions) -> str:
-    assert isinstance(row, dict), "every row was checked"
-    question = column_of(row, options.messages or options.prompt)
-    if isinstance(question, list):
-        question = "\n".join(str(message.get("content")) for message in question)
-    return f"{options.system}\n{question}" if options.system else str(question)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.coordinator.ledger.ledger_schema import RELEASED, SCHEMA_VERSION, digest_of
+from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import StartupError
 from node.run import Evaluation
 
@@ -110,6 +111,13 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             return
     with closing(sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)) as connection:
         yield connection
+
+
+def data_of(path: Path) -> tuple[DataSeen, int]:
+    """Return the rows that a ledger's run has, and the slot that is leased next; raises as ``reading``."""
+    with reading(path) as connection:
+        found = connection.execute("SELECT * FROM data").fetchone()
+        return NO_DATA if found is None else DataSeen(*found[1:]), _next_slot(connection)
 
 
 def next_slot_of(path: Path) -> int:

@@ -52,8 +52,11 @@ def accept_loss(ledger: Path, *, first_slot: int) -> None:
 
 
 def is_loss_accepted(ledger: Path, first_slot: int) -> bool:
-    """Whether the loss before this generation was accepted, and has not been claimed since."""
-    with contextlib.suppress(OSError):
+    """Whether the loss before this generation was accepted, and has not been claimed since.
+
+    Raises OSError: the mark cannot be read.
+    """
+    with contextlib.suppress(FileNotFoundError):
         return _acceptance(ledger).read_bytes() == f"{first_slot}\n".encode()
     return False
 
@@ -105,7 +108,7 @@ class Ledger(LedgerRows):
         """Read what the accounts start from. Raises RefusedError: DISK, where it cannot be read."""
         try:
             return self._read_balance()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise RefusedError(
                 Reason.DISK, f"the ledger cannot be read: {error}", fix="check the coordinator's disk"
             ) from error

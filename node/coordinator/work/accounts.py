@@ -4,7 +4,7 @@ The ledger stores transactions, and the accounts are their sum: what ``apply`` l
 restart reads back. No counter has a second source."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from node.coordinator.work.agreement import AgreedGrader, PromptAgreement, PromptSaid
@@ -126,6 +126,8 @@ class Accounts:
         self.leased_before_change: frozenset[str] = frozenset()
         """Leases that were out when the task's options changed. In memory only, as after a later restart few
         of their groups still come."""
+        self.is_usable: Callable[[int], bool] = lambda prompt_index: True
+        """Whether a prompt can be asked, as far as the coordinator can tell from its row."""
         self.go_back(balance, now=now)
 
     def go_back(self, balance: Balance, *, now: float) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from node.coordinator.work.accounts import Accounts, Transaction
-from node.coordinator.work.bad_prompts import Report
+from node.coordinator.work.bad_prompts import Aside, Report
 from node.coordinator.work.capacity import Capacity, capacity
 from node.coordinator.work.evaluation.evaluations import EvaluationChange, lease_id_of
 from node.coordinator.work.group_check import Work
@@ -96,7 +96,7 @@ def lease(
         sampler_id,
         granted,
         now=now,
-        aside=lambda prompt_index: accounts.bad_prompts.aside(prompt_index, sampler_id, now=now),
+        aside=lambda prompt_index: _aside(accounts, prompt_index, sampler_id, now=now),
     )
     leased = [slot for slot in slots if slot.state is SlotState.LEASED]
     leases = (
@@ -134,6 +134,12 @@ def _held_out_leases(accounts: Accounts, granted: EvaluationChange | None) -> tu
         )
         for slot in granted.slots
     )
+
+
+def _aside(accounts: Accounts, prompt_index: int, sampler_id: str, *, now: float) -> Aside:
+    if not accounts.is_usable(prompt_index):
+        return Aside.FOR_ALL
+    return accounts.bad_prompts.aside(prompt_index, sampler_id, now=now)
 
 
 def _lease(accounts: Accounts, lease_id: str, slot: Slot, work: Work) -> PromptLease:

@@ -7,6 +7,7 @@ No file says which frames are present: after a crash every payload is hashed aga
 disagree with the data.
 """
 
+import logging
 import os
 import shutil
 import tempfile
@@ -21,6 +22,8 @@ from node import durable
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.weights.format.manifest import Manifest, verify_signed
+
+logger = logging.getLogger(__name__)
 
 _MANIFEST = "manifest"
 _FRAMES = "frames"
@@ -115,7 +118,10 @@ class ArtifactFiles:
         """Open the payloads, which stay readable wherever the directory is moved; None: they are gone."""
         try:
             return (self.directory / _FRAMES).open("rb", buffering=0)
-        except OSError:
+        except FileNotFoundError:
+            return None
+        except OSError as error:  # this process's own fault, such as too many open files; the version stays
+            logger.warning("artifact not opened", extra={"path": str(self.directory), "error": str(error)})
             return None
 
     def read(self, file: BinaryIO, frame: int) -> bytes | None:

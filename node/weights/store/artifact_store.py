@@ -120,6 +120,11 @@ class ArtifactStore:
             whole = (a.manifest for a in self._directories if self._directories.is_complete(a))
             return tuple(sorted(whole, key=lambda manifest: manifest.key))
 
+    def retained(self) -> tuple[ArtifactKey, ...]:
+        """Return every artifact that is here, complete or not."""
+        with self._lock:
+            return tuple(artifact.manifest.key for artifact in self._directories)
+
     @contextmanager
     def withholding(self, withholds: Withholds) -> Iterator[None]:
         """Withhold the new artifacts that ``withholds`` says while the body runs, each until ``release``."""

@@ -57,6 +57,32 @@ def admit_offer(offer: Manifest, *, retained: Iterable[Manifest], mark: HighWate
     return frozenset(epochs_of_others)
 
 
+def is_behind(key: ArtifactKey, *, retained: Iterable[ArtifactKey], newest: int | None) -> bool:
+    """Return whether a store can only refuse an artifact: older than the head, and nothing vouches for it.
+
+    Args:
+        retained: what the store has and what it was offered before this one; a manifest that names a version,
+            as its own or its base, has its root.
+        newest: the head that the store announced; None: none yet.
+    """
+    if newest is None or key.version >= newest:
+        return False
+    return all(key.version not in (other.version, other.base_version) for other in retained)
+
+
+def takeable(
+    offers: Iterable[ArtifactKey], *, retained: Iterable[ArtifactKey], newest: int | None
+) -> frozenset[ArtifactKey]:
+    """Return the offers that a store does not refuse as ``is_behind``, if they come newest first."""
+    vouching = list(retained)
+    taken = []
+    for key in sorted(offers, reverse=True):
+        if not is_behind(key, retained=vouching, newest=newest):
+            vouching.append(key)
+            taken.append(key)
+    return frozenset(taken)
+
+
 def surplus(
     complete: Iterable[Artifact], *, wanted: Iterable[int | None], retained_keyframes: int
 ) -> Set[ArtifactKey]:

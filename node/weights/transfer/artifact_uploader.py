@@ -25,6 +25,7 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import side_by_side
 from node.weights.planning.cheapest_chain import plan_upload
 from node.weights.store.artifact_store import ArtifactStore
+from node.weights.store.offers import takeable
 from node.weights.transfer.sources import watch_versions
 from node.wire.mapping import to_wire
 
@@ -101,9 +102,15 @@ class ArtifactUploader:
     def _wanted(self, local: Announcement) -> tuple[Artifact, ...]:
         offerable = [artifact for artifact in local.artifacts if artifact.key not in self._refused]
         sent = [artifact for artifact in local.artifacts if artifact.key in self._sent]
-        return plan_upload(offerable, remote=(*self._remote, *sent), head=local.head.number)[
-            :ARTIFACTS_PER_ROUND
-        ]
+        there = (*self._remote, *sent)
+        plan = plan_upload(offerable, remote=there, head=local.head.number)
+        # A hub that lost its disk still knows its head, and refuses what is older and does not lead there.
+        taken = takeable(
+            (artifact.key for artifact in plan),
+            retained=(artifact.key for artifact in there),
+            newest=local.head.number,
+        )
+        return tuple(artifact for artifact in plan if artifact.key in taken)[:ARTIFACTS_PER_ROUND]
 
     async def _upload_all(self, wanted: Sequence[Artifact], local: Announcement) -> None:
         # Offered from the newest: each manifest vouches for the root of its base, so that a hub

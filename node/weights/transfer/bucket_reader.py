@@ -15,6 +15,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost, call
+from node.rpc.proxy import follows_proxy
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.payload_order import fetch_order
@@ -86,7 +88,8 @@ class BucketReader:
         self._metrics = metrics
         self._monotonic = monotonic
         self._objects: dict[ArtifactKey, _Object] = {}
-        self._client: httpx.AsyncClient | None = None
+        self._clients: dict[bool, httpx.AsyncClient] = {}
+        """By whether they follow a proxy of the environment."""
 
     @staticmethod
     def is_possible() -> bool:
@@ -118,8 +121,8 @@ class BucketReader:
 
     async def close(self) -> None:
         """Close the connections; they are opened again when they are needed."""
-        client, self._client = self._client, None
-        if client is not None:
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
             await client.aclose()
 
     async def _located(self, manifest: Manifest) -> _Object:
@@ -147,7 +150,8 @@ class BucketReader:
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         left, last = end - start, b""
         with _classified():
-            async with self._opened().stream("GET", url, headers=headers) as response:
+            client = self._opened(follows_proxy=await follows_proxy(_host(url)))
+            async with client.stream("GET", url, headers=headers) as response:
                 _check(response, expected=f"bytes {start}-{end - 1}/{size_bytes}")
                 async for data in response.aiter_raw():
                     left -= len(data)
@@ -162,17 +166,25 @@ class BucketReader:
             raise ConnectionLost(f"the bucket's answer ended {left} bytes early")
         yield last  # only now: who has it stops reading, and a connection is kept only after an answer's end
 
-    def _opened(self) -> "httpx.AsyncClient":
-        if self._client is None:
+    def _opened(self, *, follows_proxy: bool) -> "httpx.AsyncClient":
+        if follows_proxy not in self._clients:
             import httpx
 
-            self._client = httpx.AsyncClient(
+            self._clients[follows_proxy] = httpx.AsyncClient(
+                trust_env=follows_proxy,
                 verify=ssl.create_default_context(),  # the system's authorities, or those of SSL_CERT_FILE
                 # A lane has a deadline of its own for each piece.
                 timeout=httpx.Timeout(None, connect=CONNECT_S),
                 limits=httpx.Limits(max_connections=_MOST_CONNECTIONS, keepalive_expiry=60.0),
             )
-        return self._client
+        return self._clients[follows_proxy]
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""  # httpx says what is wrong with it
 
 
 def _check(response: "httpx.Response", *, expected: str) -> None:

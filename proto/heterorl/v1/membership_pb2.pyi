@@ -1571,9 +1571,9 @@ class PeerStatus(_message.Message):
     state: _builtins.str
     """joined, live, silent, left or revoked."""
     version_lag_versions: _builtins.int
-    """Coordinator's head minus held, versions."""
+    """Coordinator's head minus held, versions; 0 for a verifier, which holds none."""
     lag_s: _builtins.float
-    """Seconds since a newer version than the held one was announced; 0 when current."""
+    """Seconds since a newer version than the held one was announced; 0 when current, and for a verifier."""
     last_seen_s: _builtins.float
     """Seconds since the last heartbeat."""
     clock_offset_s: _builtins.float

@@ -545,7 +545,7 @@ class GroupHeader(_message.Message):
     newest_version: _builtins.int
     """Newest policy version that drew a token."""
     least_reward: _builtins.float
-    """Least of the rewards, -1e6 to 1e6; NaN where verifiers are to grade the group."""
+    """Least of the rewards that are not NaN, -1e6 to 1e6; NaN where verifiers are to grade the group."""
     largest_reward: _builtins.float
     """Largest of the rewards, likewise."""
     prompt_digest: _builtins.bytes
@@ -619,7 +619,7 @@ class GroupColumns(_message.Message):
     policy_versions: _builtins.bytes
     """int32[t]: policy version each token was sampled with."""
     rewards: _builtins.bytes
-    """float32[n]: reward of each completion, -1e6 to 1e6. Empty where verifiers grade (JoinResponse.verifiers_grade); the
+    """float32[n]: reward of each completion, -1e6 to 1e6, or NaN where the grader abstained, though not for all. Empty where verifiers grade (JoinResponse.verifiers_grade); the
     coordinator then appends this column and `metrics`, as encoded, before the learner gets the group.
     """
     finished: _builtins.bytes

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from node.errors import ConfigError, StartupError
+from node.telemetry.printed_lines import PrintedLines
 from node.weights.format.layout import Layout, TensorSpec
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.frame_memory import mapped, unnamed_frame_memory
@@ -39,6 +40,9 @@ LOAD_LIMIT_S: Final = 3600.0
 
 CLOSE_LIMIT_S: Final = 10.0
 """Longest wait for a process to end that was asked to. Then it is killed, which loses nothing."""
+
+PRINTED_LIMIT_S: Final = 1.0
+"""Longest wait for the end of what a process printed that has ended: a child of its own may hold the pipe."""
 
 
 class ProcessEngine:
@@ -125,11 +129,14 @@ class _Process:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 end.setsockopt(socket.SOL_SOCKET, option, _timeval(limit_s))
         descriptors = [memory, *(end.fileno() for end in theirs)]
+        reading, printed = os.pipe()
         try:
             self._process = Popen(
                 [sys.executable, "-m", "sampler.engines.own_process.engine_worker", *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=DEVNULL,
+                stdout=printed,
+                stderr=printed,
                 # It can import what this process can: an engine of one's own may live outside site-packages.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 # A process group of its own, so that what it starts ends with it.
@@ -137,12 +144,18 @@ class _Process:
             )
         except OSError:
             os.close(memory)
+            os.close(reading)
             for end in ours:
                 end.close()
             raise
         finally:
+            os.close(printed)
             for end in theirs:
                 end.close()
+        self._printing = threading.Thread(
+            target=_log_printed, args=(reading,), name="engine prints", daemon=True
+        )
+        self._printing.start()
         self._channels = [(Connection(end.detach()), threading.Lock()) for end in ours]
         self.process_id: int = self._process.pid
 
@@ -185,9 +198,20 @@ class _Process:
                 # While it is not waited for, nothing else can have its number.
                 kill_tree(self._process.pid)
             try:
-                return f"exit code {self._process.wait(CLOSE_LIMIT_S)}"
+                how = f"exit code {self._process.wait(CLOSE_LIMIT_S)}"
             except TimeoutExpired:
                 return "it does not end, whatever it is waiting for"
+        self._printing.join(PRINTED_LIMIT_S)  # what it said last is logged before what came of it
+        return how
+
+
+def _log_printed(pipe: int) -> None:
+    """Log what is written to a pipe until nobody has its other end, and close it."""
+    printed = PrintedLines("engine")
+    with os.fdopen(pipe, "rb", buffering=0) as reading:
+        while chunk := reading.read(1 << 16):
+            printed.feed(chunk)
+    printed.end()
 
 
 def _timeval(seconds: float) -> bytes:

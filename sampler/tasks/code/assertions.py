@@ -12,7 +12,6 @@ Refuses tests by which the program's answer would run as code where it is judged
 
 import ast
 import builtins
-import json
 import marshal
 import re
 import sys
@@ -43,16 +42,6 @@ class Assertions:
     count: int
     compiled: bytes
     """For ``tests_host``; code of this very Python."""
-
-
-def asserts_of(tests: Any) -> list[str]:
-    """Return the sources of a test or a list (MBPP's ``test_list``), also as JSON; ValueError for others."""
-    if isinstance(tests, str) and tests.lstrip().startswith("["):
-        tests = json.loads(tests)
-    sources = [tests] if isinstance(tests, str) else tests
-    if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
-        raise ValueError(f"the tests are {type(tests).__name__}, not a text or a list of texts")
-    return sources
 
 
 def assertions(sources: Sequence[str], *, setup: str = "", prefix: str = "", entry: str = "") -> Assertions:

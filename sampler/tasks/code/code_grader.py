@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from node.questions.program_tests import Exchange, asserts_of, exchanges_of, text_of
 from node.task_options import CodeOptions
-from sampler.tasks.code.assertions import Assertions, assertions, asserts_of
+from sampler.tasks.code.assertions import Assertions, assertions
 from sampler.tasks.code.inside.shared import BEGUN
 from sampler.tasks.code.inside.tests_host import BROKEN, GONE, PASSED
-from sampler.tasks.code.row_tests import Exchange, column, exchanges_of, program_of
+from sampler.tasks.code.program_text import program_of
 from sampler.tasks.code.sandbox import Sandbox, memory_file
 from sampler.tasks.task import GraderOutageError, Outage
 
@@ -65,11 +66,11 @@ class CodeGrader:
         self._limits = (str(options.time_limit_s), str(options.memory_limit_bytes))
 
     def verdicts(self, row: Mapping[str, Any], tests: Any, completions: Sequence[str]) -> list[Verdict]:
-        """Return the verdict on each completion; KeyError or ValueError if the row has no tests."""
+        """Return the verdict on each completion; ValueError if the row has no tests."""
         return asyncio.run(self._group(row, tests, completions))
 
     async def _group(self, row: Mapping[str, Any], tests: Any, completions: Sequence[str]) -> list[Verdict]:
-        prefix = column(row, self._options.prefix)
+        prefix = text_of(row, self._options.prefix)
         programs = [program_of(text, prefix).encode(errors="replace") for text in completions]
         places = asyncio.Semaphore(self._at_once)
         run: Callable[[bytes], Awaitable[Verdict]]
@@ -90,10 +91,10 @@ class CodeGrader:
         return [each for each in found if isinstance(each, Verdict)]
 
     def _assertions(self, row: Mapping[str, Any], tests: Any, prefix: str) -> Assertions:
-        entry = column(row, self._options.entry_point)
+        entry = text_of(row, self._options.entry_point)
         if entry and not entry.isidentifier():
             raise ValueError(f"the entry point {entry!r:.100} is no name")
-        setup = column(row, self._options.setup)
+        setup = text_of(row, self._options.setup)
         return assertions(asserts_of(tests), setup=setup, prefix=prefix, entry=entry)
 
     async def _start(

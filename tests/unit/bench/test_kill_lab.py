@@ -21,7 +21,7 @@ from learner.journal.progress import StepEntry
 from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
 from learner.journal.step_journal import StepJournal
-from learner.objective.slow_fast import EntropySwitch
+from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import StepLine, TrainedGroup
 from node.run import StepReport
 from node.weights.assembly.held import HeldPolicy

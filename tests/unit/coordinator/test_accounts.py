@@ -117,3 +117,12 @@ def test_settled_slots_are_counts_alone() -> None:
     assert accounts.load().trained_groups == 5
     assert (accounts.slots.open_slots, accounts.slots.next_slot) == ({}, 7)
     assert accounts.slots.counts()[SlotState.SKIPPED] == 2
+
+
+def test_prompts_whose_rows_cannot_be_used_are_skipped_and_cost_no_lease() -> None:
+    desk = Desk(make_accounts(prompts=10))
+    desk.trust("s1")
+    desk.accounts.is_usable = lambda prompt_index: prompt_index % 2 == 0
+    leases = desk.ask("s1", 5).leases
+    assert sorted(lease.prompt_index for lease in leases) == [0, 2, 4, 6, 8]
+    assert desk.accounts.slots.counts()[SlotState.SKIPPED] in range(4, 6)

@@ -132,6 +132,17 @@ def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(peers
     assert (row.state, row.waits_for, row.clock_offset_s, row.joins) == ("live", "prompt lease", 0.25, 1)
 
 
+def test_a_verifier_holds_no_version_and_is_never_behind(peers: Peers) -> None:
+    verifier = Peer("run", Role.VERIFIER, "v1")
+    peers.join(verifier, None, now=NOW_S)
+    peers.heartbeat(verifier, heartbeat(None), now=NOW_S)
+    rows, _ = PeerTable(peers, revoked=tuple).page(PeerQuery(sort_by="behind"), NOW_S + 5)
+    lags = {row.node_id: (row.version_lag_versions, row.lag_s) for row in rows}
+    assert lags["v1"] == (0, 0.0)
+    assert rows[0].node_id == "s1"
+    assert lags["s1"][0] > 0
+
+
 def test_a_row_counts_the_samplers_groups_from_the_ledger(
     fleet: FleetCollector, registry: CollectorRegistry
 ) -> None:

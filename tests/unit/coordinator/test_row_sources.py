@@ -1,10 +1,14 @@
 """Data sets as people have them, read through the packages that wrote them."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow
@@ -68,9 +72,137 @@ def test_a_saved_data_set_is_read_with_its_split(tmp_path: Path, splits: Sequenc
 
 def test_what_json_cannot_say_is_named_by_its_row(tmp_path: Path) -> None:
     path = tmp_path / "d.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"x": 1.0}, {"x": float("nan")}]), path)
-    with pytest.raises(ConfigError, match=r"line 2 of d\.parquet is not JSON: NaN"):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"x": 1.0}, {"x": float("inf")}]), path)
+    with pytest.raises(StartupError, match=r"d\.parquet cannot be read: row 1: column 'x': it is infinite"):
         read(path)
+
+
+SUMS = [{"q": "1+1=", "a": "2"}, {"q": 'say "é"\nnow', "a": "3"}]
+LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in SUMS)
+CSV = 'q,a\n1+1=,2\n"say ""é""\nnow",3\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("crlf.jsonl", LINES.replace("\n{", "\r\n{").encode()),
+        ("bom.jsonl", b"\xef\xbb\xbf" + LINES.encode()),
+        ("utf16.jsonl", LINES.encode("utf-16")),
+        ("utf16-without-bom.jsonl", LINES.encode("utf-16-le")),
+        ("commas.jsonl", LINES.replace("\n{", ",\n{").encode() + b",\n"),
+        ("list.json", json.dumps(SUMS).encode()),
+        ("printed.json", json.dumps(SUMS, indent=2).encode()),
+        ("objects.json", "\n".join(json.dumps(row, indent=1) for row in SUMS).encode()),
+        ("lines.jsonl.gz", gzip.compress(LINES.encode())),
+        ("packed.jsonl", gzip.compress(LINES.encode())),
+        ("list.json.bz2", bz2.compress(json.dumps(SUMS).encode())),
+        ("lines.jsonl.xz", lzma.compress(LINES.encode())),
+        ("table.csv", CSV.encode()),
+        ("bom.csv", CSV.encode("utf-8-sig")),
+        ("utf16.csv", CSV.encode("utf-16")),
+        ("table.csv.gz", gzip.compress(CSV.encode())),
+        ("semicolons.csv", CSV.replace(",", ";").encode()),
+        ("table.tsv", CSV.replace(",", "\t").encode()),
+    ],
+)
+def test_text_files_are_read_as_people_have_them(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert read(tmp_path / name) == SUMS
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("cut.json", b'[{"q": "1"}, {"q": ', "after 1 rows, '{\"q\": ' is not a row of JSON"),
+        ("cut.json", b'[{"q": "1"},', "after 1 rows it ends in the middle of its list"),
+        ("more.json", b'[{"q": "1"}] x', "after its list of 1 rows there is something else: 'x'"),
+        ("numbers.json", b"[1, 2]", "after 0 rows there is a number, not an object"),
+        ("ragged.csv", b"q,a\n1,2,3\n", "line 2 has 3 fields, and the first line names 2 columns"),
+        ("open.csv", b'q,a\n"1,2\n', "is not CSV"),
+        ("twice.csv", b"q,q\n1,2\n", "two columns of its first line have the same name"),
+        ("latin1.csv", "q\né\n".encode("latin-1"), "it is not utf-8"),
+        ("latin1.jsonl", '{"q": "é"}'.encode("latin-1"), "iconv -f LATIN1 -t UTF-8"),
+        ("cut.jsonl.gz", gzip.compress(LINES.encode())[:-9], "compressed data is damaged"),
+        ("rows.jsonl.zst", b"\x28\xb5\x2f\xfd", "unpack it with zstd -d"),
+        ("rows.xlsx", b"PK\x03\x04", "save the table as CSV"),
+        ("rows.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "run git lfs pull"),
+        ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\n", "run git lfs pull"),
+        ("rows.jsonl", b"<!DOCTYPE html>", "a web page, not the data"),
+        ("big.jsonl", b'{"q": 1e400}', "1e400 is beyond the largest number that a float holds"),
+        ("big.json", b'[{"q": 1e400}]', "1e400 is beyond"),
+        ("twice.jsonl", b'{"q": "1", "a": {"b": 1, "b": 2}}', "the key 'b' is there twice"),
+        ("long.jsonl", b'{"q": ' + b"9" * 5000 + b"}", "a number has more than 4300 digits"),
+        ("comma.jsonl", b'{"q": 1}\n{"q": 2},', "line 2 of comma.jsonl .* and a comma stands behind it"),
+        ("empty.jsonl", b"", "empty.jsonl has no rows"),
+        ("empty.json", b"[]", "empty.json has no rows"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_what_it_is_and_what_to_do(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises((ConfigError, StartupError), match=said):
+        read(tmp_path / name)
+
+
+def test_columns_of_parquet_are_what_the_data_mean(tmp_path: Path) -> None:
+    """pandas has floats where an int was missing, and NaN or NaT for what is missing."""
+    path = tmp_path / "d.parquet"
+    columns = {
+        "int": pyarrow.array([42.0, float("nan")]),
+        "day": pyarrow.array([0, None], pyarrow.timestamp("ms")),
+        "inside": pyarrow.array([{"x": float("nan")}, None]),
+        "price": pyarrow.array([Decimal("42.00"), Decimal("0.50")]),
+        "bytes": pyarrow.array([b"hi", b"\xff"]),
+        "list": pyarrow.array([[1.0, float("nan")], []]),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    assert read(path) == [
+        {
+            "int": 42.0,
+            "day": "1970-01-01 00:00:00",
+            "inside": {"x": None},
+            "price": "42",
+            "bytes": "hi",
+            "list": [1.0, None],
+        },
+        {"int": None, "day": None, "inside": None, "price": "0.5", "bytes": {"base64": "/w=="}, "list": []},
+    ]
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["q", "q"]), path
+    )
+    with pytest.raises(StartupError, match="has two columns of the same name"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "file", "said"),
+    [
+        (["train-00000-of-00002.parquet"], "train-00000-of-00002.parquet", "'train-\\*.parquet'"),
+        (["train-00000-of-00002.jsonl"], "train-*.jsonl", "1 of the 2 shards of train are missing"),
+        (["data/train-00000-of-00002-0a1b.parquet"], "", "1 of the 2 shards of train .* such as number 1"),
+        (["train-00001-of-00002.jsonl", "train-00002-of-00002.jsonl"], "train-*", None),
+        (["train-00000-of-00001.jsonl"], "train-00000-of-00001.jsonl", None),
+        (["train-00000-of-00001.jsonl", "test-00000-of-00002.jsonl"], "", None),
+    ],
+)
+def test_a_shard_that_is_missing_is_noticed(
+    tmp_path: Path, names: Sequence[str], file: str, said: str | None
+) -> None:
+    root = tmp_path / "set"
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"n": number}]), root / name)
+        else:
+            (root / name).write_text(json.dumps({"n": number}))
+    if said is None:
+        wanted = [{"n": n} for n, name in enumerate(names) if not name.startswith("test")]
+        assert read(root / file) == wanted
+    else:
+        with pytest.raises(ConfigError, match=said):
+            read(root / file)
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.parquet", "directory"])

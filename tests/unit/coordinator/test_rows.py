@@ -45,7 +45,7 @@ def test_the_last_rows_are_held_out(indexed: Callable[..., Rows]) -> None:
     [
         ("{", "line 3 of d is not JSON"),
         ("[1]", "line 3 of d is list, not a JSON object"),
-        ('{"n": NaN}', "line 3 of d is not JSON: NaN is no JSON number"),
+        ('{"n": NaN}', "line 3 of d is not JSON: NaN is not a JSON number; write null"),
         (json.dumps({"text": "x" * ROW_BYTES}), "line 3 of d is longer than 262144 bytes"),
         ("[" * 100_000, "line 3 of d is not JSON"),
         (b'{"a": "\xff"}', "line 3 of d is not JSON"),

@@ -13,6 +13,7 @@ from deploy.check import DEPLOY, ROLES
 from node.config.settings import NodeConfig, load
 from node.coordinator.config import CoordinatorConfig
 from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run
+from node.errors import Reason
 from node.identity.identity_store import load_identity
 from node.relay.config import RelayConfig
 
@@ -178,6 +179,15 @@ def test_the_pod_monitor_scrapes_the_hub_under_the_job_that_the_rules_name() -> 
     (relabeling,) = endpoint["relabelings"]
     rules = (DEPLOY / "monitoring/rules.yml").read_text()
     assert set(re.findall(r'job="(\w+)"', rules)) == {relabeling["replacement"]}
+
+
+def test_the_alert_on_refusals_names_the_reasons_that_the_code_calls_suspicious() -> None:
+    rules = (DEPLOY / "monitoring/rules.yml").read_text()
+    named = re.findall(r'heterorl_node_refusals_total\{reason=~"([a-z_|]+)"\}', rules)
+    suspicious = {str(reason) for reason in Reason if reason.is_suspicious}
+    assert [set(each.split("|")) for each in named] == [suspicious, suspicious]
+    table = re.findall(r"^\| (`[a-z_`, ]+`) \|", (DEPLOY.parent / "docs/alerts.md").read_text(), re.MULTILINE)
+    assert {reason for row in table for reason in re.findall("`([a-z_]+)`", row)} >= suspicious
 
 
 def test_the_hourly_copy_reads_the_volume_of_the_hub_on_its_machine() -> None:

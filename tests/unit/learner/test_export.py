@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 from bench.forked_context import forked_context
 from bench.whole_versions import encode_version
 from learner.export import export_version
+from learner.journal.checkpoint_names import versions_in
 from learner.journal.progress import BestVersion, Progress
 from learner.publishing.kept_versions import KeptVersions, published_versions
 from learner.publishing.model_copy import ModelCopy
+from learner.publishing.spaced_versions import Spacing
 from learner.training import checkpoint
-from learner.training.checkpoint import versions_in
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
 from node.commands.cli import main
@@ -247,6 +248,7 @@ def publish(
         state_dir / "learner/kept",
         StoredVersions(store, policy.layout, words0),
         wanted=lambda: (2, 4),
+        spacing=Spacing(10, most=4),
     )
     roots = {}
     for version in range(1, versions + 1):
@@ -320,6 +322,9 @@ def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(
         flags = ("--best", "--state-dir", tmp_path / state, "--model-dir", model_dir)
         return main([str(argument) for argument in ("export", tmp_path / f"{state}-exported", *flags)])
 
+    assert export("nowhere") == 3
+    assert "There is no learner's state in" in capsys.readouterr().err
+    (tmp_path / "empty/learner").mkdir(parents=True)
     assert export("empty") == 3
     assert "no version in" in capsys.readouterr().err
     train(model_dir, tmp_path / "known", versions=3, best=BestVersion(2, 0.9))

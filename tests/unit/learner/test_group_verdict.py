@@ -76,7 +76,8 @@ def test_an_honest_group_is_accepted_without_a_word() -> None:
         ({"completions": pair(tokens=3, reward=-1e6)}, Verdict.ACCEPTED, ""),
         ({"completions": pair(tokens=3, reward=1e38)}, Verdict.MALFORMED, "reward"),
         ({"completions": pair(tokens=3, reward=-1e38)}, Verdict.MALFORMED, "reward -1e+38, beyond 1e+06"),
-        ({"completions": pair(tokens=3, reward=float("nan"))}, Verdict.MALFORMED, "reward"),
+        ({"completions": (make_completion(reward=float("nan")),) * 2}, Verdict.MALFORMED, "reward nan"),
+        ({"completions": pair(tokens=3, reward=float("nan"))}, Verdict.ACCEPTED, ""),  # one abstained
         ({"completions": pair(behaviour_logprob=np.full(3, -99.0, np.float32))}, Verdict.SUSPECT, "nats"),
         ({"completions": pair(behaviour_logprob=np.full(3, -30.0, np.float32))}, Verdict.ACCEPTED, ""),
         ({"completions": pair(version=1)}, Verdict.FOREIGN, "version 1 does not exist yet"),

@@ -29,7 +29,7 @@ from learner.journal.restart import (
     plan_restart,
     surplus_segments,
 )
-from learner.objective.slow_fast import EntropySwitch
+from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import StepLine, TrainedGroup
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup

@@ -22,6 +22,7 @@ from learner.objective.divergence import (
     kl_learner_reference,
     kl_penalty,
 )
+from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.gates import (
     delight_gate,
     fading_delight_gate,
@@ -44,7 +45,7 @@ from learner.objective.importance import (
     trust_by_sample_size,
 )
 from learner.objective.registry import load_objective
-from learner.objective.slow_fast import EntropySwitch, reposition, slow_fast_step
+from learner.objective.slow_fast import reposition, slow_fast_step
 from learner.objective.staleness import (
     polynomial_discount,
     sequence_learning_rate_factor,

@@ -26,29 +26,74 @@ def state(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_rollback_is_written_down_as_an_order_of_its_own(
+def roll_back(state: Path, *words: str) -> int:
+    return main(["rollback", "7", "--state-dir", str(state), "--because", "fell", *words])
+
+
+def test_a_rollback_is_written_down_as_an_order_once_however_often_it_is_given(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orders = OperatorOrders(state / Role.LEARNER)
-    names = set()
-    for _ in range(2):
-        assert main(["rollback", "7", "--state-dir", str(state), "--because", "fell"]) == ExitCode.DRAINED
-        order = orders.rollback(Progress(9))
-        assert order is not None
-        assert (order.version, order.because) == (7, "fell")
-        names.add(order.order)
-        assert orders.rollback(Progress(10, rollback=Rollback(order.order, 10, 7, 0.0))) is None
-    assert len(names) == 2
+    assert roll_back(state) == ExitCode.DRAINED
     assert "ordered: the next version gets the weights of version 7" in capsys.readouterr().out
+    order = orders.rollback(Progress(9))
+    assert order is not None
+    assert (order.version, order.because) == (7, "fell")
+    assert roll_back(state) == ExitCode.DRAINED
+    assert "ordered before at " in capsys.readouterr().out
+    assert orders.rollback(Progress(9)) == order
+    done = Progress(10, rollback=Rollback(order.order, 10, 7, 0.0))
+    assert orders.rollback(done) is None
+    assert roll_back(state, "--json") == ExitCode.DRAINED
+    said = json.loads(capsys.readouterr().out)
+    assert (said["order"], said["state"], said["made_version"]) == (order.order, "done before", 10)
+    assert OperatorOrders(state / Role.LEARNER).rollback(done) is None
+    assert roll_back(state, "--again") == ExitCode.DRAINED
+    again = orders.rollback(done)
+    assert again is not None
+    assert again.order != order.order
+
+
+def test_a_rollback_that_the_learner_refused_is_not_tried_at_its_next_start_and_may_be_ordered_anew(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert roll_back(state) == ExitCode.DRAINED
+    orders = OperatorOrders(state / Role.LEARNER)
+    refused = orders.rollback(Progress(9))
+    assert refused is not None
+    orders.refuse(refused, "the disk is full")
+    assert orders.rollback(Progress(9)) is None
+    assert OperatorOrders(state / Role.LEARNER).rollback(Progress(9)) is None
+    capsys.readouterr()
+    assert roll_back(state) == ExitCode.DRAINED
+    said = capsys.readouterr().out
+    assert said.startswith("ordered: ")
+    order = OperatorOrders(state / Role.LEARNER).rollback(Progress(9))
+    assert order is not None
+    assert order.order != refused.order
 
 
 @pytest.mark.parametrize("version", ["6", "-1"])
-def test_a_rollback_to_a_version_that_is_not_there_is_refused(
+def test_a_rollback_to_a_version_that_is_not_there_is_refused_with_all_that_are(
     state: Path, version: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for there in (*range(100, 131), 200):
+        (state / Role.LEARNER / "checkpoints" / f"{there:012d}").mkdir()
     assert main(["rollback", "--state-dir", str(state), "--", version]) == ExitCode.COULD_NOT_START
-    assert f"version {version}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"version {version} is not there; there are 0, the base model, and 7, 100-130, 200" in said
     assert not (state / Role.LEARNER / "rollback.json").exists()
+
+
+@pytest.mark.parametrize("command", [["rollback", "7"], ["set", "learner.learning_rate=5e-4"]])
+def test_orders_that_cannot_be_read_are_not_replaced(
+    state: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = state / Role.LEARNER / "settings.json"
+    path.write_text("{")
+    assert main([*command, "--state-dir", str(state)]) == ExitCode.COULD_NOT_START
+    assert f"{path} cannot be read" in capsys.readouterr().err
+    assert path.read_text() == "{"
 
 
 def test_settings_are_written_down_listed_and_undone(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 import json
 import os
+import pkgutil
+import re
 import resource
 import signal
 import socket
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from node.commands.cli import COMMANDS, main
+from node.config.settings import _SECTIONS
 from node.enrolment.init_run import init_run
 from node.exit_code import ExitCode
 from support.model_files import write_model_files
@@ -109,22 +112,92 @@ def test_the_configuration_command_shows_every_value_and_its_source(
     file.write_text("[node]\nstate_dir = '/s'\n")
     assert main(["config", "--config", str(file), "--set", "telemetry.log_level=debug", "--json"]) == 0
     values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert values["node.state_dir"] == {"value": "/s", "source": f"{file} [node]"}
-    assert values["telemetry.log_level"] == {"value": "debug", "source": "flag --set"}
-    assert values["node.tls"] == {"value": True, "source": "default"}
+    told = {name: (one["value"], one["source"], one["default"]) for name, one in values.items()}
+    assert told["node.state_dir"] == ("/s", f"{file} [node]", None)
+    assert told["telemetry.log_level"] == ("debug", "flag --set", "info")
+    assert told["node.tls"] == (True, "default", True)
+    assert values["node.drain_timeout_s"]["meaning"].startswith("How long a stopping daemon may finish")
+
+
+ROLES = ("coordinator", "relay", "learner", "sampler", "verifier")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_key_of_a_role_is_shown_with_its_meaning_before_any_required_one_is_given(
+    role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--role", role, "--json"]) == ExitCode.CONFIGURATION
+    said = capsys.readouterr()
+    rows: dict[str, dict[str, Any]] = json.loads(said.out)
+    keys = {
+        f"{section}.{key}"
+        for section in ("node", role)
+        for key in pkgutil.resolve_name(_SECTIONS[section]).model_fields
+    }
+    assert keys <= rows.keys()
+    assert [name for name, row in rows.items() if not row["meaning"]] == []
+    missing = {name for name, row in rows.items() if row["is_required"]}
+    assert missing >= {"node.state_dir"}
+    assert all(rows[name]["source"] == "nowhere" for name in missing)
+    assert all(f"{name} (from nowhere): is required" in said.err for name in missing)
+    assert main(["config", "--role", role]) == ExitCode.CONFIGURATION
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(" ")[0] for line in lines if not line.startswith(" ")} == rows.keys()
+    assert {f"{name} is required" for name in missing} <= set(lines)
+
+
+def test_a_wrong_value_is_shown_beside_the_others_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--state-dir", "/s", "--set", "node.drain_timeout_s=soon", "--set", "node.stat_dir=/t"]
+    assert main(["config", *flags]) == ExitCode.CONFIGURATION
+    said = capsys.readouterr()
+    assert 'node.drain_timeout_s = "soon"  (flag --set; default: 30.0)' in said.out
+    assert 'node.state_dir = "/s"  (flag --state-dir)' in said.out
+    assert "node.drain_timeout_s = 'soon' (from flag --set): must be a plain number of seconds" in said.err
+    assert "node.stat_dir" in said.err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = [sys.executable, "-c", "import sys; from node.commands.cli import main; sys.exit(main())"]
+    with subprocess.Popen(
+        [*command, "config", *(f"--role={role}" for role in ROLES), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, b"Traceback" in said) in ((0, False), (2, False))
+
+
+def resolved(capsys: pytest.CaptureFixture[str], flags: list[str]) -> dict[str, tuple[str, str]]:
+    """Return each value, as text, and its source, as the configuration command has them."""
+    assert main(["config", *flags, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    text = {name: "-" if one["value"] is None else json.dumps(one["value"]) for name, one in rows.items()}
+    return {name: (text[name], one["source"]) for name, one in rows.items()}
+
+
+def rows_of(table: str) -> dict[str, tuple[str, str]]:
+    """Return the same from the table of a dry run."""
+    cells = (re.split(r"  +", line) for line in table.splitlines())
+    return {name: (value, source) for name, value, source in cells}
 
 
 def test_a_dry_run_says_the_same_as_the_configuration_command_and_makes_nothing(
     capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path
 ) -> None:
     flags = ["--role", "learner", "--state-dir", str(run_dir), *learner(tmp_path)]
-    assert main(["config", *flags]) == 0
-    table = capsys.readouterr().out
-    assert "node.state_dir" in table
+    values = resolved(capsys, flags)
+    assert values["node.state_dir"] == (json.dumps(str(run_dir)), "flag --state-dir")
     before = sorted(run_dir.rglob("*"))
     assert main([*flags, "--dry-run"]) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err) == (table, "")
+    *table, checked = said.out.splitlines()
+    assert (rows_of("\n".join(table)), said.err) == (values, "")
+    assert checked == (
+        "checked the configuration, state directories, run file, keys, models, packages: nothing is wrong"
+    )
     assert sorted(run_dir.rglob("*")) == before
 
 
@@ -132,11 +205,10 @@ def test_a_dry_run_names_everything_that_is_not_there_and_makes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     flags = ["--role", "learner", "--state-dir", "/nowhere", *LEARNER]
-    assert main(["config", *flags]) == 0
-    table = capsys.readouterr().out
+    values = resolved(capsys, flags)
     assert main([*flags, "--dry-run"]) == 3
     said = capsys.readouterr()
-    assert said.out == table
+    assert rows_of(said.out) == values
     assert "/nowhere/run.json cannot be read: No such file or directory" in said.err
     assert "/m cannot be read: No such file or directory" in said.err
     assert not Path("/nowhere").exists()
@@ -178,8 +250,8 @@ def test_each_shorthand_sets_its_key_and_is_named_as_its_source(capsys: pytest.C
     flags = [word for flag, (_, value) in given.items() for word in (flag, value)]
     assert main(["config", *flags, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert {name: values[name] for name, _ in given.values()} == {
-        name: {"value": value, "source": f"flag {flag}"} for flag, (name, value) in given.items()
+    assert {name: (values[name]["value"], values[name]["source"]) for name, _ in given.values()} == {
+        name: (value, f"flag {flag}") for flag, (name, value) in given.items()
     }
 
 
@@ -191,7 +263,9 @@ def test_a_command_has_its_own_arguments_and_errors(
     assert "Not A Name" in capsys.readouterr().err
     assert main(["init", str(tmp_path / "run")]) == 0
     assert main(["init", str(tmp_path / "run")]) == 3
-    assert "could not start" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "already" in said
+    assert "could not start" not in said
 
 
 def learner(directory: Path) -> list[str]:

@@ -102,7 +102,7 @@ def test_init_below_a_file_is_answered_and_not_traced(
     (tmp_path / "file").touch()
     code, said = answer(capsys, "init", tmp_path / "file" / "run")
     assert code == 3
-    assert f"could not start: {tmp_path}/file/run cannot be made: Not a directory" in said
+    assert f"heterorl-node: {tmp_path}/file/run cannot be made: Not a directory" in said
     assert "Choose a directory" in said
 
 

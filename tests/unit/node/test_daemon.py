@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.errors import ConfigError, StartupError
-from node.exit_code import ExitCode
+from node.errors import ConfigError, Reason, RefusedError, StartupError
+from node.exit_code import ExitCode, exit_code_of_failure
 from node.process import daemon
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.service import Service
@@ -186,6 +186,8 @@ async def test_a_service_that_fails_while_serving_drains_the_others_and_exits_wi
         (StartupError("port taken", fix="Take another."), ExitCode.COULD_NOT_START),
         (RuntimeError("anything"), ExitCode.COULD_NOT_START),
         (ConfigError(key="k", value=1, source="s", rule="r", fix="f"), ExitCode.CONFIGURATION),
+        (RefusedError(Reason.REVOKED, "s was revoked"), ExitCode.SHUT_OUT),
+        (RefusedError(Reason.WRONG_ROLE, "s is no learner"), ExitCode.COULD_NOT_START),
         (
             ExceptionGroup("tasks", [ConfigError(key="k", value=1, source="s", rule="r", fix="f")]),
             ExitCode.CONFIGURATION,
@@ -200,6 +202,20 @@ async def test_what_fails_before_all_are_ready_could_not_start(error: Exception,
     assert await run_daemon(stages, drain_timeout_s=60, announce=story.append) is exit_code
     assert "serving" not in story
     assert story[-2:] == ["hub drains", "hub ends"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code"),
+    [
+        (Reason.REVOKED, ExitCode.SHUT_OUT),
+        (Reason.FENCED, ExitCode.SHUT_OUT),
+        (Reason.BASE_MISMATCH, ExitCode.COULD_NOT_START),
+        (Reason.FOREIGN_RUN, ExitCode.FAILED),
+    ],
+)
+def test_a_process_that_is_shut_out_says_so_to_its_supervisor(reason: Reason, exit_code: ExitCode) -> None:
+    refused = RefusedError(reason, "no", is_remote=True)
+    assert exit_code_of_failure(refused, was_serving=True) is exit_code
 
 
 async def test_a_stage_that_cannot_be_built_could_not_start(caplog: pytest.LogCaptureFixture) -> None:

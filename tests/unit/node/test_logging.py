@@ -13,6 +13,9 @@ from typing import Final, Literal
 
 import pytest
 
+from node.config.setting_sources import read_flags
+from node.config.settings import load
+from node.process.bootstrap import shown_settings
 from node.telemetry import logging as process_log
 from node.telemetry.logging import (
     OUR_PACKAGES,
@@ -91,6 +94,25 @@ def test_on_a_terminal_a_record_is_a_line_to_read() -> None:
         '  version=12 loss=0.123456 why="two words" by={"a": 1}'
         "  (coordinator+learner node.test)\n"
     )
+
+
+def test_the_first_line_has_all_settings_off_a_terminal_and_on_one_those_that_differ() -> None:
+    flags = read_flags(
+        {}, ["node.state_dir=/s", "node.tls=true", "relay.spool_groups=9", "node.coordinator=h:1"]
+    )
+    settings = shown_settings(load(roles=["relay"], files=[], environ={}, flags=flags))
+    lines = {}
+    for stream in (Terminal(), io.StringIO()):
+        with logged(stream):
+            _log.info("configuration", extra={"values": settings})
+        lines[type(stream)] = stream.getvalue()
+    shown = 'values=node.state_dir="/s" node.coordinator="h:1" relay.spool_groups=9 (all others have '
+    assert shown in lines[Terminal]
+    assert "tls" not in lines[Terminal]
+    whole = json.loads(lines[io.StringIO])["values"]
+    assert whole["node.tls"] == "True (flag --set)"
+    assert whole["telemetry.log_level"] == "info (default)"
+    assert len(whole) > 10
 
 
 def test_a_field_from_a_peer_cannot_forge_a_line() -> None:

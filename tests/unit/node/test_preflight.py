@@ -3,6 +3,7 @@
 import shutil
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ import pytest
 from learner.config import LearnerConfig
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
+from node.coordinator.data.row_sources import open_rows
+from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.slots import Slot, SlotState
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token
 from node.errors import ConfigError, NotReadyError
@@ -246,7 +251,8 @@ def test_data_that_is_not_there_is_found(made: MadeRun, tmp_path: Path) -> None:
         (
             '{"prompt": "1", "answer": "2"}\n' * 3 + '{"prompt": "1"}\n' * 2,
             {},
-            "rows.jsonl has no such column: 2 rows, of which row 3 has prompt. Correct or remove",
+            "2 of 5 rows cannot be used: 2 as row 3 of rows.jsonl, whose column 'answer' is missing: "
+            "the row has prompt (the first row of a file is row 0). Correct or remove these rows",
         ),
         ('{"prompt": "1+1="\n', {}, "line 1 of rows.jsonl is not JSON"),
         ('{"prompt": "1", "answer": "2"}\n', {"evaluation_rows": 1}, "leaves no row to train on"),
@@ -258,6 +264,54 @@ def test_data_that_a_start_would_refuse_is_found(
     file = tmp_path / "rows.jsonl"
     file.write_text(rows)
     (found,) = faults(coordinator(made, task="jsonl", data={"file": file, **data}), Role.COORDINATOR)
+    assert said in found
+
+
+def test_a_dry_run_ends_with_what_it_checked(made: MadeRun, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
+    config = coordinator(made, task="jsonl", data={"file": file}, task_options={"grader": "number"})
+    told: list[str] = []
+    checked = check_everything(config, [Role.COORDINATOR], now=NOW_S, warn=told.append, told=told.append)
+    assert checked == (
+        "checked the configuration, state directories, run file, keys, packages, all 3 rows of rows.jsonl "
+        "(each can be a prompt and has an answer for the grader number): nothing is wrong"
+    )
+    assert not told
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["1", "2", "3"], "they are those that the run began with"),
+        (["1", "2", "3", "4"], "they are those that the run began with"),
+        (["1", "2"], "this run began with 3 rows"),
+        (["1", "2", "4"], "this run began with 3 rows"),
+    ],
+)
+def test_other_rows_than_the_run_began_with_are_found(
+    made: MadeRun, tmp_path: Path, rows: list[str], said: str
+) -> None:
+    def write(answers: list[str]) -> CoordinatorConfig:
+        file = tmp_path / "rows.jsonl"
+        file.write_text("".join(f'{{"prompt": "x", "answer": "{answer}"}}\n' for answer in answers))
+        return CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": file}})
+
+    data = write(["1", "2", "3"]).data
+    assert data is not None
+    began = open_rows(data, scratch=tmp_path)
+    with closing(Ledger.open(made.directory / "coordinator" / "ledger.sqlite", run_id="r")) as ledger:
+        slot = Slot(0, 0, SlotState.AVAILABLE, attempts=(), granted=0)
+        ledger.record(Transaction(slots=(slot,), data=began.seen))
+        began.close()
+        # As it would be found beside a coordinator that runs.
+        config = NodeConfig(
+            node=NodeSection(state_dir=made.directory), telemetry=TelemetrySection(), coordinator=write(rows)
+        )
+        try:
+            found = check_everything(config, [Role.COORDINATOR], now=NOW_S, warn=print)
+        except NotReadyError as error:
+            found = str(error)
     assert said in found
 
 

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -202,3 +203,18 @@ def test_metrics_are_few_named_and_finite(metrics: dict[str, list[float]], reaso
     with pytest.raises(RefusedError) as refused:
         check_group(make_group(size=2, metrics={k: np.array(v, np.float32) for k, v in metrics.items()}))
     assert refused.value.reason is reason
+
+
+def test_a_completion_without_a_reward_counts_neither_in_the_bounds_nor_in_the_mean() -> None:
+    rewards = (0.25, math.nan, 1.0)
+    metrics = {"length": np.array([1, 2, 3], np.float32)}
+    group = make_group(
+        completions=tuple(make_completion(2 + i, reward=r) for i, r in enumerate(rewards)), metrics=metrics
+    )
+    check_group(group)
+    assert (group.header.least_reward, group.header.largest_reward) == (0.25, 1.0)
+    assert group.reward_mean == 0.625
+    taught = group.without_abstained()
+    assert [one.reward for one in taught.completions] == [0.25, 1.0]
+    assert taught.metrics["length"].tolist() == [1, 3]
+    assert taught.without_abstained() is taught

@@ -1,5 +1,7 @@
 """A relay's choice of what to copy next, and of what still helps."""
 
+from dataclasses import replace
+
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.relay.mirror_state import MirrorState
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
@@ -42,6 +44,17 @@ def test_what_was_refused_is_not_copied_until_something_else_is_announced() -> N
     assert not state.refused(KEYFRAME.key).can_start(KEYFRAME.key)
     again = state.refused(KEYFRAME.key).announced(announcement(8, *STEPS, KEYFRAME))
     assert again.next_artifact() == KEYFRAME
+
+
+def test_what_is_older_than_this_stores_head_is_copied_only_if_something_here_leads_on_from_it() -> None:
+    own = artifact(8, PUBLIC_VERSION)
+    offered = announcement(8, artifact(6, NO_BASE), artifact(7, 6))
+    at_head = MirrorState(own=(own,), retained=(own.key,), newest=8).announced(offered)
+    assert at_head.next_artifact() is None
+    vouched = replace(at_head, retained=(own.key, ArtifactKey(8, 7)))
+    assert vouched.next_artifact() == artifact(7, 6)
+    lost_its_disk = MirrorState(newest=8).announced(announcement(8, artifact(6, NO_BASE), KEYFRAME))
+    assert lost_its_disk.next_artifact() == KEYFRAME
 
 
 def test_only_what_starts_from_what_is_stored_and_leads_further_can_be_started() -> None:

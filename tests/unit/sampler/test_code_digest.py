@@ -79,3 +79,11 @@ def test_this_software_and_installed_packages_do_not_count_where_a_grader_lies_b
     found = {name.partition(".")[0] for name, _ in _modules({"own_grader"})}
     assert {"own_grader", "own_words"} <= found
     assert found.isdisjoint({"node", "sampler", "learner", "heterorl", "numpy", "pytest"})
+
+
+def test_what_reads_right_answers_counts_as_a_graders_code() -> None:
+    """Two samplers that read another number from a row give other rewards."""
+    import node.questions.right_answer  # noqa: F401
+
+    names = {name for name, _ in _modules({"sampler.tasks", "node.questions"})}
+    assert {"node.questions.right_answer", "node.questions.number_text"} <= names

@@ -263,8 +263,8 @@ def test_a_function_with_the_name_of_one_of_pythons_is_the_programs_if_the_row_s
         ("{}", {"tests": "stdin"}, "no pairs of input and output"),
         ("[]", {"tests": "stdin"}, "there are no tests"),
         ('[{"input": "1", "output": " "}]', {"tests": "stdin"}, "there are no tests"),
-        ("assert f(1)", {"setup": "nothing"}, "the row has no column 'nothing', it has e"),
-        ("assert f(1)", {"setup": "n"}, "column 'n' is NoneType, not a text"),
+        ("assert f(1)", {"setup": "nothing"}, "column 'nothing' is missing: the row has e"),
+        ("assert f(1)", {"setup": "n"}, "column 'n' is null, not a text"),
         ("assert f(1)", {"entry_point": "e"}, "the entry point 'f()' is no name"),
     ],
 )

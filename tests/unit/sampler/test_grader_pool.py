@@ -141,6 +141,24 @@ async def test_a_prompt_that_cannot_be_had_says_why_and_the_next_one_comes(
         assert (await pool.prompt(6)).content == "6="
 
 
+async def test_messages_are_taken_as_data_sets_have_them_with_tools_of_their_own(
+    make: Callable[..., GraderPool],
+) -> None:
+    pool = make("Talks", most=1)
+    called, parts = await pool.prompt(0), await pool.prompt(1)
+    assert called.content[1] == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "f", "arguments": {}}}],
+    }
+    assert called.template_arguments == {"tools": [{"name": "tool 0"}]}
+    assert parts.content == [{"role": "user", "content": "hi", "weight": 1}]
+    for index, said in enumerate(("content null and no tool_calls", "an empty list", "as ShareGPT has"), 2):
+        with pytest.raises(TaskError, match=rf"prompt\(\) returned messages, and the list .*{said}") as error:
+            await pool.prompt(index)
+        assert error.value.fault is Failure.PROMPT_FAILED
+
+
 async def test_who_made_a_prompt_grades_it_where_the_task_remembers(make: Callable[..., GraderPool]) -> None:
     pool = make("Drawn", most=2)
     await pool.start()

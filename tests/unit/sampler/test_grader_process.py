@@ -84,13 +84,33 @@ async def test_what_a_grader_prints_does_not_reach_the_rewards(make: Callable[..
     assert (await make("Printing").grade(1, texts("a", "b"))).rewards == [0.5, 0.5]
 
 
+async def test_what_a_grader_prints_is_an_event_each_line_and_forges_none(
+    make: Callable[..., LoneGrader], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO")
+    forged = '{"event": "step", "level": "info"}'
+    grader = make("Printing")
+    await grader.grade(1, texts(f"\x1b[2Jcleared\n{forged}"))
+    await grader.pool.close()
+    told = [vars(record) for record in caplog.records if record.message == "printed"]
+    assert [(one["program"], one["text"]) for one in told] == [
+        ("grader of support.unruly_tasks:Printing", "graded \\x1b[2Jcleared"),
+        ("grader of support.unruly_tasks:Printing", forged),
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
 ODD = [
-    r"nan for rewards\.0: Input should be a finite number",
-    r"1e\+39 for rewards\.0: Input should be less than or equal to 1000000",
-    r"inf for metrics\.words\.0: Input should be a finite number",
+    r"returned nan as a reward, which must be within -1e\+06 and 1e\+06 \(Odd\.grade, completion 0\)",
+    r"returned 1e\+39 as a reward, which must be within",
+    r"returned inf as metric 'words', which must be within -1e\+12 and 1e\+12",
     r"'Words!' for metrics\.Words!\.\[key\]: String should match pattern",
     r"for metrics: Dictionary should have at most 16 items",
-    r"raised TypeError at grader_worker\.py",
+    r"abstained from all 1 completions",
+    r"returned 'right' \(str\) as a reward \(Odd\.grade, completion 0\); return a number, None to abstain",
+    r"returned \{'score': 1\.0\} \(dict\) as a reward",
+    r"returned \(1\.0, 2\.0, 3\.0\) \(Odd\.grade, completion 0\)",
+    r"raised ZeroDivisionError at unruly_tasks\.py:\d+: division by zero \(Odd\.grade, completion 0\)",
 ]
 
 
@@ -100,6 +120,14 @@ async def test_what_is_no_reward_or_metric_is_refused_by_name(make: Callable[...
         with pytest.raises(TaskError, match=f"the grader .*{said}") as error:
             await grader.grade(number, texts("x"))
         assert error.value.fault is Failure.GRADING_FAILED
+
+
+async def test_a_grader_may_abstain_and_may_be_a_coroutine(make: Callable[..., LoneGrader]) -> None:
+    grades = await make("Abstaining").grade(0, texts("yes", "no", "perhaps"))
+    assert grades.rewards == [1.0, 0.0, None]
+    assert grades.metrics == {"sure": [1.0, 1.0, None]}
+    with pytest.raises(TaskError, match=r"KeyError at unruly_tasks\.py:\d+: 'well' \(.*, completion 1\)"):
+        await make("Abstaining").grade(0, texts("yes", "well"))
 
 
 async def test_a_cancelled_group_leaves_no_answer_to_the_next(

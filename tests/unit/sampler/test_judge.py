@@ -97,6 +97,24 @@ def test_a_score_is_read_from_json_and_put_on_the_scale(
     assert Asking(server, options=scale).rewards("x") == [reward]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "reply", "reward"),
+    [
+        ("Score: ([0-9]+)", "Score: 7.5", 0.75),
+        ("Score: ([0-9]+)", "Score: 7.", 0.7),
+        ("([0-9])", "Score: 10", 1.0),
+        (r"Score: (\d)", "Score: 7.25 of 10", 0.725),
+        (r"Score: (-?\d+)", "Score: 0.5", 0.05),
+        (r"Score: (\d+)/10", "Score: 7/10", 0.7),
+    ],
+)
+def test_a_pattern_that_matches_a_part_of_a_number_reads_all_of_it(
+    server: JudgeServer, pattern: str, reply: str, reward: float
+) -> None:
+    server.answer = lambda request: request.say(reply)
+    assert Asking(server, options={"score_pattern": pattern}).rewards("x") == [reward]
+
+
 def test_the_completions_of_a_group_are_judged_at_once_up_to_the_limit(server: JudgeServer) -> None:
     together = threading.Barrier(3)
 

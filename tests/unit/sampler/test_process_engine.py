@@ -145,6 +145,21 @@ def test_what_keeps_an_engine_from_loading_is_said_here(model_dir: Path, tmp_pat
         ProcessEngine("torch", spare, step_limit_s=LIMIT_S)
 
 
+def test_what_an_engine_prints_is_an_event_of_its_sampler(
+    model_dir: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO")
+    settings = SamplerConfig(model_dir=model_dir, engine="support.failing_engine:print_and_exit")
+    with pytest.raises(StartupError, match="exit code 7"):
+        ProcessEngine(settings.engine, settings, step_limit_s=LIMIT_S)
+    told = [vars(record) for record in caplog.records if record.message == "printed"]
+    assert [(one["program"], one["text"]) for one in told] == [
+        ("engine", "\\x1b[2J"),
+        ("engine", '{"event": 1}'),
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_process_that_cannot_be_started_leaves_no_descriptor_open(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

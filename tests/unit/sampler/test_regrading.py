@@ -1,5 +1,6 @@
 """The texts that a verifier grades, and how it compares rewards."""
 
+import math
 from dataclasses import replace
 from itertools import permutations
 
@@ -90,3 +91,19 @@ def test_a_finding_names_a_few_completions_with_the_values() -> None:
         "completion 0 claims 1, the grader gives 0; completion 1 claims 1, the grader gives 0; "
         "completion 2 claims 1, the grader gives 0, and 2 more"
     )
+
+
+@pytest.mark.parametrize(
+    ("claimed", "given", "said"),
+    [
+        ((math.nan, 1.0), (math.nan, 1.0), ""),
+        ((0.0, 1.0), (math.nan, 1.0), "completion 0 claims 0, the grader gives no reward"),
+        ((math.nan, 1.0), (0.5, 1.0), "completion 0 claims no reward, the grader gives 0.5"),
+    ],
+)
+def test_to_abstain_is_an_answer_that_can_be_checked(
+    claimed: tuple[float, ...], given: tuple[float, ...], said: str
+) -> None:
+    finding = compared(claiming(*claimed), given)
+    assert finding.outcome is (RewardCheck.DISAGREED if said else RewardCheck.AGREED)
+    assert finding.detail == said

@@ -1,7 +1,6 @@
 import inspect
 import re
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from node import task_options
 from node.errors import ConfigError
+from node.questions.row_error import RowError
 from node.task_options import column_of
 from sampler.config import VerifierConfig
 from sampler.rollouts.task_setup import task_setup
@@ -148,16 +148,16 @@ def test_a_task_whose_methods_take_other_arguments_is_refused() -> None:
 def test_the_columns_of_a_row_are_the_options_of_jsonl() -> None:
     assert made("jsonl").prompt(0, ROW) == "3+4="
     assert made("jsonl", system="Add.").prompt(0, ROW) == "Add.\n\n3+4="
-    assert made("jsonl", prompt="q").prompt(0, {"q": "?"}) == "?"
+    assert made("jsonl", prompt="q").prompt(0, {"q": "?", "answer": 7}) == "?"
     assert made("jsonl", system="Add.", has_chat_template=True).prompt(0, ROW) == [
         {"role": "system", "content": "Add."},
         {"role": "user", "content": "3+4="},
     ]
     assert made("jsonl", messages="chat", has_chat_template=True).prompt(0, ROW) == ROW["chat"]
     assert made("jsonl", messages="chat", chat=False, has_chat_template=True).prompt(0, ROW) == "3+4"
-    with pytest.raises(KeyError, match="no column 'q', it has prompt, answer, chat"):
+    with pytest.raises(RowError, match="column 'q' is missing: the row has prompt, answer, chat"):
         made("jsonl", prompt="q").prompt(0, ROW)
-    with pytest.raises(TypeError, match="column 'answer' is int, not a text"):
+    with pytest.raises(RowError, match="column 'answer' is a number, not a text"):
         made("jsonl", prompt="answer").prompt(5, ROW)
 
 
@@ -195,28 +195,39 @@ def test_a_column_may_be_a_key_of_another_and_a_dot_of_its_name() -> None:
     assert task.prompt(0, row) == [{"role": "user", "content": "1+1?"}]
     assert task.grade(0, row, answered("2")) == 1.0
     assert made("jsonl", answer="extra.answer").grade(0, row, answered("3")) == 1.0
-    with pytest.raises(KeyError, match=r"no column 'reward_model.answer', it has prompt, reward_model"):
+    with pytest.raises(
+        RowError, match=r"column 'reward_model.answer' is missing: the row has prompt, reward_model"
+    ):
         made("jsonl", answer="reward_model.answer").grade(0, row, answered("2"))
 
 
-def test_a_formula_that_takes_for_ever_is_a_wrong_answer_before_its_group_reaches_the_limit() -> None:
-    began = time.monotonic()
-    text = r"\boxed{9^{9^{9^{9}}}}"
-    assert made("jsonl", grader="math_verify").grade(0, {"answer": "4"}, answered(text)) == 0.0
-    assert time.monotonic() - began < 4.5
-
-
 @pytest.mark.parametrize("grader", ["exact", "contains", "number", "math_verify"])
-@pytest.mark.parametrize("right", [None, "", " ", [], ["2"], {"a": "2"}])
+@pytest.mark.parametrize("right", [None, "", " ", [], [""], [None], [["2"]], float("nan"), {"a": "2"}])
 def test_a_row_without_a_right_answer_is_nobodys_reward(grader: str, right: Any) -> None:
     """An empty text is in every completion, and null is not the word None."""
     with pytest.raises((TypeError, ValueError), match="column 'answer' is"):
         made("jsonl", grader=grader).grade(0, {"answer": right}, answered("None"))
 
 
+@pytest.mark.parametrize(
+    ("leading", "system"),
+    [
+        ([], "Add."),
+        (["Be brief."], "Add.\n\nBe brief."),
+        (["Be brief.", "Be kind."], "Add.\n\nBe brief.\n\nBe kind."),
+    ],
+)
+def test_system_messages_at_the_beginning_are_one(leading: list[str], system: str) -> None:
+    """Most templates refuse a second one, or write it out as a turn."""
+    turns = [{"role": "user", "content": "1"}, {"role": "system", "content": "late"}]
+    row = {"m": [*({"role": "system", "content": text} for text in leading), *turns], "answer": "2"}
+    task = made("jsonl", messages="m", system="Add.", has_chat_template=True)
+    assert task.prompt(0, row) == [{"role": "system", "content": system}, *turns]
+
+
 @pytest.mark.parametrize("messages", [None, 5, {"role": "user"}, ["hello"]])
 def test_what_is_no_list_of_messages_is_said(messages: Any) -> None:
-    with pytest.raises(TypeError, match=r"column 'chat' is .*, not a list of messages"):
+    with pytest.raises(RowError, match=r"column 'chat' .*, not (a list of messages|an object with)"):
         made("jsonl", messages="chat", has_chat_template=True).prompt(0, {"chat": messages})
 
 
@@ -242,14 +253,15 @@ def test_answers_are_compared_as_the_option_says(grader: str, text: str, reward:
     ("text", "right", "reward"),
     [
         ("x = \N{MINUS SIGN}5", "-5", 1.0),
-        ("it is 8-5", "5", 1.0),
+        ("it is 8-5", "5", 0.0),
         ("(2)-5", "-5", 0.0),
-        ("5 - -3", "-3", 1.0),
+        ("5 - -3", "-3", 0.0),
+        ("five, -3", "-3", 1.0),
         ("-.5", "-0.5", 1.0),
         (".5", "5", 0.0),
         ("$-1,000.50", "-1000.5", 1.0),
         ("1.5.", "1.5", 1.0),
-        ("1,2,3", "3", 1.0),
+        ("1,2,3", "3", 0.0),
         ("1,00,000", "100000", 1.0),
         ("5", "1e-05", 0.0),
         ("0.00001", "1e-05", 1.0),
@@ -264,8 +276,8 @@ def test_signs_and_points_belong_to_numbers(text: str, right: str, reward: float
 def test_thousands_and_work_before_the_answer_do_not_confuse_numbers() -> None:
     row = {"answer": "2 * 617 = 1234\n#### 1,234"}
     assert made("jsonl", grader="number").grade(0, row, answered("= 1234.0")) == 1.0
-    with pytest.raises(ValueError, match="has no number"):
-        made("jsonl", grader="number").grade(0, {"answer": "x"}, answered("1"))
+    with pytest.raises(RowError, match="column 'answer' is not one number, which the grader number needs"):
+        made("jsonl", grader="number").prompt(0, {"prompt": "?", "answer": "x"})
 
 
 @pytest.mark.parametrize(

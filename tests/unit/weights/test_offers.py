@@ -9,7 +9,7 @@ from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest
 from node.weights.store.high_water import HighWater
-from node.weights.store.offers import admit_offer, surplus
+from node.weights.store.offers import admit_offer, is_behind, surplus, takeable
 from support.weights import Learner
 
 LEARNER = Learner()
@@ -65,6 +65,23 @@ def test_an_offer_is_believed_refused_or_replaces_what_it_makes_worthless(name: 
     with pytest.raises(RefusedError) as refused:
         admit_offer(offer, retained=retained, mark=mark)
     assert refused.value.reason is expected
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_what_is_known_to_be_refused_is_refused_as_a_rollback_and_nothing_else_is(name: str) -> None:
+    offer, retained, mark, expected = OFFERS[name]
+    newest = None if mark.head is None else mark.head.number
+    behind = is_behind(offer.key, retained=[manifest.key for manifest in retained], newest=newest)
+    assert not behind or expected is Reason.ROLLBACK
+    assert behind == (name == "behind the head, known to nobody")
+
+
+def test_a_store_takes_what_offers_newer_than_it_vouch_for() -> None:
+    chain = [ArtifactKey(2), ArtifactKey(4, 2), ArtifactKey(6, 4), ArtifactKey(3, 1)]
+    assert takeable(chain, retained=[], newest=6) == frozenset(chain[:3])
+    assert takeable(chain[:2], retained=[ArtifactKey(6)], newest=6) == frozenset()
+    assert takeable(chain[:2], retained=[ArtifactKey(6, 4)], newest=6) == frozenset(chain[:2])
+    assert takeable(chain, retained=[], newest=None) == frozenset(chain)
 
 
 def artifact(version: int, base: int = NO_BASE) -> Artifact:

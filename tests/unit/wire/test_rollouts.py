@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,12 @@ from node.errors import Reason, RefusedError
 from node.rollout import (
     EncodedGroup,
     Finish,
+    GroupGrades,
     RolloutGroup,
     check_group,
 )
 from node.wire.rollouts import (
+    graded,
     group_from_wire,
     group_to_wire,
     header_from_wire,
@@ -308,3 +311,20 @@ def test_what_graders_measure_survives_the_wire() -> None:
     message.metrics[0].values = b"\0" * 12
     with pytest.raises(RefusedError, match="metrics"):
         read(message)
+
+
+def test_a_completion_whose_grader_abstained_survives_the_wire_without_a_reward() -> None:
+    completions = (make_completion(reward=math.nan), make_completion(reward=0.5))
+    sent = make_group(completions=completions)
+    group = read(message_of(sent), sent)
+    assert [one.has_reward for one in group.completions] == [False, True]
+    assert group.header.least_reward == group.header.largest_reward == 0.5
+
+
+def test_a_verifier_may_abstain_from_some_completions_and_not_from_all() -> None:
+    ungraded = group_to_wire(make_group(completions=(make_completion(reward=math.nan),) * 2))
+    some = GroupGrades(np.array([math.nan, 1.0], np.float32))
+    header = header_from_wire(graded(ungraded, some, grader_digest=b"g" * 16, at_s=9.0).header)
+    assert header.least_reward == header.largest_reward == 1.0
+    with pytest.raises(RefusedError, match="reward nan"):
+        graded(ungraded, GroupGrades(np.full(2, math.nan, np.float32)), grader_digest=b"g" * 16, at_s=9.0)

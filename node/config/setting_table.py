@@ -1,0 +1,69 @@
+"""Every key of the sections that a process would have: its value, who set it, the default, what it means.
+
+It is made whether the settings are valid or not: keys that are required and not given are in it too.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from node.config.setting_sources import Setting
+
+DEFAULT: Final = "default"
+NOWHERE: Final = "nowhere"
+"""Source of a key that is required and not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A key."""
+
+    name: str
+    value: Any
+    """As JSON has it; None too where it is required and not given."""
+    source: str
+    default: Any
+    """None too where it follows from another key."""
+    is_required: bool
+    meaning: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether somebody gave it, and not its default."""
+        return self.source not in (DEFAULT, NOWHERE) and self.value != self.default
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the key is required and nobody gave it."""
+        return self.source == NOWHERE
+
+
+def rows_of(
+    section: str, model: type[BaseModel], given: Mapping[str, Setting], valid: BaseModel | None
+) -> Iterator[SettingRow]:
+    """Yield the keys of a section.
+
+    Args:
+        given: its settings, parsed.
+        valid: the section as validated; None: a setting is wrong, and those given are shown as they are.
+    """
+    dumped = None if valid is None else valid.model_dump(mode="json")
+    for key, field in model.model_fields.items():
+        default = _default(field)
+        source = given[key].source if key in given else NOWHERE if field.is_required() else DEFAULT
+        if dumped is not None:
+            value = dumped[key]
+        else:
+            value = to_jsonable_python(given[key].value, fallback=str) if key in given else default
+        meaning = " ".join((field.description or "").split())
+        yield SettingRow(f"{section}.{key}", value, source, default, field.is_required(), meaning)
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.is_required() or (field.default_factory and field.default_factory_takes_validated_data):
+        return None
+    return to_jsonable_python(field.get_default(call_default_factory=True), fallback=str)

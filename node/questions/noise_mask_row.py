@@ -1,0 +1,23 @@
+"""A row of the task ``noise_mask``: an image and the number of its class."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.noise_masks import read_row
+from node.questions.row_error import RowError, found_in
+from node.task_options import NoiseMaskOptions
+
+
+def noise_mask_row(row: Mapping[str, Any], options: NoiseMaskOptions) -> tuple[int, NDArray[np.integer]]:
+    """Return label and pixels of a row; RowError where it has something else."""
+    image, label = found_in(row, options.image), found_in(row, options.label)
+    if type(label) is not int or label < 0:
+        raise RowError(options.label, "is not the number of a class", value=label)
+    try:
+        return read_row(image, label)
+    except (ValueError, TypeError, OverflowError) as error:
+        rule = "is not rows of whole numbers from 0 to 255, nor base64 of them"
+        raise RowError(options.image, rule, value=image) from error
