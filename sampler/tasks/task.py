@@ -37,7 +37,7 @@ class CompletionText:
     measured: float | None = None
     """The reward, where the engine computes it from the model itself; None: it does not."""
     token_ids: Sequence[int] = ()
-    """What was drawn in the turn of ``text``, its end token included; for graders with ``sees_tokens``."""
+    """Token ids drawn in the turn of ``text``, with its end token; for graders with ``sees_tokens``."""
     prompt: str = ""
     """The prompt as the model read it, special tokens included; for graders with ``sees_tokens``."""
 

@@ -34,7 +34,7 @@ class Learner:
     context_tokens: int = 0
     """Most tokens of a prompt and a completion together; 0: not known."""
     text_digest: bytes = b""
-    """Of the rules in ``node.text_rules``; empty: older software, which does not say."""
+    """Digest of the rules in ``node.text_rules``; empty: older software, which does not say."""
     text_summary: str = ""
 
     @property
