@@ -45,7 +45,7 @@ _MEANINGLESS: Final = frozenset(
 is compared by itself."""
 
 SUMMARY_CHARACTERS: Final = 8000
-"""Most characters of a summary: hundreds of rules, where a tokenizer has twenty."""
+"""Longest summary: hundreds of rules, where a tokenizer has twenty."""
 
 _SHOWN_CHARACTERS: Final = 60
 """Longest value that a summary has in full; others are told apart by the beginning of a digest."""

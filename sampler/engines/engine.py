@@ -81,6 +81,9 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of a completion without end and padding, any stop string included."""
 
+    def decode_prompt(self, token_ids: NDArray[np.int32]) -> str:
+        """Return the text of a prompt, all special tokens included."""
+
 
 def check_fits(
     request: GenerationRequest, context_tokens: int | None, *, what: str = "the model", or_raise: str = ""

@@ -124,6 +124,7 @@ class ModelTokenizer:
                 Reason.MALFORMED,
                 "the prompt is messages, and the model has no chat template: tokenizer.chat_template is not "
                 "set",
+                fix="give every peer a chat_template.jinja, or set chat = false in the task's options",
             )
         return self._template
 

@@ -54,6 +54,10 @@ class RankingTokenizer:
         """Raise RefusedError: nobody replies to a ranking."""
         raise RefusedError(Reason.MALFORMED, "a policy that ranks takes no reply to its ranking")
 
+    def decode_prompt(self, token_ids: NDArray[np.int32]) -> str:
+        """Return query and candidates with separators between, as the tokenizer writes them."""
+        return self._tokenizer.decode_prompt(token_ids)
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the numbers of the candidates, best first, with spaces between."""
         return " ".join(map(str, token_ids.tolist()))

@@ -35,6 +35,11 @@ class Conversation:
         return np.concatenate([part.token_ids for part in self._parts])
 
     @property
+    def last_turn_ids(self) -> NDArray[np.int32]:
+        """[n], of what the policy wrote last."""
+        return self._parts[-1].token_ids
+
+    @property
     def finish(self) -> Finish:
         """Why the last turn, or the conversation, ended."""
         return Finish.LENGTH if self._is_cut else self._parts[-1].finish

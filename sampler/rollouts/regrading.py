@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from node.rollout import Finish, RewardCheck, RewardFinding, RolloutGroup
@@ -22,6 +23,14 @@ def completion_texts(group: RolloutGroup, texts: Sequence[str]) -> list[Completi
     return [
         CompletionText(text_before_stop(text, group.sampling.stop), len(one.token_ids), one.finish.value)
         for one, text in zip(group.completions, texts, strict=True)
+    ]
+
+
+def with_tokens(texts: Sequence[CompletionText], group: RolloutGroup, *, prompt: str) -> list[CompletionText]:
+    """Return the texts of a group with what only graders see that ask for it; ``prompt`` is as rendered."""
+    return [
+        replace(text, token_ids=one.token_ids.tolist(), prompt=prompt)
+        for text, one in zip(texts, group.completions, strict=True)
     ]
 
 

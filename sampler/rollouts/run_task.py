@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from node.errors import ConfigError, RefusedError, StartupError
 from node.failure import Failure
 from node.limits import PROMPT_TOKENS
+from node.questions.messages import content_text
 from node.rollout import PromptLease
 from sampler.config import GradingConfig
 from sampler.engines.engine import Tokenizer
@@ -112,7 +113,10 @@ class RunTask:
             raise TaskError(
                 f"{len(token_ids)} tokens, max_prompt_tokens = {most}", fault=Failure.PROMPT_TOO_LONG
             )
-        return replace(made, token_ids=token_ids)
+        rendered = ""
+        if self.description.sees_tokens:
+            rendered = await asyncio.to_thread(tokenizer.decode_prompt, token_ids)
+        return replace(made, token_ids=token_ids, rendered=rendered)
 
     async def reply(
         self, prompt: Prompt, conversation: Sequence[Message], tokenizer: Tokenizer
@@ -128,12 +132,15 @@ class RunTask:
         if said is None:
             return None
         messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        is_chat = not isinstance(prompt.content, str)
-        if not is_chat and not isinstance(said, str):
-            raise _bad_reply("reply() returned messages, and the prompt is a text")
         if any(message["role"] == "assistant" for message in messages):
             raise _bad_reply("reply() speaks for the assistant")
-        context = [*prompt.content, *conversation, *messages] if is_chat else said
+        context: str | list[Message]
+        if not isinstance(prompt.content, str):
+            context = [*_continued(prompt.content, conversation), *messages]
+        elif isinstance(said, str):
+            context = said
+        else:
+            raise _bad_reply("reply() returned messages, and the prompt is a text")
         try:
             token_ids = await asyncio.to_thread(
                 tokenizer.encode_reply, context, {**self.template_arguments, **prompt.template_arguments}
@@ -150,7 +157,20 @@ class RunTask:
         """Return what the grader sees of a group's completions, and says; raises as ``GraderPool.grade``."""
         has_replies = self.description.max_turns > 1
         texts = [conversation.completion_text(has_replies=has_replies) for conversation in conversations]
+        if self.description.sees_tokens:
+            texts = [
+                replace(text, token_ids=conversation.last_turn_ids.tolist(), prompt=prompt.rendered)
+                for text, conversation in zip(texts, conversations, strict=True)
+            ]
         return texts, await self.graders.grade(prompt, texts)
+
+
+def _continued(prompt: Sequence[Message], conversation: Sequence[Message]) -> list[Message]:
+    """Return a conversation with its prompt; what the model wrote first may go on an opened answer."""
+    if prompt[-1]["role"] != "assistant":
+        return [*prompt, *conversation]
+    opened = {**prompt[-1], "content": content_text(prompt[-1]) + conversation[0]["content"]}
+    return [*prompt[:-1], opened, *conversation[1:]]
 
 
 def prompts_of(description: TaskDescription, *, rows: int, setup: TaskSetup) -> int:

@@ -25,7 +25,7 @@ from node.waits import run_until
 from sampler.config import VerifierConfig
 from sampler.engines.engine import Tokenizer
 from sampler.metrics import VerifierMetrics
-from sampler.rollouts.regrading import compared, completion_texts, misstated_finish
+from sampler.rollouts.regrading import compared, completion_texts, misstated_finish, with_tokens
 from sampler.rollouts.run_task import RunTask
 from sampler.tasks.grader_pool import Grades
 from sampler.tasks.grader_process import TaskError
@@ -155,6 +155,9 @@ class Verification:
         if group.is_graded and (odd := await self._odd_prompt(task, group, row)):
             return RewardFinding(group.group_id, RewardCheck.DISAGREED, odd)
         seen = completion_texts(group, texts)
+        if task.description.sees_tokens:
+            prompt = await asyncio.to_thread(self._decoder.decode_prompt, group.prompt_token_ids)
+            seen = with_tokens(seen, group, prompt=prompt)
         try:
             grades, graded_s = await task.graders.grade_again(
                 group.prompt_index, row.decode(errors="replace"), seen

@@ -49,6 +49,8 @@ class Prompt:
     """Which process of that grader made it."""
     token_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[n], once it is tokenized."""
+    rendered: str = ""
+    """As the model reads it, for graders that see it."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template for this prompt alone."""
 
@@ -142,7 +144,7 @@ class GraderPool:
             TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
                 what it needs is not available, or the process that has to do it has ended.
         """
-        reply = await self._ask(prompt, Request.GRADE, completions=_given(completions))
+        reply = await self._ask(prompt, Request.GRADE, **_given(completions))
         return _grades(reply, completions)
 
     async def grade_again(
@@ -150,7 +152,7 @@ class GraderPool:
     ) -> tuple[Grades, float]:
         """Return what ``grade`` does, for a prompt that was made elsewhere, and the seconds that it took
         without the wait for a process; not for stateful tasks."""
-        request = {"index": index, "row": row, "completions": _given(completions)}
+        request = {"index": index, "row": row, **_given(completions)}
         async with self._any(Request.GRADE) as grader:
             began_s = time.monotonic()
             reply = await grader.ask(Request.GRADE, request)
@@ -250,13 +252,16 @@ class GraderPool:
         self._give(grader)
 
 
-def _given(completions: Sequence[CompletionText]) -> list[tuple[Any, ...]]:
-    return [
+def _given(completions: Sequence[CompletionText]) -> dict[str, Any]:
+    """Return completions of one prompt as a request has them; what most graders do not see is left out."""
+    given = [
         (c.text, c.tokens, c.finish)
-        if not c.conversation and c.measured is None
-        else (c.text, c.tokens, c.finish, c.conversation, c.measured)
+        if not c.conversation and c.measured is None and not c.token_ids
+        else (c.text, c.tokens, c.finish, c.conversation, c.measured, c.token_ids)
         for c in completions
     ]
+    rendered = next((c.prompt for c in completions), "")
+    return {"completions": given, **({"rendered": rendered} if rendered else {})}
 
 
 def _grades(reply: dict[str, Any], completions: Sequence[CompletionText]) -> Grades:

@@ -83,6 +83,8 @@ class TaskDescription(BaseModel):
     """Turns of a completion at most; 1: the task does not reply."""
     noise_ratio: float | None = Field(default=None, ge=0, le=0.1)
     """Share of groups in which an honest second grading may differ; None: it may differ in any."""
+    sees_tokens: bool = False
+    """Whether the grader is sent token ids and the rendered prompt."""
     template_arguments: Mapping[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as tools."""
     code_digest: Annotated[bytes, BeforeValidator(lambda text: bytes.fromhex(str(text)))] = b""

@@ -11,7 +11,7 @@ JSON object a line:
                                                the first two with {"template_arguments": {...}}
     {"index": 7, "row": "{...}", "conversation": [{"role": ..., "content": ...}]}
                                             -> the same | {"is_over": true}
-    {"index": 7, "row": "{...}", "completions": [["7", 2, "end"]]}
+    {"index": 7, "row": "{...}", "completions": [["7", 2, "end"]], "rendered": "3+4="}
                                             -> {"rewards": [1.0], "metrics": {"a": [0.5]}} | {"error": ...}
                                                | {"odd": ...} | {"unavailable": ...}, each with
                                                {"outages": {reason: n}}
@@ -31,6 +31,7 @@ import sys
 import sysconfig
 import traceback
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -78,6 +79,7 @@ def main(*limits: str) -> None:
             "max_prompt_tokens": getattr(task, "max_prompt_tokens", None),
             "max_turns": _max_turns(task),
             "noise_ratio": getattr(task, "noise_ratio", None),
+            "sees_tokens": bool(getattr(task, "sees_tokens", False)),
             "template_arguments": getattr(task, "template_arguments", {}),
             "code_digest": code_digest(setup).hex(),
         }
@@ -158,7 +160,8 @@ def _as_said(made: Any) -> dict[str, Any]:
 def _graded(task: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
         index, row = request["index"], _row(request)
-        completions = [CompletionText(*completion) for completion in request["completions"]]
+        prompt = request.get("rendered", "")
+        completions = [replace(CompletionText(*one), prompt=prompt) for one in request["completions"]]
         if (grade_group := getattr(task, "grade_group", None)) is not None:
             returned = grade_group(index, row, completions)
         else:

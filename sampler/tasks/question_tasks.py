@@ -37,6 +37,7 @@ class JsonlTask:
     ``grades``: False where it makes prompts alone."""
 
     prompts = None
+    sees_tokens = False
 
     def __init__(self, *, local: Mapping[str, Any] | None = None, **options: Any) -> None:
         self._options = given = JsonlOptions.model_validate(options)
@@ -72,6 +73,7 @@ class JsonlTask:
         else:
             grader: Callable[[Row, CompletionText], Graded] = pkgutil.resolve_name(given.grader)
             self.noise_ratio = getattr(grader, "noise_ratio", None)
+            self.sees_tokens = bool(getattr(grader, "sees_tokens", False))
             self.grader_name = given.grader
             self._grade_group = lambda row, completions: grade_each(partial(grader, row), completions)
 

@@ -36,6 +36,10 @@ class CompletionText:
     """All turns and the replies between them, as ``reply`` gets them; empty where the task has none."""
     measured: float | None = None
     """The reward, where the engine computes it from the model itself; None: it does not."""
+    token_ids: Sequence[int] = ()
+    """Token ids drawn in the turn of ``text``, with its end token; for graders with ``sees_tokens``."""
+    prompt: str = ""
+    """The prompt as the model read it, special tokens included; for graders with ``sees_tokens``."""
 
 
 Graded: TypeAlias = float | tuple[float | None, Mapping[str, float | None]] | None
@@ -93,6 +97,9 @@ class Task(Protocol):
     of groups, below 0.1, in which an honest second grading may differ, where it depends on time or machine.
     Then verifiers work out the rewards of some groups again. Without it, None, rewards are believed, unless
     the run leaves grading to verifiers.
+
+    A task whose grader needs a completion's ``token_ids``, or the rendered ``prompt``, has ``sees_tokens =
+    True`` on the class; a grader that is a function has it as an attribute. Others are not sent them.
 
     A task that offers the model other tools for each prompt has ``template_arguments_of(index, row)``, which
     returns variables of the chat template for that prompt alone, such as ``{"tools": [...]}``.

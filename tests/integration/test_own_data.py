@@ -14,7 +14,7 @@ from sampler.tasks.answer_graders import contains
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.learning import learn, trained
-from support.sampler import learning, sampling
+from support.sampler import learning, sampling, verifying
 from support.tiny_model import make_tiny_model
 from support.waiting import until
 
@@ -83,6 +83,27 @@ async def test_chat_prompts_and_the_metrics_of_an_allowed_grader_arrive_with_the
         tokens = [len(completion.token_ids) for completion in group.completions]
         assert group.metrics["tokens"].tolist() == tokens
         assert group.metrics["row"].tolist() == [group.prompt_index + 1] * len(tokens)
+
+
+async def test_a_grader_that_asks_for_it_sees_token_ids_and_the_rendered_prompt_at_sampler_and_verifier(
+    made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
+) -> None:
+    grader = "support.graded_texts:seen_tokens"
+    settings["task_options"] |= {"grader": grader}
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir) as learner,
+        verifying(made, hub.address, model_dir, allowed_graders=[grader]) as verifier,
+        sampling(made, hub.address, model_dir, allowed_graders=[grader]),
+    ):
+        groups = await trained(await learner.drain(credits=1000), groups=6)
+        await until(lambda: verifier.value("checks_total", outcome="agreed") >= 2)
+        assert verifier.value("checks_total", outcome="disagreed") == 0
+    for group in groups:
+        for number, completion in enumerate(group.completions):
+            assert completion.reward == completion.token_ids[-1]
+            assert group.metrics["seen"][number] == len(completion.token_ids)
+            assert group.metrics["prompt"][number] == len(group.prompt_token_ids)
 
 
 async def test_a_real_learner_trains_on_rewards_for_rows(

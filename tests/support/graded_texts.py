@@ -24,6 +24,18 @@ def share_of_digits(row: Row, completion: CompletionText) -> tuple[float, dict[s
     return digits / max(1, len(completion.text)), {"tokens": completion.tokens, "row": row["sum"]}
 
 
+def seen_tokens(row: Row, completion: CompletionText) -> tuple[float, dict[str, float]]:
+    """Reward the last token that was drawn: a grader that sees tokens and the rendered prompt."""
+    return float(completion.token_ids[-1]), {
+        "prompt": len(completion.prompt),
+        "seen": len(completion.token_ids),
+    }
+
+
+seen_tokens.sees_tokens = True  # type: ignore[attr-defined]  # as people write it
+seen_tokens.noise_ratio = 0.0  # type: ignore[attr-defined]
+
+
 def grader_of(task: TaskSetup | str, **settings: Any) -> Grader:
     """Return a grader of a task, or of an import path without options."""
     limits: dict[str, Any] = {"wall_limit_s": 30, "cpu_limit_s": 20, "memory_limit_bytes": 1 << 30}

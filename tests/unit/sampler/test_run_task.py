@@ -1,14 +1,20 @@
 """Which prompts a run has on a sampler, and which leases are for them."""
 
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from node.errors import ConfigError
 from node.rollout import PromptLease
 from node.sampling_parameters import SamplingParameters
+from sampler.engines.engine import Tokenizer
 from sampler.rollouts.run_task import RunTask, prompts_of
-from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.grader_pool import GraderPool, Prompt
 from sampler.tasks.grader_process import TaskDescription
-from sampler.tasks.task import TaskSetup
+from sampler.tasks.task import Message, TaskSetup
 from support.graded_texts import grader_of
 
 
@@ -49,3 +55,32 @@ def test_a_lease_is_taken_for_a_known_prompt_or_one_that_brings_its_row(
     run_task = RunTask("addition", b"", 10, description(10), {}, GraderPool(lambda: grader_of("a:B"), most=1))
     lease = PromptLease("0.1", task, index, 4, SamplingParameters(1.0, 1.0, 0, 8), 60.0, row=row)
     assert run_task.has(lease) is has
+
+
+async def test_a_reply_follows_the_answer_that_the_prompt_opened_and_the_model_went_on_with() -> None:
+    """Templates that want roles to take turns would refuse two messages of the assistant in a row."""
+    heard: list[Any] = []
+
+    class Replying(GraderPool):
+        async def reply(self, prompt: Prompt, conversation: Sequence[Message]) -> str:
+            return "and?"
+
+    class Listening:
+        def encode_reply(self, reply: Any, arguments: Any) -> NDArray[np.int32]:
+            heard.extend(reply)
+            return np.array([1], np.int32)
+
+    pool = Replying(lambda: grader_of("a:B"), most=1)
+    task = RunTask("addition", b"", 10, description(10), {}, pool)
+    asked: Message = {"role": "user", "content": "hi"}
+    opened: Message = {"role": "assistant", "content": "Let "}
+    drawn: list[Message] = [{"role": "assistant", "content": "me"}]
+    cases: list[tuple[list[Message], list[Message]]] = [
+        ([asked, opened], [asked, {**opened, "content": "Let me"}]),
+        ([asked], [asked, *drawn]),
+    ]
+    for content, said in cases:
+        heard.clear()
+        prompt = Prompt(0, "", content, grader_of("a:B"), 1)
+        assert await task.reply(prompt, drawn, cast("Tokenizer", Listening())) is not None
+        assert heard == [*said, {"role": "user", "content": "and?"}]
