@@ -317,6 +317,7 @@ def _drain(
         version=restored.state.version,
         capacity_groups=config.buffer_groups,
         unacknowledged=restored.state.progress.unacknowledged,
+        trained_slots=restored.state.trained_slots.runs,
         backoff=Backoff(random.random, cap_s=DRAIN_BACKOFF_CAP_S),
         count_lost_stream=instruments.metrics.lost_drain_streams.inc,
         waiting=instruments.node_metrics.waiting,

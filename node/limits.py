@@ -89,6 +89,8 @@ LEASED_ROWS_BYTES: Final = 4 << 20
 TASK_OPTIONS_BYTES: Final = 64 << 10
 """Options of the run's task, as JSON."""
 
+TRAINED_RUNS: Final = 4095
+"""Runs of slots that a learner tells of; of more it has joined the oldest, which no ledger knows."""
 LEASES_PER_REQUEST: Final = 256
 LEASES_PER_PEER: Final = 4096
 CHANGES_PER_HEARTBEAT: Final = 8

@@ -357,7 +357,7 @@ class TrainingLoop:
             return
         if taken.record is not None:
             self._trained_slots = self._state.trained_slots
-            self._drain.record(taken.record)
+            self._drain.record(taken.record, trained_slots=self._trained_slots.runs)
             self._state.master_access.hold(self.version)
         await self._weigh_evidence(taken, batch)
         if taken.record is None:

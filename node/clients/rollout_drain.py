@@ -6,8 +6,9 @@ something is, one reader that receives groups and acknowledgements.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Final
 
 import grpc.aio
@@ -15,6 +16,7 @@ import grpc.aio
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
+from node.limits import TRAINED_RUNS
 from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
@@ -51,11 +53,17 @@ class RolloutDrain:
         version: int,
         capacity_groups: int,
         unacknowledged: Iterable[StepRecord],
+        trained_slots: Sequence[tuple[int, int]] = (),
         backoff: Backoff,
         count_lost_stream: Callable[[], None],
         waiting: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        """Go on from ``version``; ``waiting`` shows what the body waits for."""
+        """Go on from ``version``; ``waiting`` shows what the body waits for.
+
+        Args:
+            trained_slots: as ``record`` takes them; empty: not told.
+        """
+        self._trained_slots = trained_slots
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._learner_epoch = learner_epoch
         self._outstanding = OutstandingRollouts(
@@ -90,8 +98,15 @@ class RolloutDrain:
         self._outstanding.quarantine(sampler_id, why)
         self._something_owed.set()
 
-    def record(self, step: StepRecord) -> None:
-        """Report which groups a step consumed; the step must be durable already."""
+    def record(self, step: StepRecord, *, trained_slots: Sequence[tuple[int, int]] | None = None) -> None:
+        """Report which groups a step consumed; the step must be durable already.
+
+        Args:
+            trained_slots: all that were ever trained on, by then: (first, last) of each run of numbers. None:
+                as before.
+        """
+        if trained_slots is not None:
+            self._trained_slots = trained_slots
         self._outstanding.stepped(step)
         self._something_owed.set()
 
@@ -173,12 +188,14 @@ class RolloutDrain:
 
     def _hello(self) -> rollout_pb2.DrainRolloutsRequest:
         self._said_version = self._outstanding.version
+        runs = self._trained_slots if len(self._trained_slots) <= TRAINED_RUNS else ()
         return rollout_pb2.DrainRolloutsRequest(
             hello=rollout_pb2.DrainHello(
                 learner_epoch=self._learner_epoch,
                 version=self._said_version,
                 steps=[to_wire(rollout_pb2.StepRecord, step) for step in self._outstanding.unacknowledged],
                 held_group_ids=self._outstanding.held_group_ids,
+                trained_slots=chain(*runs),
             )
         )
 

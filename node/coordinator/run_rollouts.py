@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, TypeVar
 
 from heterorl.v1 import rollout_pb2
@@ -17,6 +18,7 @@ from node.coordinator.work.verifier_places import GRADING_LIMIT_S
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name
+from node.limits import TRAINED_RUNS
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup
 from node.run import Role, StepRecord
@@ -137,6 +139,7 @@ class RunRollouts:
                 hello.version,
                 records=tuple(from_wire(StepRecord, step) for step in hello.steps),
                 held_group_ids=tuple(hello.held_group_ids),
+                trained_slots=_runs(hello.trained_slots),
             )
         )
 
@@ -171,6 +174,17 @@ class RunRollouts:
                 await self.spool.quarantine(told.sampler_id, detail_of(told.reason))
             case other:
                 raise RefusedError(Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello")
+
+
+def _runs(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return runs of slots. Raises RefusedError: MALFORMED; they are not runs in ascending order."""
+    runs = tuple(zip(numbers[::2], numbers[1::2], strict=False))
+    is_ascending = all(before <= after for before, after in pairwise(numbers))
+    if len(numbers) % 2 or len(runs) > TRAINED_RUNS or not is_ascending or (runs and runs[0][0] < 0):
+        raise RefusedError(
+            Reason.MALFORMED, f"{len(numbers)} numbers are not runs of slots in ascending order"
+        )
+    return runs
 
 
 def _read(group: EncodedGroup) -> GroupHeader | RolloutGroup | RefusedError:

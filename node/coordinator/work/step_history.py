@@ -11,6 +11,7 @@ learner is refused then; nothing is taken, and nobody is fenced. In the other di
 behind the ledger is an older copy of the run's learner, and is refused before it replaces anyone.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,7 +20,7 @@ from typing import Final
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.model_check import Learner, check_base, check_layout
-from node.coordinator.work.slots import group_id
+from node.coordinator.work.slots import group_id, slot_and_attempt
 from node.errors import Reason, RefusedError
 from node.policy import BaseModel
 from node.run import StepRecord
@@ -40,6 +41,9 @@ class Hello:
     records: tuple[StepRecord, ...] = ()
     """Records the ledger may lack: contiguous, ending with that of ``version``."""
     held_group_ids: tuple[str, ...] = ()
+    trained_slots: tuple[tuple[int, int], ...] = ()
+    """(first, last) of each run of slots that it counts as trained on, ``records`` included; empty: not
+    told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +124,9 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
     """Open a learner's stream, and take the records it repeats, if ledger and learner have the same history.
 
     Raises:
-        RefusedError: FENCED; NOT_JOINED; MALFORMED; ROLLBACK, where the learner is behind the ledger or has
-            another history. Where the ledger is behind, the outcome has a refusal.
+        RefusedError: FENCED; NOT_JOINED; MALFORMED; ROLLBACK, where the learner is behind the ledger, has
+            another history, or counts other slots as trained on. Where the ledger is behind, the outcome has
+            a refusal.
     """
     learner = accounts.learner
     if learner is None or hello.epoch > learner.epoch:
@@ -150,6 +155,8 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
     if outcome.doubled or unknown or not is_gap_accepted:
         gap = _lacks(missing, hello.version) if not is_gap_accepted else _never_took_in(unknown)
         return Decision(Outcome(doubled=outcome.doubled, unknown=unknown, gap=gap))
+    if loss is None:
+        _check_same_slots(accounts, hello)
     transaction = replace(transaction, learner=replace(learner, version=hello.version))
     if loss is not None:
         transaction = replace(transaction, generation=replace(loss, lost_versions=missing))
@@ -234,6 +241,34 @@ def _check_same_history(accounts: Accounts, records: Sequence[StepRecord]) -> No
             f"{', '.join(theirs.group_ids[:3])}... by the learner: this learner has another history",
             fix="stop it and start the run's own, from its newest state directory",
         )
+
+
+def _check_same_slots(accounts: Accounts, hello: Hello) -> None:
+    """Check that the learner counts no slot as trained on that is open here, or was never leased.
+
+    It would refuse the groups of these slots, each as trained on before.
+    """
+    told = {slot_and_attempt(name)[0] for record in hello.records for name in record.group_ids}
+    counted = [
+        f"{number} ({slot.state})"
+        for number, slot in accounts.slots.open_slots.items()
+        if number not in told and _is_in(hello.trained_slots, number)
+    ]
+    beyond = [last for _, last in hello.trained_slots if last >= accounts.slots.next_slot]
+    counted += [f"{last} (never leased)" for last in beyond]
+    if counted:
+        raise RefusedError(
+            Reason.ROLLBACK,
+            f"the learner counts {len(counted)} slots as trained on that are not by the ledger: "
+            f"{', '.join(counted[:3])}",
+            fix="its checkpoint is damaged, or of another history: remove the newest checkpoint, and the "
+            "learner takes the steps of its journal again; or restore its newest state directory",
+        )
+
+
+def _is_in(runs: Sequence[tuple[int, int]], slot: int) -> bool:
+    place = bisect_right(runs, slot, key=lambda run: run[0]) - 1
+    return place >= 0 and slot <= runs[place][1]
 
 
 def _lacks(versions: range, newest: int) -> str:

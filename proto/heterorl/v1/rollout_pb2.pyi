@@ -804,6 +804,7 @@ class DrainHello(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     HELD_GROUP_IDS_FIELD_NUMBER: _builtins.int
+    TRAINED_SLOTS_FIELD_NUMBER: _builtins.int
     learner_epoch: _builtins.int
     """As joined with."""
     version: _builtins.int
@@ -822,6 +823,13 @@ class DrainHello(_message.Message):
         they are not delivered again. A restarted learner holds none.
         """
 
+    @_builtins.property
+    def trained_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The slots that the learner counts as trained on, `steps` included: the first and the last of each run of numbers, in
+        ascending order, at most 8190 numbers. Where the ledger has one of them open, or never leased it, the learner is
+        refused (rollback). Empty: not told; older software, or more runs than that.
+        """
+
     def __init__(
         self,
         *,
@@ -829,10 +837,11 @@ class DrainHello(_message.Message):
         version: _builtins.int = ...,
         steps: _abc.Iterable[Global___StepRecord] | None = ...,
         held_group_ids: _abc.Iterable[_builtins.str] | None = ...,
+        trained_slots: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_group_ids", b"held_group_ids", "learner_epoch", b"learner_epoch", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_group_ids", b"held_group_ids", "learner_epoch", b"learner_epoch", "steps", b"steps", "trained_slots", b"trained_slots", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

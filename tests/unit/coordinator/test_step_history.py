@@ -355,3 +355,33 @@ def test_a_learner_may_be_the_first_of_a_ledger_from_before_it_came_where_the_lo
     desk = Desk(make_accounts(Balance(slots, accepts_loss=True)))
     join(desk, version=7)
     assert opened(desk, version=7).accepted_loss == range(1, 8)
+
+
+@pytest.mark.parametrize(
+    ("slots", "named"),
+    [
+        ((), ""),
+        (((0, 1),), ""),
+        (((0, 0),), ""),  # it may know of fewer
+        (((0, 2),), r"counts 1 slots .* 2 \(leased\)"),
+        (((0, 1), (3, 3)), r"counts 1 slots .* 3 \(spooled\)"),
+        (((0, 900),), r"counts 3 slots .* 2 \(leased\), 3 \(spooled\), 900 \(never leased\)"),
+    ],
+)
+def test_a_learner_that_counts_a_slot_as_trained_on_which_the_ledger_does_not_is_refused(
+    desk: Desk, slots: tuple[tuple[int, int], ...], named: str
+) -> None:
+    """As of a checkpoint in which a bit flipped: it would refuse every group of these slots."""
+    desk.trust("s1")
+    names = desk.lease(wanted=4)
+    for name in (names[0], names[1], names[3]):
+        assert desk.submit(name).verdict is Verdict.SPOOLED
+    desk.train(1, names[0])
+    unacknowledged = StepRecord(2, (names[1],), (0,))
+    hello = Hello("learner", 1, 2, (unacknowledged,), trained_slots=slots)
+    if not named:
+        assert desk.settle(step_history.drain_opens(desk.accounts, hello)).refusal is None
+        return
+    with pytest.raises(RefusedError, match=named) as error:
+        step_history.drain_opens(desk.accounts, hello)
+    assert error.value.reason is Reason.ROLLBACK
