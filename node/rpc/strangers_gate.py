@@ -20,6 +20,7 @@ from node import descriptors
 from node.errors import CountRefusal, Reason
 from node.rpc.address import join_address, listening_socket
 from node.rpc.places import NoPlaceError, PlaceLimits, Places, origin
+from node.waits import put_away
 
 SERVICE: Final = "EnrolmentService"
 _CHUNK_BYTES: Final = 16 << 10
@@ -109,8 +110,7 @@ class StrangersGate:
                 for task in done:
                     task.result()
             finally:
-                sending.cancel()
-                answering.cancel()
+                await put_away(sending, answering)
             writer.close()
             await writer.wait_closed()
         finally:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from node.task_options import CodeOptions
+from node.waits import drop
 from sampler.tasks.code.assertions import Assertions, assertions, asserts_of
 from sampler.tasks.code.inside.shared import BEGUN
 from sampler.tasks.code.inside.tests_host import BROKEN, GONE, PASSED
@@ -173,6 +174,9 @@ class CodeGrader:
                 with contextlib.suppress(TimeoutError):  # of its requests there are no more
                     await asyncio.wait_for(running.wait(), GRACE_S)
             is_over_time = is_late or running.returncode in _OVER_TIME
+        except BaseException:
+            drop(reading)
+            raise
         finally:
             await end(running)
             await end(judging)
