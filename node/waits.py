@@ -1,4 +1,4 @@
-"""Waits that end: for work or a stop, for an event or a time limit."""
+"""Waits that end: for work or a stop, for an event or a time limit; and the end of tasks that one owns."""
 
 import asyncio
 import contextlib
@@ -16,11 +16,30 @@ async def run_until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) ->
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        stopped.cancel()
-        task.cancel()
-        await asyncio.wait({task})
+        await put_away(task, stopped)
     if not task.cancelled():
         task.result()
+
+
+async def put_away(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, wait until they have ended, and look at what they raised, which their owner lets be.
+
+    A task that ends with an exception which nobody has looked at is logged by asyncio with a traceback.
+    """
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def drop(task: asyncio.Future[Any]) -> None:
+    """Do the same where nobody can wait for the end."""
+    task.cancel()
+    task.add_done_callback(_look_at)
+
+
+def _look_at(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 async def wait_at_most(event: asyncio.Event, limit_s: float | None) -> None:

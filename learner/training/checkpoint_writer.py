@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from learner.metrics import Instruments
 from learner.training.checkpoint import CheckpointCopy
 from learner.training.training_state import TrainingState
+from node.waits import drop
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class CheckpointWriter:
     def close(self) -> None:
         """Wait for nothing any more."""
         if self._writing is not None:
-            self._writing.cancel()
+            drop(self._writing)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _write(self, copied: CheckpointCopy, stopping: asyncio.Event) -> bool:

@@ -38,7 +38,7 @@ from node.rollout import RolloutGroup
 from node.run import EvaluationNotice, RunSettings
 from node.telemetry.lag import believed_lag_s
 from node.verdict import GroupVerdict, Verdict
-from node.waits import run_until
+from node.waits import drop, run_until
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class TrainingLoop:
             await self._keep_best(stopping)
             await self._last_checkpoint(stopping)
         finally:
-            following.cancel()
+            drop(following)
             self._checkpoints.close()
             self._thread.shutdown(wait=False, cancel_futures=True)
 

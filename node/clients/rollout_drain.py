@@ -21,6 +21,7 @@ from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict
+from node.waits import put_away
 from node.wire.mapping import to_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 
@@ -135,9 +136,7 @@ class RolloutDrain:
             await asyncio.wait({draining, stopped}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({draining}, timeout=LAST_RECORDS_LIMIT_S)
         finally:
-            stopped.cancel()
-            draining.cancel()
-            await asyncio.wait({draining})
+            await put_away(draining, stopped)
         if not draining.cancelled():
             draining.result()
             return
@@ -174,14 +173,12 @@ class RolloutDrain:
         reader = asyncio.create_task(self._read(call, stopping))
         writer = asyncio.create_task(self._write(call))
         acknowledged = asyncio.create_task(self._all_acknowledged(stopping))
-        tasks = (reader, writer, acknowledged)
         try:
+            tasks = (reader, writer, acknowledged)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
             call.cancel()
-            await asyncio.wait(tasks)
+            await put_away(reader, writer, acknowledged)  # several may have failed, and one is told
         with classified():
             for task in done:
                 task.result()

@@ -17,6 +17,7 @@ from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup
 from node.rpc.channel import ConnectionLost, classified
 from node.verdict import Verdict
+from node.waits import drop
 from node.wire.mapping import member_from_wire
 from node.wire.rollouts import submission_to_wire
 
@@ -89,10 +90,9 @@ class SubmissionStream:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if writing.cancel():  # what is not known to be written must not be answered on this stream
+            if not writing.done():  # what is not known to be written must not be answered on this stream
                 call.cancel()
-            elif not writing.cancelled():
-                writing.exception()  # looked at, or it would be logged as lost
+            drop(writing)
 
     async def _read(self, call: Any) -> None:
         ended: RefusedError | ConnectionLost = ConnectionLost("the hub ended the stream")

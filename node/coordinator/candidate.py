@@ -23,7 +23,7 @@ from node.process.daemon import Phase
 from node.process.role_context import RoleContext
 from node.rpc.address import join_address, split_address
 from node.serving.hub_setup import make_server
-from node.waits import wait_at_most
+from node.waits import put_away, wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +116,7 @@ class Candidate:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.metrics.leads.set(0)
-            serving.cancel()  # at once: who is deposed has nothing to say to anyone
-            await asyncio.wait({serving})
+            await put_away(serving)  # at once: who is deposed has nothing to say to anyone
         if deposed.done():
             raise deposed.result()
         await serving

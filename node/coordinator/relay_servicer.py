@@ -21,7 +21,7 @@ from node.identity.peer import Peer
 from node.identity.relay_voucher import VoucherVerifier
 from node.limits import CARRIED_HEARTBEATS, CARRIED_REQUESTS, CARRIED_SESSIONS
 from node.rpc.auth import Context, peer_of
-from node.waits import side_by_side
+from node.waits import put_away, side_by_side
 from node.wire.mapping import optional_to_wire
 
 REQUESTS_AT_ONCE: Final = 64
@@ -86,8 +86,7 @@ class RelayServicer(relay_pb2_grpc.RelayServiceServicer):
                 raise RefusedError(Reason.NAME_IN_USE, what, fix="stop one of two relays of this name")
             reader.result()
         finally:
-            reader.cancel()
-            await asyncio.wait({reader})
+            await put_away(reader)
             carried.end()
             if self._streams.get(relay.node_id) is reader:
                 del self._streams[relay.node_id]

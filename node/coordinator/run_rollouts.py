@@ -24,7 +24,7 @@ from node.rollout import EncodedGroup, GroupHeader, RolloutGroup
 from node.run import Role, StepRecord
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.verdict import GroupVerdict, Verdict
-from node.waits import side_by_side
+from node.waits import put_away, side_by_side
 from node.wire.mapping import from_wire, optional_from_wire, to_wire
 from node.wire.rollouts import delivery_to_wire, finding_from_wire, group_from_wire, header_from_wire
 
@@ -86,8 +86,7 @@ class RunRollouts:
                 yield _response(outgoing)
         finally:
             drain.end()
-            listener.cancel()
-            await asyncio.wait({listener})
+            await put_away(listener)
         if not listener.cancelled():
             listener.result()
 
@@ -115,8 +114,7 @@ class RunRollouts:
                 self.requests.check_model(peer)  # the learner may have come since
                 yield rollout_pb2.CheckRewardsResponse(group=delivery_to_wire(group).group, row=row)
         finally:
-            listener.cancel()
-            await asyncio.wait({listener})
+            await put_away(listener)
         if not listener.cancelled():
             listener.result()
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from node.waits import drop
+
 
 class Service(Protocol):
     """A part of a role that runs for as long as the daemon does."""
@@ -42,7 +44,7 @@ class StopsAfter:
         try:
             await self.service.run(ready=ready, stopping=its_turn)
         finally:
-            passing_on.cancel()
+            drop(passing_on)
             self._returned.set()
 
     async def _pass_on(self, stopping: asyncio.Event, its_turn: asyncio.Event) -> None:

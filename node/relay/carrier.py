@@ -21,7 +21,7 @@ from node.limits import CARRIED_REQUESTS
 from node.relay.metrics import RelayMetrics
 from node.relay.sampler_sessions import MESSAGE_BYTES, Sessions
 from node.rpc.channel import Backoff, ConnectionLost, classified
-from node.waits import run_until
+from node.waits import put_away, run_until
 from node.wire.relayed import refusal_from_wire
 
 logger = logging.getLogger(__name__)
@@ -169,10 +169,8 @@ class Carrier:
                     task.result()
             raise ConnectionLost("the coordinator ended the stream")
         finally:
-            for task in tasks:
-                task.cancel()
             call.cancel()
-            await asyncio.wait(tasks)
+            await put_away(*tasks)
             self._lose()
 
     def _lose(self) -> None:

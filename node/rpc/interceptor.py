@@ -43,6 +43,7 @@ from node.rpc.call_rates import CallRates, Rate
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
 from node.rpc.connection_guard import Owners
 from node.rpc.messages import bounded_parser, first_message_s, only_request, requests, within
+from node.waits import drop
 
 # Quoted: generic in the type stubs only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -293,8 +294,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     fix="try again",
                 )
         except (asyncio.CancelledError, RefusedError):
-            await asyncio.wait([writing], timeout=self._limits.refusal_s)
-            writing.cancel()
+            try:
+                await asyncio.wait([writing], timeout=self._limits.refusal_s)
+            finally:
+                drop(writing)
             raise
         writing.result()
 

@@ -21,6 +21,7 @@ from node.errors import CountRefusal, Reason
 from node.rpc.address import join_address, listening_socket
 from node.rpc.places import NoPlaceError, PlaceLimits, Places, origin
 from node.rpc.private_socket import PrivateSocket
+from node.waits import put_away
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,7 @@ class StrangersGate:
                 for task in done:
                     task.result()
             finally:
-                sending.cancel()
-                answering.cancel()
+                await put_away(sending, answering)
             writer.close()
             await writer.wait_closed()
         finally:

@@ -22,6 +22,7 @@ from node.rollout import EncodedGroup
 from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.verdict import Verdict
+from node.waits import put_away
 from node.wire.mapping import verdict_to_wire
 from node.wire.rollouts import encoded_from_wire
 
@@ -131,10 +132,7 @@ class SubmissionDoor:
             reader.result()
         finally:
             self._streams -= Counter({caller.node_id: 1})
-            left = {reader, *pending}
-            for each in left:
-                each.cancel()
-            await asyncio.wait(left)
+            await put_away(reader, *pending)
 
     async def _answer(
         self, group: EncodedGroup | RefusedError, caller: Peer, take: Take, *, group_bytes: int

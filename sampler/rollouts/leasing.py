@@ -14,7 +14,7 @@ from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
-from node.waits import wait_at_most
+from node.waits import drop, wait_at_most
 from sampler.rollouts.work_queue import WorkQueue
 from sampler.served_policy import ServedPolicy
 
@@ -211,7 +211,7 @@ class Leasing:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
             done, _ = await asyncio.wait({asking}, timeout=GRANT_WAIT_S)
-            asking.cancel()
+            drop(asking)
             if done and asking.exception() is None:
                 self.give_back(lease.lease_id for lease in asking.result().leases)
             raise

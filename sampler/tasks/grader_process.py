@@ -23,6 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from node.failure import Failure
 from node.telemetry.printed_lines import PrintedLines
+from node.waits import put_away
 from sampler.process_tree import kill_tree
 from sampler.tasks.grader_worker import PROMPT_CHARACTERS, TRACEBACK_CHARACTERS, framed
 from sampler.tasks.task import Outage, TaskSetup
@@ -293,18 +294,16 @@ class Grader:
         await asyncio.to_thread(kill_tree, process.pid)
         process.stdin.close()
         # Pipes are read to their end: uvloop keeps them open otherwise.
-        pipes = {self._printing, asyncio.create_task(process.stdout.read())}
+        printing, reading = self._printing, asyncio.create_task(process.stdout.read())
         code = None
         try:
             async with asyncio.timeout(REAP_TIMEOUT_S):
                 code = await process.wait()
-                await asyncio.wait(pipes)
+                await asyncio.wait({printing, reading})
         except TimeoutError:
             logger.error("grader does not end", extra={"pid": process.pid})
         finally:
-            for pipe in pipes:
-                pipe.cancel()
-            await asyncio.wait(pipes)
+            await put_away(printing, reading)
         return code
 
 

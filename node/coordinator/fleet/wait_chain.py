@@ -9,6 +9,7 @@ group has come. Each link is from the coordinator's own state: a peer's wait is 
 give it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -60,6 +61,19 @@ REMEDIES: Final[Mapping[str, str]] = {
     "this machine's clock": "That machine's clock is wrong; nothing else needs to be done.",
 }
 """Name of a wait, as peers give it -> what to do; empty: the next link of the chain says it."""
+
+PASSING: Final = frozenset(
+    {
+        "policy upload", "step acknowledgement", "checkpoint", "evaluation",
+        "task that loads here", "hub", "policy version", "policy fetch", "prompt lease",
+    }
+)  # fmt: skip
+"""Waits that every run has for a moment; their remedies blame somebody, which is untrue before they last."""
+
+PASSING_S: Final = 10.0
+"""A fetch or an upload of a delta over a link of ours takes seconds; so does a checkpoint of a small model."""
+
+WORK_AS_USUAL: Final = f"Nothing yet: this is work as usual where it lasts less than {PASSING_S:.0f} s."
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +136,14 @@ class WaitingSamplers:
     """The longest wait among them, seconds."""
 
 
-def remedy(waits_for: str) -> str:
-    """Return what to do about a wait that a peer names; empty: nothing is known of it."""
+def remedy(waits_for: str, *, for_s: float = math.inf) -> str:
+    """Return what to do about a wait that a peer names; empty: nothing is known of it.
+
+    Args:
+        for_s: how long it has lasted; a run that goes well has some waits again and again, for a moment.
+    """
     name = waits_for if waits_for in REMEDIES else waits_for.partition(":")[0]
-    return REMEDIES.get(name, "")
+    return WORK_AS_USUAL if name in PASSING and for_s < PASSING_S else REMEDIES.get(name, "")
 
 
 def explained(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[Headline, tuple[Wait, ...]]:
@@ -175,7 +193,10 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
         )
         return f"the learner holds {version}", (absent,)
     if not facts.is_confirmed:
-        told = remedy(learner) or "It says so a moment after it has joined; if it does not, see its log."
+        told = (
+            remedy(learner, for_s=learner_s)
+            or "It says so a moment after it has joined; if it does not, see its log."
+        )
         return f"nothing is leased at {version}", (
             Wait("samplers", "the learner to find the ledger whole", started_s, ""),
             Wait("the learner", learner or UNNAMED, learner_s, told),
@@ -207,7 +228,7 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
         return doing, (missing, *_of_samplers(samplers))
     ready = counted(facts.ready_groups, "group", "is ready/are ready")
     if learner and learner != "rollout groups":
-        slow = Wait("the learner", learner, learner_s, remedy(learner))
+        slow = Wait("the learner", learner, learner_s, remedy(learner, for_s=learner_s))
         return f"{ready} for the learner after {version}", (slow,)
     full = "" if facts.capacity_groups else f", no more are leased (bound by {facts.capacity_bound})"
     return f"training after {version}, {ready}{full}", ()
@@ -228,7 +249,7 @@ def _of_samplers(samplers: Sequence[WaitingSamplers]) -> Iterator[Wait]:
     for one in ordered[:WAITS_SHOWN]:
         some = ", ".join(one.node_ids) + (", ..." if one.peers > len(one.node_ids) else "")
         who = f"{counted(one.peers, 'sampler')}: {some}"
-        told = remedy(one.waits_for)
+        told = remedy(one.waits_for, for_s=one.for_s)
         if not one.waits_for:
             told = "It generates. If that lasts, `heterorl-node try` there shows its speed."
         yield Wait(who, one.waits_for or UNNAMED, one.for_s, told)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from node.questions.program_tests import Exchange, asserts_of, exchanges_of, text_of
 from node.task_options import CodeOptions
+from node.waits import drop
 from sampler.tasks.code.assertions import Assertions, assertions
 from sampler.tasks.code.inside.shared import BEGUN
 from sampler.tasks.code.inside.tests_host import BROKEN, GONE, PASSED
@@ -174,6 +175,9 @@ class CodeGrader:
                 with contextlib.suppress(TimeoutError):  # of its requests there are no more
                     await asyncio.wait_for(running.wait(), GRACE_S)
             is_over_time = is_late or running.returncode in _OVER_TIME
+        except BaseException:
+            drop(reading)
+            raise
         finally:
             await end(running)
             await end(judging)

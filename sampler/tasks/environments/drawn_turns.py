@@ -13,6 +13,7 @@ from verifiers import Client, OverlongPromptError
 from verifiers.types import AssistantMessage, Response, ResponseMessage, ToolCall
 from verifiers.utils.message_utils import normalize_messages
 
+from node.waits import drop
 from sampler.tasks.task import Message
 
 _TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
@@ -100,7 +101,7 @@ class Rollout:
 
     def cancel(self) -> None:
         """Drop the rollout."""
-        self._running.cancel()
+        drop(self._running)
 
     async def _next(self, before: list[Any]) -> list[Message] | None:
         asking = asyncio.ensure_future(self._client.asked.get())

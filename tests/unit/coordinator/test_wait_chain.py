@@ -12,8 +12,11 @@ import node
 import sampler
 from node.commands.why_stalled_command import told
 from node.coordinator.fleet.wait_chain import (
+    PASSING,
+    PASSING_S,
     REMEDIES,
     WAITS_SHOWN,
+    WORK_AS_USUAL,
     Facts,
     WaitingSamplers,
     explained,
@@ -208,6 +211,15 @@ def test_with_groups_ready_the_learners_own_wait_is_the_cause(name: str) -> None
 def test_a_wait_with_a_distance_after_its_name_has_the_remedy_of_the_name() -> None:
     assert remedy("policy version: 9 versions, 40 MB to go") == REMEDIES["policy version"]
     assert remedy("something that no version of ours names") == ""
+
+
+@pytest.mark.parametrize("name", sorted(PASSING))
+def test_a_wait_that_every_run_has_blames_nobody_before_it_lasts(name: str) -> None:
+    assert remedy(name, for_s=0.0) == remedy(name, for_s=PASSING_S - 1) == WORK_AS_USUAL
+    assert remedy(name, for_s=PASSING_S) == REMEDIES[name]
+    young = waits(WaitingSamplers(name, ("a",), 1, 0.0), ready_groups=0)
+    assert young[-1].remedy == WORK_AS_USUAL
+    assert waits(learner_waits_for=name, learner_waits_s=0.0)[-1].remedy == WORK_AS_USUAL
 
 
 def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
