@@ -20,8 +20,8 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Notify, Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import grading, trust
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.reward_checks import Held
 from node.coordinator.work.trust import Checked
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S, VerifierPlaces
 from node.errors import Reason, RefusedError

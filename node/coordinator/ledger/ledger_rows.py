@@ -16,10 +16,10 @@ from typing import Any, Final, Protocol
 from node.coordinator.ledger.ledger_schema import OPEN_STATES, digest_of
 from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
 from node.coordinator.work.evaluation.scores import PromptScore
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.reward_checks import Held
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance

@@ -11,6 +11,7 @@ from node.coordinator.work.agreement import AgreedGrader, PromptAgreement, Promp
 from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChange
 from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.check_bets import checked_share
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import (
     EvaluationBalance,
@@ -22,7 +23,7 @@ from node.coordinator.work.group_check import Work
 from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.newcomer_share import newcomers_wait
-from node.coordinator.work.reward_checks import Held, RewardChecks
+from node.coordinator.work.reward_checks import RewardChecks
 from node.coordinator.work.sampler_standing import Share, Standing, Standings
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance, SlotTable

@@ -64,7 +64,8 @@ def lease(
     lease slots again that were trained on. Nothing is leased for another version 0 than the learner's: a
     sampler that joined before the learner is checked here first. A sampler whose policy is older than the
     staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
-    much less as it is behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first
+    much less as it is behind. Nobody gets more than its share (see ``standing``), or anything while it has to
+    wait for its own checks (see ``reward_checks``). Held-out prompts come first
     and on top of bounds and share, up to their part of what the sampler may hold by its deliveries.
     They go to samplers that stay at the version under evaluation, however old it is by now; which slots are
     leased does not depend on them.

@@ -34,16 +34,15 @@ Answers to held-out prompts are all checked, without holding anything up: see ``
 
 import enum
 import hashlib
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
+from node.coordinator.work.check_queue import CheckQueue, Held
 from node.coordinator.work.check_tally import CheckTally
 from node.coordinator.work.shared_room import SharedRoom
 from node.coordinator.work.slots import Slot, group_id
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S, LATE_FACTOR, VerifierPlaces
-from node.rollout import EncodedGroup
 
 HELD_S: Final = LATE_FACTOR * GRADING_LIMIT_S
 """Longest for what a finding means to come to disk; then the group is asked for again."""
@@ -59,25 +58,6 @@ OWED_GROUPS: Final = 1024
 
 ANSWERS_BYTES: Final = 64 << 20
 """Answers to held-out prompts that wait for a check, in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A group that waits for a check or is being checked."""
-
-    slot: int
-    """-1: it answers a held-out prompt."""
-    group_id: str
-    sampler_id: str
-    since_s: float
-    tries: int = field(default=0, compare=False)
-    """Verifiers that have left it unanswered."""
-    terms_late: int = field(default=0, compare=False)
-    """How often it has turned late, at all verifiers together."""
-    prompt_index: int = field(default=0, compare=False)
-    size_bytes: int = field(default=0, compare=False)
-    answer: EncodedGroup | None = field(default=None, compare=False, repr=False)
-    """Where it answers a held-out prompt, which no ledger keeps."""
 
 
 class _Why(enum.Enum):
@@ -134,7 +114,7 @@ class RewardChecks:
         """By group id."""
         self._of_slot: dict[int, str] = {}
         """Slot -> the group of it that is to be checked."""
-        self._waiting, self._afterwards = _Waiting(), _Waiting()
+        self._waiting, self._afterwards = CheckQueue(), CheckQueue()
         """Groups that are held back, and the others."""
         self._held, self._owed = SharedRoom(self._most_held), SharedRoom(OWED_GROUPS)
         self._owed_bytes, self._answer_bytes = SharedRoom(self._most_owed_bytes), SharedRoom(ANSWERS_BYTES)
@@ -302,6 +282,7 @@ class RewardChecks:
         check = self._checks.get(name)
         if not self._grades or check is None or check.answered_at_s is not None or not check.verifiers:
             return False
+        self._stop_waiting(check)
         check.held, check.verifiers = replace(check.held, tries=0), 0
         check.put_off_until_s = now + PUT_OFF_S
         return True
@@ -437,39 +418,3 @@ class RewardChecks:
     def _number(self, name: str) -> float:
         digest = hashlib.blake2b(name.encode(), key=self._secret, digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2.0**64
-
-
-class _Waiting:
-    """Groups by sampler, each sampler's oldest first."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, OrderedDict[str, None]] = {}
-
-    def __contains__(self, held: Held) -> bool:
-        return held.group_id in self._of.get(held.sampler_id, ())
-
-    def add(self, held: Held) -> None:
-        self._of.setdefault(held.sampler_id, OrderedDict())[held.group_id] = None
-
-    def discard(self, held: Held) -> bool:
-        """Remove a group; return whether it was there."""
-        of_sampler = self._of.get(held.sampler_id, OrderedDict())
-        was_there = held.group_id in of_sampler
-        if was_there:
-            del of_sampler[held.group_id]
-            if not of_sampler:
-                del self._of[held.sampler_id]
-        return was_there
-
-    def sampler_ids(self, *, but: Container[str]) -> Iterator[str]:
-        """Yield the samplers of which a group waits that is not in ``but``."""
-        return (name for name, of_sampler in self._of.items() if any(one not in but for one in of_sampler))
-
-    def take(self, sampler_id: str, *, but: Container[str]) -> str:
-        """Remove the oldest group of a sampler that is not in ``but``."""
-        of_sampler = self._of[sampler_id]
-        name = next(one for one in of_sampler if one not in but)
-        del of_sampler[name]
-        if not of_sampler:
-            del self._of[sampler_id]
-        return name

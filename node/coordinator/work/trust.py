@@ -12,8 +12,8 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import NO_PROMPTS
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.reward_checks import Held
 from node.coordinator.work.slots import group_id
 from node.coordinator.work.task_size import agreed_size, size_without
 from node.errors import RefusedError

@@ -10,7 +10,8 @@ import pytest
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.work import grading, trust
 from node.coordinator.work.accounts import Balance
-from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, Held, RewardChecks
+from node.coordinator.work.check_queue import Held
+from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState, slot_and_attempt
 from node.coordinator.work.verdicts import Submitted, judgement

@@ -15,7 +15,8 @@ from node.coordinator.work.check_bets import (
     is_proof,
     stake_after,
 )
-from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, OWED_GROUPS, Held, RewardChecks
+from node.coordinator.work.check_queue import Held
+from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, OWED_GROUPS, RewardChecks
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import MAX_ATTEMPTS, Attempt, Slot, SlotState, slot_and_attempt
