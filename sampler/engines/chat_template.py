@@ -52,12 +52,14 @@ class ChatTemplate:
         self._has_opening = True
         """Whether it writes the beginning of an answer when asked for one, if there is one."""
         self.turn_end: str | None = None
+        tried = "a question"
         try:
-            self._try_out()
+            asked, opened = (self._rendered([_QUESTION], {}, opens=opens) for opens in (False, True))
+            tried = "a question and its answer"
+            self._try_answer(asked, opened)
         except TemplateFailedError as error:
-            logger.warning(
-                "chat template does not render a plain question", extra={"file": path, "detail": str(error)}
-            )
+            fields = {"file": path, "messages": tried, "detail": str(error)}
+            logger.warning("chat template does not render plain messages", extra=fields)
 
     def prompt(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
         """Return the text that an answer to ``messages``, or the rest of the answer they end with, follows.
@@ -84,9 +86,13 @@ class ChatTemplate:
             )
         return after[0]
 
-    def _try_out(self) -> None:
-        asked = self._rendered([_QUESTION], {}, opens=False)
-        opened = self._rendered([_QUESTION], {}, opens=True)
+    def _try_answer(self, asked: str, opened: str) -> None:
+        """Find out what begins and what ends an answer.
+
+        Args:
+            asked: A question as rendered.
+            opened: The same, with the beginning of an answer.
+        """
         before, *after = self._rendered([_QUESTION, _ANSWER], {}, opens=False).split(_TURN)
         if len(after) != 1:
             return

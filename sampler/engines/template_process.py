@@ -21,7 +21,7 @@ from typing import IO, Any, Final, cast
 from sampler.tasks.grader_process import START_TIMEOUT_S, environment
 from sampler.tasks.grader_worker import PROMPT_CHARACTERS
 
-CPU_LIMIT_S: Final = 5
+CPU_LIMIT_S: Final = 5.0
 """For one conversation. One of a million tokens takes a second."""
 
 WALL_LIMIT_S: Final = 60.0
@@ -38,7 +38,7 @@ class TemplateFailedError(Exception):
 class TemplateProcess:
     """For any thread; one conversation at a time. The process ends with this object."""
 
-    def __init__(self, *, cpu_limit_s: int = CPU_LIMIT_S, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, *, cpu_limit_s: float = CPU_LIMIT_S, memory_bytes: int = MEMORY_BYTES) -> None:
         self._cpu_limit_s = cpu_limit_s
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
@@ -86,8 +86,8 @@ class TemplateProcess:
             return self._asked(self._process, line, limit_s=WALL_LIMIT_S)
         except (OSError, ValueError) as error:
             how = self._end()
-            if how == -signal.SIGXCPU:
-                what = f"was not done after {self._cpu_limit_s} s of CPU time, and was ended"
+            if how == -signal.SIGPROF:
+                what = f"was not done after {self._cpu_limit_s:g} s of CPU time, and was ended"
             elif isinstance(error, TimeoutError):
                 what = f"was not done after {error} s, and was ended"
             elif isinstance(error, MemoryError):

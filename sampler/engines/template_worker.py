@@ -8,15 +8,15 @@ A JSON object a line, once it has written one that says that it is ready:
                                             -> {"text": "..."} | {"error": ...} | {"too_long": characters}
                                                | {"too_large": true}
 
-The kernel enforces the limits: CPU seconds for each request, address space beyond what the process has when
-it is ready. A template is a program of whoever made the model.
+The kernel enforces the limits: CPU seconds for each request (SIGPROF), address space beyond what the process
+has when it is ready. A template is a program of whoever made the model.
 """
 
 import json
 import os
 import resource
+import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 _ERROR_CHARACTERS: Final = 1000
 
 
-def main(cpu_limit_s: int, memory_bytes: int, most_characters: int) -> None:
+def main(cpu_limit_s: float, memory_bytes: int, most_characters: int) -> None:
     """Serve until standard input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
@@ -35,9 +35,9 @@ def main(cpu_limit_s: int, memory_bytes: int, most_characters: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
     replies.write(b"{}\n")
     for line in sys.stdin.buffer:
-        used_s = int(time.process_time()) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (used_s + cpu_limit_s, resource.RLIM_INFINITY))
+        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)  # SIGPROF ends the process
         reply = json.dumps(_rendered(json.loads(line), most_characters)).encode() + b"\n"
+        signal.setitimer(signal.ITIMER_PROF, 0)
         while reply:
             reply = reply[replies.write(reply) :]
 
@@ -60,4 +60,4 @@ def _rendered(request: dict[str, Any], most_characters: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(float(sys.argv[1]), *map(int, sys.argv[2:]))

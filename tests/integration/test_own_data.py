@@ -1,6 +1,7 @@
 """A data set of one's own: rows from the coordinator's file, graded by samplers that have no file."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from node.exit_code import ExitCode
+from sampler.engines.template_process import TemplateProcess
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.answer_graders import contains
 from support.hub import running_hub
@@ -83,6 +85,32 @@ async def test_chat_prompts_and_the_metrics_of_an_allowed_grader_arrive_with_the
         tokens = [len(completion.token_ids) for completion in group.completions]
         assert group.metrics["tokens"].tolist() == tokens
         assert group.metrics["row"].tolist() == [group.prompt_index + 1] * len(tokens)
+
+
+async def test_a_prompt_at_which_the_template_never_ends_is_set_aside_and_the_sampler_lives_on(
+    made: MadeRun, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = partial(TemplateProcess, cpu_limit_s=0.3)
+    monkeypatch.setattr("sampler.engines.model_tokenizer.TemplateProcess", quick)
+    chatty = make_tiny_model(tmp_path / "chatty", hidden=32, layers=1)
+    (chatty / "chat_template.jinja").write_text(
+        "{% set asked = messages[-1]['content'] %}{% if asked == '3+1=' %}"
+        "{{ 9 ** (9 ** asked | length ** 2) }}{% elif asked == '4+1=' %}{{ asked * 99999999999 }}{% endif %}"
+        + TEMPLATE
+    )
+    base = TorchEngine(chatty, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, chatty) as learner,
+        sampling(made, hub.address, chatty),
+    ):
+        groups = await trained(await learner.drain(credits=1000), groups=ROWS)
+        status = await learner.status()
+    assert {group.prompt_index for group in groups} == set(range(16)) - {3, 4}
+    told = {bad.prompt_index: bad.detail for bad in status.bad_prompts}
+    assert "was not done after 0.3 s of CPU time" in told[3]
+    assert "needs more than 512 MiB of memory" in told[4]
+    assert all("chat_template.jinja" in detail for detail in told.values())
 
 
 async def test_a_grader_that_asks_for_it_sees_token_ids_and_the_rendered_prompt_at_sampler_and_verifier(
