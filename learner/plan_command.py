@@ -108,7 +108,7 @@ def _shape(text: str) -> ModelShape:
     try:
         if not path.parent.is_dir():
             return ModelShape.of_size(text)
-        return ModelShape.of_config(json.loads(path.read_text()), name=text)
+        return ModelShape.of_config(json.loads(path.read_text(encoding="utf-8")), name=text)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         what = error if isinstance(error, UnknownModelError) else f"{path} cannot be read: {error}"
         raise StartupError(

@@ -15,7 +15,7 @@ def api_key_in(path: Path, *, setting: str) -> str:
     """
     fix = f"Correct {setting}."
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"The file {path} has no API key that can be read: {error}", fix=fix) from error
     return checked_key(text, where=f"The file {path}", fix=fix)

@@ -220,6 +220,11 @@ async def _tls(host: str, port: int, patient: Patient, proxy: Proxy | None) -> F
     except (OSError, TimeoutError, EOFError, ValueError) as error:
         what = f"no handshake on port {port}: {reason_of(error)}"
         fix = "Use the members port (coordinator.listen), and see whether something in between ends TLS."
+        if isinstance(error, TimeoutError):
+            fix += (
+                " If that is the right port, large packets may be lost on the way, as in tunnels: try "
+                "`ip link set dev DEVICE mtu 1280`, and let ICMP through firewalls."
+            )
         return Finding("tls", Grade.FAIL, what, fix)
     if not is_let_in and identity is not None:
         what = f"the hub closes the connection on the certificate of {identity.node_id}"

@@ -7,6 +7,7 @@ message for a wrong value take a fraction of a second on a machine that has torc
 import argparse
 import difflib
 import importlib
+import io
 import os
 import select
 import sys
@@ -76,6 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     fill_standard_descriptors()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # where the locale lacks a character of others' text
     # gRPC's own lines are not events of the log; our errors carry what they say. grpc reads this at import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # The resolver of all other programs. gRPC's own asks the name servers, for a minute where they are gone,

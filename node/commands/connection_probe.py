@@ -15,6 +15,8 @@ from node.rpc.proxy import Proxy
 TIMEOUT_S: Final = 10.0
 """For a connection, with its handshake, to be there."""
 
+CLOSE_S: Final = 1.0
+
 
 @asynccontextmanager
 async def connected(
@@ -33,8 +35,10 @@ async def connected(
         yield reader, writer
     finally:
         writer.transport.abort()
-        with suppress(OSError):
-            await writer.wait_closed()
+        # A handshake that was given up does not say when its connection has ended.
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await writer.wait_closed()
 
 
 async def _ask_for_way(
@@ -54,7 +58,7 @@ async def _ask_for_way(
 def reason_of(error: Exception) -> str:
     """Return why a connection failed; an error's own text may be empty."""
     if isinstance(error, TimeoutError):
-        return f"no answer within {TIMEOUT_S:.0f} s"
+        return f"no answer within {TIMEOUT_S:g} s"
     if isinstance(error, EOFError):
         return "the connection was closed without an answer"
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ssl.SSLError):

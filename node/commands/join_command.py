@@ -201,7 +201,7 @@ async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: 
     if not place.config_file.exists():
         durable.write(place.config_file, settings.encode(), mode=0o644)
         _say(f"wrote {place.config_file}; the device is {chosen_device(AUTO)}")
-    elif arguments.systemd and place.config_file.read_text() != settings:
+    elif arguments.systemd and place.config_file.read_text(encoding="utf-8") != settings:
         flags = {"--set": arguments.assignments, "--coordinator": arguments.coordinator}
         for flag, value in (flags | {"--model-dir": arguments.model_dir}).items():
             if value:
@@ -218,7 +218,7 @@ def _model_dir(arguments: argparse.Namespace, place: Place) -> Path:
             return Path(str(setting.value))
     if place.config_file.exists():
         with contextlib.suppress(tomllib.TOMLDecodeError):  # the daemon says what is wrong with it
-            written = tomllib.loads(place.config_file.read_text())
+            written = tomllib.loads(place.config_file.read_text(encoding="utf-8"))
             return Path(written.get("sampler", {}).get("model_dir", place.role_dir / "model"))
     return place.role_dir / "model"
 

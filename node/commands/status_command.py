@@ -21,13 +21,13 @@ from heterorl.v1 import membership_pb2, membership_pb2_grpc
 from node.clock import Clock, SystemClock
 from node.commands.status_view import render
 from node.commands.terminal import console, target
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, identity_on_disk
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
-from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
+from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, split_targets
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.run import (
@@ -45,6 +45,9 @@ from node.wire.mapping import from_wire, known, optional_to_wire
 
 TIMEOUT_S: Final = 10.0
 """Deadline of the call: a handshake and two round trips on the slowest link."""
+
+_ASK_ANOTHER: Final = (Reason.STANDBY, Reason.DRAINING)
+"""Refusals of a coordinator beside which another one leads."""
 
 REFRESH_S: Final = 2.0
 
@@ -90,9 +93,10 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coordinator",
         required=True,
-        type=target(MEMBERS_PORT),
+        type=target(MEMBERS_PORT, or_several=True),
         metavar="HOST:PORT",
-        help="the coordinator's members port (coordinator.listen); there is no default port, since a "
+        help="the coordinator's members port (coordinator.listen); of several, with commas between, the one "
+        "that leads is asked; there is no default port, since a "
         f"coordinator has two: {MEMBERS_PORT} for members and {ENROLMENT_PORT} for enrolment, by default",
     )
     parser.add_argument(
@@ -190,9 +194,25 @@ async def fetch_status(
 ) -> RunStatus:
     """Ask the coordinator at ``host:port`` for the state of the run and a page of peers; None: the first.
 
-    Raises RefusedError, ConnectionLost: see ``node.rpc.channel``.
+    Of several, with commas between, the first is asked that is there and leads.
+
+    Raises RefusedError, ConnectionLost: see ``node.rpc.channel``; the latter where none of several leads.
     """
-    now = (clock or SystemClock()).now()
+    addresses, failed = split_targets(coordinator), []
+    for address in addresses:
+        try:
+            return await _status_from(address, caller, query=query, now=(clock or SystemClock()).now())
+        except (RefusedError, ConnectionLost) as error:
+            is_decided = isinstance(error, RefusedError) and error.reason not in _ASK_ANOTHER
+            if len(addresses) == 1 or is_decided:
+                raise
+            failed.append(f"{address}: {error}")
+    raise ConnectionLost("; ".join(failed))
+
+
+async def _status_from(
+    coordinator: str, caller: Identity | Peer, *, query: PeerQuery | None, now: float
+) -> RunStatus:
     async with dial(coordinator, caller, purpose=Purpose.CONTROL, now=now) as channel:
         stub = membership_pb2_grpc.MembershipServiceStub(channel)
         request = membership_pb2.GetStatusRequest(query=optional_to_wire(membership_pb2.PeerQuery, query))

@@ -293,6 +293,8 @@ def _lost(what: str, details: str) -> ConnectionLost:
             "its clock, or of another run)"
         )
         tls = TlsFailure.CLOSED
+    elif details.strip() in ("", "Deadline Exceeded"):
+        hint = " (no answer: the line is cut, or large packets are lost; `heterorl-node doctor` tries it)"
     if tls is None and (proxies := ways_followed()):
         hint += f" ({proxies}: `heterorl-node doctor` tries it)"
     lost = ConnectionLost(what + hint)

@@ -123,7 +123,7 @@ class Profile(_Part):
     def load(cls, path: Path) -> Self:
         """Read a profile. Raises StartupError: it cannot be read, or a value breaks a rule."""
         try:
-            return cls.model_validate(tomllib.loads(path.read_text()))
+            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except ValidationError as error:
             what = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.commands import checkup
+from node.commands import checkup, connection_probe
 from node.commands.cli import main
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
 from node.identity.revocation import FILE_NAME as REVOKED
@@ -177,6 +177,21 @@ async def test_a_proxy_that_does_not_lead_there_is_named_with_its_variable(
     assert (code, found["proxy"]["grade"]) == (1, "fail")
     assert ("403 Forbidden" if answer else "refused") in found["proxy"]["what"]
     assert found["proxy"]["fix"].startswith("Unset http_proxy, or name hub.invalid in no_proxy")
+
+
+async def test_a_handshake_without_an_answer_has_a_reason_and_names_lost_packets(
+    made: MadeRun, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (checkup, connection_probe):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    here = machine_of(made, tmp_path / "here", made.sampler)
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        code, found = await doctor(
+            "--state-dir", here, "--coordinator", f"127.0.0.1:{silent.getsockname()[1]}"
+        )
+    assert (code, found["tls"]["grade"]) == (1, "fail")
+    assert found["tls"]["what"].endswith(": no answer within 0.3 s")
+    assert "mtu 1280" in found["tls"]["fix"]
 
 
 async def test_with_the_daemons_flags_its_dry_run_is_part_of_it(

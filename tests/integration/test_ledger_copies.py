@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import signal
 import sqlite3
@@ -103,6 +104,16 @@ def test_a_backup_of_a_ledger_in_use_is_whole_and_of_one_moment(ledger: Path, tm
     assert [one.steps for one in seen] == sorted(one.steps for one in seen)
     assert examine(copy).steps == seen[-1].steps
     assert [path.name for path in copy.parent.iterdir()] == ["ledger.sqlite"]
+
+
+def test_a_directory_whose_name_is_not_utf_8_gets_the_backup(tmp_path: Path) -> None:
+    """As each name with an umlaut is in a Latin-1 locale: SQLite would write beside it, or nothing."""
+    state = tmp_path / os.fsdecode(b"z\xfcrich")
+    ledger = state / "coordinator" / "ledger.sqlite"
+    train(ledger, 2)
+    assert back_up(ledger, to=state / "copies" / "ledger.sqlite").steps == 2
+    assert sorted(os.listdir(state)) == ["coordinator", "copies"]
+    assert os.listdir(tmp_path) == [state.name]
 
 
 def test_a_ledger_in_use_by_another_process_is_backed_up_by_the_command(

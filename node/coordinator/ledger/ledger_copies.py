@@ -112,7 +112,8 @@ def stage(source: Path, target: Path) -> None:
     durable.make_directory(target.parent)
     target.unlink(missing_ok=True)
     with reading(source) as connection:
-        connection.execute("VACUUM INTO ?", [str(target)])
+        # Bytes: SQLite takes text for UTF-8, which a path is not everywhere.
+        connection.execute("VACUUM INTO CAST(? AS TEXT)", [os.fsencode(target)])
     target.chmod(0o600)
 
 

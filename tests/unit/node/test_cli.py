@@ -327,3 +327,22 @@ def test_a_daemon_tells_its_story_holds_its_directory_and_drains_on_sigterm(
     stopped = events_until(daemon, "stopped")
     assert (stopped["drained"]["role"], stopped["drained"]["node"]) == ("learner", "learner")
     assert daemon.wait(10) == 0
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_text_that_the_locale_lacks_is_printed_as_its_escape(encoding: str) -> None:
+    code = (
+        "from node.commands import cli; import sys\n"
+        "cli.COMMANDS['say'] = ('say', ''); "
+        "cli._run_command = lambda *_: print('answer \\u20ac \\u7b54') or 0\n"
+        "sys.exit(cli.main(['say']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stdout.decode(encoding).startswith("answer ")

@@ -76,6 +76,8 @@ def test_what_grpc_refuses_by_itself_is_a_refusal(code: str, details: str, reaso
         ("Hostname Verification Check failed", "not a hub of this run"),
         ("Socket closed", "may not accept this node's certificate"),
         ("Connection refused", "Connection refused"),
+        ("", "large packets are lost"),
+        ("Deadline Exceeded", "large packets are lost"),
     ],
 )
 def test_a_connection_that_tls_ended_says_what_may_be_wrong(details: str, hint: str) -> None:
