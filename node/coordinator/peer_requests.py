@@ -92,6 +92,8 @@ class PeerRequests:
     spool: Spool
     revocations: RevocationList
     clock: Clock
+    _without_base: set[Peer] = field(default_factory=set)
+    """Samplers whose newest join did not say which base model they have."""
 
     async def join(self, peer: Peer, joining: Joining) -> KnownPeer:
         """Admit a peer that has the run's model. Raises RefusedError: why not."""
@@ -100,6 +102,7 @@ class PeerRequests:
         elif joining.model is not None and (learner := self.spool.accounts.learner) is not None:
             joining.model.check(learner)
         if isinstance(joining.model, SamplerModel):
+            (self._without_base.discard if joining.model.base.root else self._without_base.add)(peer)
             await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
         before = self.peers.instance(peer)
         member = self.peers.join(
@@ -142,8 +145,13 @@ class PeerRequests:
         return answer, self.spool.renew(peer.node_id, lease_ids) if lease_ids else ()
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
-        """Lease prompts. Raises RefusedError: NOT_JOINED; see ``Spool.lease``."""
+        """Lease prompts, to samplers that have said which base model they have.
+
+        Raises RefusedError: NOT_JOINED; BASE_MISMATCH; see ``Spool.lease``.
+        """
         self.peers.check_present(peer)
+        if peer in self._without_base and (learner := self.spool.accounts.learner) is not None:
+            check_base(BaseModel(), learner)
         if self.peers.objection_to_grader(peer):
             grant = LeaseGrant((), EMPTY_PAUSE_S, "grader")
         else:
