@@ -61,6 +61,8 @@ class PeerRequests:
     clock: Clock
     _unchecked: dict[Peer, SamplerModel | VerifierModel] = field(default_factory=dict)
     """Models of peers that joined before the learner said what the run's is."""
+    _without_base: set[Peer] = field(default_factory=set)
+    """Samplers whose newest join did not say which base model they have."""
 
     async def join(self, peer: Peer, joining: Joining) -> KnownPeer:
         """Admit a peer that has the run's model. Raises RefusedError: why not."""
@@ -69,6 +71,7 @@ class PeerRequests:
         elif joining.model is not None:
             self._check(peer, joining.model)
         if isinstance(joining.model, SamplerModel):
+            (self._without_base.discard if joining.model.base.root else self._without_base.add)(peer)
             await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
         before = self.peers.instance(peer)
         member = self.peers.join(
@@ -127,9 +130,14 @@ class PeerRequests:
         return answer, self.spool.renew(peer.node_id, lease_ids) if lease_ids else ()
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
-        """Lease prompts. Raises RefusedError: NOT_JOINED; see ``Spool.lease``."""
+        """Lease prompts, to samplers that have said which base model they have.
+
+        Raises RefusedError: NOT_JOINED; BASE_MISMATCH; see ``Spool.lease``.
+        """
         self.peers.check_present(peer)
         self.check_model(peer)
+        if peer in self._without_base and (learner := self.spool.accounts.learner) is not None:
+            check_base(BaseModel(), learner)
         if self.peers.objection_to_grader(peer):
             grant = LeaseGrant((), EMPTY_PAUSE_S, "grader")
         else:

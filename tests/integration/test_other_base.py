@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from heterorl.v1 import common_pb2
 from node.exit_code import ExitCode
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import running_hub
+from support.hub import reason, running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling
 from support.tiny_model import make_tiny_model
@@ -60,3 +61,18 @@ async def test_the_runs_base_outlives_a_restart_of_the_coordinator(
         sampling(made, again.address, fine_tuned_dir) as sampler,
     ):
         assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.COULD_NOT_START
+
+
+async def test_a_sampler_that_does_not_say_which_base_it_has_is_leased_nothing(made: MadeRun) -> None:
+    root = b"r" * 16
+    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
+        await learner.join(base_root=root)
+        await learner.drain(credits=8)
+        await hub.has_heard_learner()
+        for number in (0, 3):
+            sampler.held = common_pb2.PolicyVersion(number=number, root=root)
+            await sampler.join(prompts=100)
+            assert await reason(sampler.lease()) == "base_mismatch"
+        sampler.held = common_pb2.PolicyVersion(number=0, root=root)
+        await sampler.join(prompts=100, base_root=root)
+        assert (await sampler.lease()).leases

@@ -81,6 +81,8 @@ def objection(
             f"prompt and completion have {together} tokens, the run's model takes {learner.context_tokens}"
         )
     for version in sorted({header.oldest_version, header.newest_version}):
+        if version < 0:
+            return Verdict.MALFORMED, f"it names version {version}; the oldest there is, is 0"
         if is_published(version):
             continue
         if not is_confirmed or learner.version - VERSIONS_REMEMBERED < version <= learner.version:
