@@ -17,13 +17,13 @@ from node.coordinator.fleet.membership import KnownPeer
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.decisions import EMPTY_PAUSE_S
-from node.coordinator.work.model_check import Learner, SamplerModel, VerifierModel
+from node.coordinator.work.model_check import Learner, SamplerModel, VerifierModel, check_base
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.policy import PolicyVersion
+from node.policy import BaseModel, PolicyVersion
 from node.protocol import OURS, Spoken
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.run import Role
