@@ -41,7 +41,7 @@ class Sampler:
     renamed: int = 0
     """By how much the ages that it names are too high."""
     share: float = 1.0
-    """Of its groups that it renames."""
+    """Share of its groups that it renames."""
     noise_nats: float = 1e-4
 
 
@@ -99,7 +99,7 @@ def test_a_sampler_that_names_other_versions_is_quarantined_and_nobody_honest_is
 
 
 def test_without_the_words_an_honest_sampler_pays_for_a_name_that_is_not_true() -> None:
-    """What the words are asked for: the panel believes the ages that samplers name."""
+    """The reason to ask the words: the panel believes the ages that samplers name."""
     liars = {"liar": Sampler((0, 6), renamed=8), "liar-2": Sampler((0, 4), renamed=12)}
     assert run_of(HONEST | liars, seed=0, has_words=False)[0] & HONEST.keys()
 
