@@ -91,8 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "token",
         metavar="TOKEN",
-        help="a token, or, so that other users of this machine cannot read it in the list of processes, a file "
-        "that holds it, or - for standard input",
+        help="a token, or, so that other users of this machine cannot read it in the list of processes, a "
+        "file that holds it, or - for standard input",
     )
     parser.add_argument(
         "--role",
