@@ -32,7 +32,7 @@ _UNKNOWN: Final = Estimate(math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Evidence of a step's groups about their samplers."""
+    """Samplers to act on after a step, and groups to look at."""
 
     quarantines: dict[str, str]
     """Samplers to quarantine, with the reason; "" to release one."""

@@ -50,8 +50,11 @@ EXAMPLE: Final = """\
   heterorl-node join TOKEN                        # a sampler here, in the foreground, until Ctrl-C
   sudo heterorl-node join TOKEN --systemd         # the same as a service that starts with the machine
   heterorl-node join relay.token --set relay.listen=0.0.0.0:7710
-TOKEN is the line that `heterorl-node token` printed, a file that holds it, or - for standard input. The same
-command starts the peer again later; its token is spent by then, and its certificate is used.
+  heterorl-node join - < sampler.token            # where others use this machine
+TOKEN is the line that `heterorl-node token` printed, a file that holds it, or - for standard input. In the
+command line it stands in the list of processes until the model is here, and in the shell's history; anyone
+who reads it there before it is spent may join in its place. The same command starts the peer again later;
+its token is spent by then, and its certificate is used.
 """
 
 _LOOK_EVERY_S: Final = 2.0
@@ -86,7 +89,10 @@ class Place:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``heterorl-node join``."""
     parser.add_argument(
-        "token", metavar="TOKEN", help="a token, a file that holds it, or - for standard input"
+        "token",
+        metavar="TOKEN",
+        help="a token, or, so that other users of this machine cannot read it in the list of processes, a "
+        "file that holds it, or - for standard input",
     )
     parser.add_argument(
         "--role",

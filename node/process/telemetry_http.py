@@ -9,9 +9,14 @@ A thread with an event loop of its own answers, so that a stalled event loop loo
 process. It renders metrics and pages in threads, two at a time, and answers the rest at once: a supervisor
 never waits behind scrapers. A client has a few seconds for its whole request. When all places are taken, the
 oldest client goes.
+
+A web page of a stranger may send a browser here under a name of its own (DNS rebinding), and would read the
+answer. So a request that comes by loopback has to name an address, localhost, or the host that is configured.
+A proxy on this machine names one of these, as nginx does unless told otherwise.
 """
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import threading
@@ -25,7 +30,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from node.clock import Clock
 from node.errors import CountRefusal, Reason, StartupError
 from node.process.daemon import Phase
-from node.rpc.address import listening_socket
+from node.rpc.address import is_loopback, listening_socket, split_address
 from node.rpc.places import PlaceLimits, Places, origin
 from node.telemetry.metrics import exposition
 from node.telemetry.own_faults import OwnFaults
@@ -47,6 +52,14 @@ ANSWER_S: Final = 30.0
 _REQUEST_BYTES: Final = 8192
 _AT_ONCE: Final = ("/healthz", "/readyz")
 """Paths that are answered without a thread."""
+
+_OTHER_HOST: Final = (
+    b"this is not served under that host by loopback: use 127.0.0.1 or localhost, or let the proxy name one "
+    b"of these\n"
+)
+
+_MAPPED: Final = "::ffff:"
+"""Before an IPv4 address at a socket that listens for both."""
 
 _TEXT: Final = "text/plain; charset=utf-8"
 _HTML: Final = "text/html; charset=utf-8"
@@ -158,7 +171,8 @@ class TelemetryServer:
             async with asyncio.timeout(REQUEST_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             async with asyncio.timeout(ANSWER_S):
-                writer.write(await self._response_or_fault(head))
+                at = (writer.get_extra_info("sockname") or ("",))[0]
+                writer.write(await self._response_or_fault(head, at=at))
                 writer.close()
                 await writer.wait_closed()
         except TimeoutError:
@@ -169,17 +183,22 @@ class TelemetryServer:
             self._places.leave(task)
             writer.transport.abort()
 
-    async def _response_or_fault(self, head: bytes) -> bytes:
+    async def _response_or_fault(self, head: bytes, *, at: str) -> bytes:
         try:
-            return await self._response(head)
+            return await self._response(head, at=at)
         except Exception:  # of any kind, also an OSError: the client is not gone, the page has failed
             logger.warning("telemetry request failed", exc_info=True)
             return _answered(HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, b"see the log of this process\n")
 
-    async def _response(self, head: bytes) -> bytes:
+    async def _response(self, head: bytes, *, at: str) -> bytes:
+        """Return the answer to a request that came in at an address of this machine."""
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         path = rest.partition(" ")[0]
-        if method != "GET":
+        host = _host(head)
+        if not self._is_own(host, at=at):
+            self._count_refusal(service="telemetry", reason=Reason.MALFORMED)
+            status, content_type, body = HTTPStatus.MISDIRECTED_REQUEST, _TEXT, _OTHER_HOST
+        elif method != "GET":
             status, content_type, body = HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"GET\n"
         elif path.partition("?")[0] in _AT_ONCE:
             status, content_type, body = self.answer(path)
@@ -187,6 +206,40 @@ class TelemetryServer:
             loop = asyncio.get_running_loop()
             status, content_type, body = await loop.run_in_executor(self._renderers, self.answer, path)
         return _answered(status, content_type, body)
+
+    def _is_own(self, host: str | None, *, at: str) -> bool:
+        """Whether a request is meant for this server; one without a host is no browser's."""
+        if host is None or not is_loopback(at.removeprefix(_MAPPED)):
+            return True
+        return _is_local_name(host) or host.lower() == split_address(self._listen)[0].lower()
+
+
+def _host(head: bytes) -> str | None:
+    """Return the host that a request names, without its port; None: none."""
+    names = [
+        value.strip()
+        for name, _, value in (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
+        if name.strip().lower() == "host"
+    ]
+    if not names:
+        return None
+    if len(names) > 1:
+        return ""
+    if names[0].startswith("["):
+        return names[0][1:].partition("]")[0]
+    return names[0].rpartition(":")[0] if ":" in names[0] else names[0]
+
+
+def _is_local_name(host: str) -> bool:
+    """Whether a host is an address or this machine's name for itself: no name server was asked for these."""
+    name = host.lower().removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _answered(status: HTTPStatus, content_type: str, body: bytes) -> bytes:

@@ -208,6 +208,48 @@ async def test_readiness_says_first_what_of_the_process_itself_fails() -> None:
     assert said == (200, "serving; the ledger could not be written: disk full, for 0 s\n")
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:80", 200),
+        ("[::1]:80", 200),
+        ("::1", 421),  # not how a browser writes it
+        ("192.0.2.7", 200),
+        ("localhost", 200),
+        ("LocalHost.:9464", 200),
+        ("run.localhost:9464", 200),
+        (None, 200),
+        ("evil.example", 421),
+        ("evil.example:9464", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1:80\r\nHost: evil.example", 421),
+        ("evil.example\r\nHost: 127.0.0.1", 421),
+        ("", 421),
+        ("@127.0.0.1", 421),
+    ],
+)
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "0.0.0.0:0"])
+async def test_a_request_by_loopback_under_a_strangers_name_is_refused(
+    listen: str, host: str | None, status: int
+) -> None:
+    """As of a web page whose name leads to this machine since it was loaded: it could read the answer."""
+    refusals: list[Reason] = []
+    server = make_server(listen=listen, pages={"/live": lambda: b"secret"}, refusals=refusals)
+    async with serving(server):
+        assert server.address is not None
+        for path in ("/live", "/metrics", "/healthz"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.address[1])
+            named = "" if host is None else f"Host: {host}\r\n"
+            writer.write(f"GET {path} HTTP/1.1\r\n{named}Accept: */*\r\n\r\n".encode())
+            answer = await reader.read()
+            assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+            assert (b"secret" in answer) is (path == "/live" and status == 200)
+            writer.close()
+            await writer.wait_closed()
+    assert refusals == [Reason.MALFORMED] * (3 if status == 421 else 0)
+
+
 @pytest.mark.parametrize("request_line", [b"POST /healthz HTTP/1.1", b"nonsense"])
 async def test_only_get_is_understood(request_line: bytes) -> None:
     server = make_server()
