@@ -22,6 +22,10 @@ if __name__ == "__main__":
         from node.commands.cli import main as daemon
 
         code = daemon()
+
+        from node.process.process_end import PROCESS_END
+
+        PROCESS_END.finish()
     else:
         from node.descriptors import fill_standard_descriptors
         from node.telemetry.logging import configure_process_logging

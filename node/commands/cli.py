@@ -162,6 +162,7 @@ def _run_daemon(argv: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     importlib.import_module("node.rpc.proxy").spare_private_networks(os.environ)
     telemetry = resolved.config.telemetry
+    importlib.import_module("node.process.process_end").PROCESS_END.register()
     logs = importlib.import_module("node.telemetry.logging")
     logs.configure_process_logging(
         log_format=telemetry.log_format, level=telemetry.log_level, roles=arguments.roles

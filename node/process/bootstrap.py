@@ -26,6 +26,7 @@ from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.last_start import note_settings
 from node.process.memory import collect_seldom, keep_freed_memory
 from node.process.preflight import too_few_descriptors
+from node.process.process_end import PROCESS_END
 from node.process.role_context import RoleContext, load_build
 from node.process.service import Service
 from node.process.status_line import status_line
@@ -58,6 +59,7 @@ def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_code = runner.run(_serve(config, roles=roles))
     exit_without_them(exit_code)
+    PROCESS_END.exit_code = int(exit_code)
     return exit_code
 
 

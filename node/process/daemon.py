@@ -87,7 +87,6 @@ async def run_daemon(
                 abandon(task.get_name())
             if deaf:
                 exit_without_them(daemon.exit_code)
-    logger.info("stopped", extra={"exit_code": int(daemon.exit_code)})
     return daemon.exit_code
 
 
