@@ -68,7 +68,7 @@ PASSING: Final = frozenset(
 """Waits that every run has for a moment; their remedies blame somebody, which is untrue before they last."""
 
 PASSING_S: Final = 10.0
-"""A fetch or an upload of a delta over a link of ours takes seconds; so does a checkpoint of a small model."""
+"""A fetch or an upload of a delta takes seconds over an ordinary link; so does a small checkpoint."""
 
 WORK_AS_USUAL: Final = f"Nothing yet: this is work as usual where it lasts less than {PASSING_S:.0f} s."
 
