@@ -14,6 +14,7 @@ from learner.sizing.rank_costs import Lag, lag, words_bytes
 from node.commands.terminal import console, table
 from node.errors import StartupError
 from node.exit_code import ExitCode
+from node.identity.files import cannot_read
 
 SHOWN: Final = 8
 
@@ -109,7 +110,11 @@ def _shape(text: str) -> ModelShape:
         if not path.parent.is_dir():
             return ModelShape.of_size(text)
         return ModelShape.of_config(json.loads(path.read_text(encoding="utf-8")), name=text)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise cannot_read(
+            path, error, fix="MODEL is a directory with it, or a size such as 8B or 135M."
+        ) from error
+    except (ValueError, TypeError, AttributeError) as error:
         what = error if isinstance(error, UnknownModelError) else f"{path} cannot be read: {error}"
         raise StartupError(
             f"the size of {text!r} cannot be told: {what}",

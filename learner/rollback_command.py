@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Final
 
 from learner.operator_orders import OperatorOrders, RollbackOrder, RollbackOutcome
-from learner.publishing.available_versions import BASE, check_available
+from learner.publishing.available_versions import BASE, available_versions, check_available
 from learner.state_argument import add_learner_state, learner_state, written
 from node.clock import moment
 from node.exit_code import ExitCode
@@ -52,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         if outcome is None or outcome.made_version is not None:
             _show(order, outcome, "ordered before" if outcome is None else "done before", arguments)
             return ExitCode.DRAINED
-    if version != BASE:
+    if version == BASE:
+        available_versions(state)  # without any there is nothing to go back from
+    else:
         check_available(state, version, besides="0, the base model, and ")
     order = RollbackOrder(secrets.token_hex(8), version, arguments.because, time.time())
     with written(state):

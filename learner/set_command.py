@@ -17,6 +17,7 @@ from node.clock import moment
 from node.config.setting_sources import value_of_text
 from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.exit_code import ExitCode
+from node.identity.files import cannot_read
 from node.process.last_start import FILE_NAME as LAST_START
 
 EXAMPLE: Final = f"""\
@@ -70,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         if settings.pop(name.removeprefix(_SECTION), None) is None:
             raise _fault(name, None, "is not set", fix="`heterorl-node set --list` shows what is")
     for assignment in arguments.assignments:
-        name, _, text = assignment.partition("=")
+        name, equals, text = assignment.partition("=")
+        if not equals or not text.strip():
+            raise _fault(name, None, "needs a value", fix=f"Write {name.strip()}=VALUE.")
         key = name.strip().removeprefix(_SECTION)
         settings[key] = _checked(state, name.strip(), key, text, at_s=now, because=arguments.because)
     if settings != before:
@@ -103,10 +106,13 @@ def _of_last_start(state: Path) -> LearnerConfig:
     """Return the configuration of the learner's last start, as far as a settable key's rule asks for it."""
     try:
         last = json.loads((state / LAST_START).read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        fix = "Start the learner once before changing its settings."
+        raise cannot_read(state / LAST_START, error, fix=fix) from error
+    except ValueError as error:
         raise StartupError(
             f"what the learner in {state} trains with is not known: {LAST_START}: {error}",
-            fix="Start the learner once before changing its settings.",
+            fix="Remove the file, and start the learner once before changing its settings.",
         ) from error
     options = f"{_SECTION}{OPTIONS}."
     return LearnerConfig(

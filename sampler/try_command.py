@@ -226,8 +226,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="assignments",
         help="set any key of either section; may be repeated",
     )  # fmt: skip
-    parser.add_argument("-n", type=int, default=PROMPTS, dest="prompts", help=f"prompts; default: {PROMPTS}")
+    parser.add_argument(
+        "-n", type=_count, default=PROMPTS, dest="prompts", help=f"prompts; default: {PROMPTS}"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -246,7 +254,7 @@ def run(arguments: argparse.Namespace) -> int:
     coordinator, sampler = config.section(CoordinatorConfig), config.section(SamplerConfig)
     from tokenizers import Tokenizer  # a core install, whose --help and refusal these are too, lacks it
 
-    groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=max(1, arguments.prompts)))
+    groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=arguments.prompts))
     totals = {**summary(groups), **facts}
     tokenizer = Tokenizer.from_file(str(sampler.model_dir / "tokenizer.json"))
     if arguments.json:

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -14,9 +13,9 @@ from rich.text import Text
 
 from learner.records.samples_file import FILE_NAME, GroupSample, SamplesFile
 from learner.records.samples_page import completion_heading, group_heading
+from learner.state_argument import add_learner_state, learner_state
 from node.errors import StartupError
 from node.exit_code import ExitCode
-from node.run import Role
 from node.visible_text import quoted
 
 REFRESH_S: Final = 1.0
@@ -35,7 +34,7 @@ learner.samples_every_versions-th batch, and keeps the newest 32 to 64 MiB. It m
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--state-dir", type=Path, required=True, help="the learner's node.state_dir")
+    add_learner_state(parser)
     parser.add_argument("--version", type=int, help="only what the step that made this version consumed")
     parser.add_argument(
         "--count", type=_positive, default=5, help="newest groups, or best or worst completions; default: 5"
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         StartupError: the learner has written none.
     """
-    path = arguments.state_dir / Role.LEARNER / FILE_NAME
+    path = learner_state(arguments) / FILE_NAME
     file = SamplesFile(path)
     if not path.exists() and not arguments.follow:
         raise StartupError(

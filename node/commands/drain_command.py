@@ -6,7 +6,14 @@ It edits ``DIR/coordinator/held_back``; see ``node_list``.
 import argparse
 from typing import Final
 
-from node.commands.node_list import NodeList, add_list_arguments, bad_node, check_known, check_named
+from node.commands.node_list import (
+    NodeList,
+    add_list_arguments,
+    bad_node,
+    check_known,
+    check_named,
+    check_none_named,
+)
 from node.commands.terminal import coordinator_state
 from node.coordinator.held_back import EVERYBODY, FILE_NAME
 from node.exit_code import ExitCode
@@ -30,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     state, nodes = coordinator_state(arguments), arguments.nodes
     held_back = NodeList(state / FILE_NAME)
     if arguments.is_list:
+        check_none_named(nodes)
         held_back.show(as_json=arguments.json, nobody="no sampler is drained", besides=EVERYBODY)
         return ExitCode.DRAINED
     check_named(nodes)

@@ -31,7 +31,7 @@ from node.config.setting_sources import Setting, read_flags, value_of_text
 from node.device import AUTO, chosen_device
 from node.enrolment.enrolment_client import obtain_identity
 from node.enrolment.tokens import Token, how_to_get_a_token, write_token_file
-from node.errors import COMMAND_LINE, ConfigError, RefusedError, StartupError
+from node.errors import COMMAND_LINE, ConfigError, Reason, RefusedError, StartupError
 from node.extras import NeededPackage
 from node.identity.files import cannot_make, cannot_read, make_private_directory
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
@@ -60,6 +60,8 @@ its token is spent by then, and its certificate is used.
 _LOOK_EVERY_S: Final = 2.0
 _PATIENCE_S: Final = 900.0
 """How long --systemd waits for the first group that is trained on: the model loads, a batch fills, a step."""
+
+_BEGINNING: Final = "eyJ"
 
 _RELAY_LISTEN: Final = "0.0.0.0:7710"
 
@@ -126,8 +128,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make this machine a peer and start it; this process becomes the daemon unless systemd runs it."""
-    text = _token_text(arguments.token)
-    token = _parsed(text)
+    text, where = _token_text(arguments.token)
+    token = _parsed(text, where)
     if arguments.role not in (None, token.role):
         raise _bad("--role", arguments.role, f"the token is for a {token.role}")
     place = _place(arguments, token)
@@ -265,22 +267,29 @@ def _toml(value: object) -> str:
     return json.dumps(value, default=str)
 
 
-def _token_text(given: str) -> str:
+def _token_text(given: str) -> tuple[str, str]:
+    """Return a token's text, and where it is from. Raises StartupError: the file cannot be read."""
+    if given == "-":
+        return sys.stdin.readline(TOKEN_BYTES + 1).strip(), "on standard input"
+    # Every token begins as its header does, in base64url.
+    if not given or given.startswith(_BEGINNING):
+        return given.strip(), "on the command line"
+    path = Path(given)
     try:
-        if given == "-":
-            return sys.stdin.readline(TOKEN_BYTES + 1).strip()
-        if len(given) < 1000 and (path := Path(given)).is_file():
-            return path.read_text(encoding="ascii", errors="replace").strip()
+        return path.read_text(encoding="ascii", errors="replace").strip(), f"in {path}"
     except OSError as error:
-        raise cannot_read(Path(given), error, fix="Check the path.") from error
-    return given.strip()
+        fix = "TOKEN is the whole line that `heterorl-node token` printed, the path of a file with it, or -."
+        raise cannot_read(path, error, fix=fix) from error
 
 
-def _parsed(text: str) -> Token:
+def _parsed(text: str, where: str) -> Token:
     try:
+        if not text:
+            raise RefusedError(Reason.TOKEN_REFUSED, "there is none")
         token = Token.parse(text)
     except RefusedError as error:
-        raise StartupError(f"The token cannot be used: {error}", fix="") from error
+        fix = "Copy the whole line that `heterorl-node token` printed."
+        raise StartupError(f"The token {where} cannot be used: {error.what}", fix=fix) from error
     if token.role not in (Role.SAMPLER, Role.RELAY):
         fix = "An operator's is for `heterorl-node status --token-file`, a learner's for node.token_file."
         raise StartupError(f"The token is for a {token.role}, which does not join this way", fix=fix)

@@ -16,7 +16,7 @@ from typing import Final
 from node.commands.terminal import add_coordinator_state
 from node.coordinator.ledger.backup_record import FILE_NAME as BACKUPS_FILE
 from node.coordinator.ledger.backup_record import BackupRecord
-from node.coordinator.ledger.ledger_check import Findings, examine
+from node.coordinator.ledger.ledger_check import Findings, examine, no_ledger
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.ledger.ledger_story import Story, compare
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"the ledger cannot be read: {error}", fix="See `heterorl-node ledger verify FILE`."
         ) from error
     except FileNotFoundError as error:
-        raise StartupError(f"there is no ledger at {error.args[0]}", fix="Check the path.") from error
+        raise no_ledger(error.args[0]) from error
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -138,7 +138,9 @@ def _verify(path: Path, steps: Path | None, *, as_json: bool) -> int:
     findings = examine(path)
     story = compare(path, steps) if steps is not None and not findings.problems else None
     problems = len(findings.problems) + (len(story.contradictions) if story else 0)
-    _show(findings, f"{problems} problems" if problems else "whole", story, as_json=as_json)
+    _show(
+        findings, f"{problems} problem{'s'[: problems != 1]}" if problems else "whole", story, as_json=as_json
+    )
     return ExitCode.FAILED if problems else ExitCode.DRAINED
 
 

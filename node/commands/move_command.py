@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Sign the notice and put it where the coordinator finds it."""
-    state_dir, to = coordinator_state(arguments), tuple(arguments.to)
+    state_dir, to = coordinator_state(arguments), tuple(dict.fromkeys(arguments.to))
     authority = Authority.load(state_dir / AUTHORITY_DIRECTORY)
     try:
         notice = sign_move(authority, to, now=time.time())

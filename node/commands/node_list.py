@@ -124,6 +124,12 @@ def add_list_arguments(parser: argparse.ArgumentParser, *, undo: str, listed: st
     parser.add_argument("--json", action="store_true", help="with --list: one JSON object, name to remark")
 
 
+def check_none_named(nodes: Sequence[str]) -> None:
+    """Check that no node is named beside ``--list``. Raises ConfigError: one is."""
+    if nodes:
+        raise bad_node(nodes[0], "--list shows all, and takes no node", fix="Leave one of the two out.")
+
+
 def check_named(nodes: Sequence[str]) -> None:
     """Check that an argument names a node at all. Raises ConfigError: it does not."""
     if not nodes:

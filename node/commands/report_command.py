@@ -7,8 +7,9 @@ from typing import Final
 from node import durable
 from node.commands.report_page import report_page
 from node.commands.run_records import read_records
+from node.coordinator.ledger.ledger_check import no_ledger
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.errors import StartupError
+from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
 from node.run import Role
@@ -46,13 +47,25 @@ def run(arguments: argparse.Namespace) -> int:
         StartupError: there are no records, one cannot be read, or the file cannot be written.
     """
     learner, ledger = arguments.learner, arguments.ledger
+    if learner is not None and not (learner / STEPS).is_file():
+        raise StartupError(f"there is no {STEPS} in {learner}", fix="Check --learner, or leave it out.")
+    if ledger is not None and not ledger.is_file():
+        raise no_ledger(ledger)
+    if arguments.run is None and learner is None and ledger is None:
+        raise ConfigError(
+            key="RUN_DIR",
+            value=None,
+            source=COMMAND_LINE,
+            rule="is required where neither --learner nor --ledger is given",
+            fix="See heterorl-node report --help",
+        )
     if arguments.run is not None:
         learner = learner or arguments.run / Role.LEARNER
         ledger = ledger or arguments.run / Role.COORDINATOR / FILE_NAME
     steps = learner if learner is not None and (learner / STEPS).is_file() else None
     found_ledger = ledger if ledger is not None and ledger.is_file() else None
     if steps is None and found_ledger is None:
-        looked = ", ".join(str(path) for path in (learner and learner / STEPS, ledger) if path) or "nothing"
+        looked = f"{arguments.run / Role.LEARNER / STEPS}, {ledger}"
         raise StartupError(
             f"there is no record of a run; looked for {looked}",
             fix="Name the run's state directory, or --learner and --ledger.",

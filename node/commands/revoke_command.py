@@ -6,7 +6,14 @@ It edits ``DIR/coordinator/revoked``; see ``node_list``.
 import argparse
 from typing import Final
 
-from node.commands.node_list import NodeList, add_list_arguments, bad_node, check_known, check_named
+from node.commands.node_list import (
+    NodeList,
+    add_list_arguments,
+    bad_node,
+    check_known,
+    check_named,
+    check_none_named,
+)
 from node.commands.terminal import coordinator_state
 from node.exit_code import ExitCode
 from node.identity.revocation import FILE_NAME
@@ -30,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     state, nodes = coordinator_state(arguments), arguments.nodes
     revoked = NodeList(state / FILE_NAME)
     if arguments.is_list:
+        check_none_named(nodes)
         revoked.show(as_json=arguments.json, nobody="no node is shut out")
         return ExitCode.DRAINED
     check_named(nodes)

@@ -265,7 +265,9 @@ async def _caller(
     directory = arguments.state_dir / Role.OPERATOR / IDENTITY_DIRECTORY
     try:
         known = identity_on_disk(directory, role=Role.OPERATOR, run=description, node_id=None, now=now)
-        if known is not None and arguments.token_file is None:
+        if known is not None:
+            if arguments.token_file is not None:
+                _say(f"{known.node_id} has its certificate in {directory}: leave --token-file out")
             return known
         # Only here: what reads tokens and issues certificates takes as long to import as all the rest.
         from node.enrolment.enrolment_client import obtain_identity
@@ -282,7 +284,7 @@ async def _caller(
         )
     except OSError as error:
         raise cannot_make(directory, error, fix="Choose another --state-dir.") from error
-    if arguments.token_file is not None:
+    if arguments.token_file is not None:  # else it was refused
         _say(f"enrolled as {identity.node_id}: the certificate is in {directory}, leave --token-file out now")
     return identity
 

@@ -15,7 +15,7 @@ from node.clock import moment
 from node.commands.terminal import console, name, table, target
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME as LEDGER_FILE
-from node.enrolment.enrolment_ledger import EnrolmentLedger, IssuedToken
+from node.enrolment.enrolment_ledger import EnrolmentLedger, IssuedToken, known_members
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.tokens import (
     ENROLLING_ROLES,
@@ -119,6 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, authority: Authority, ledger: EnrolmentLedger) -> None:
+    if arguments.json and not arguments.is_list:
+        raise _bad("--json", None, "is for --list", fix="Leave it out, or add --list.")
     if arguments.is_list:
         _show(ledger.issued(), as_json=arguments.json)
         if ledger.is_incomplete:
@@ -145,6 +147,10 @@ def _make(arguments: argparse.Namespace, authority: Authority, ledger: Enrolment
             raise _bad(
                 f"--{flag}", None, "is required to make a token", fix="See `heterorl-node token --help`."
             )
+    members = known_members(arguments.directory / Role.COORDINATOR / LEDGER_FILE) or {}
+    if members.get(arguments.node_id, arguments.role) != arguments.role:
+        rule = f"is a {members[arguments.node_id]} of this run, and the token is for a {arguments.role}"
+        raise _bad("--node-id", arguments.node_id, rule, fix="Choose another name.")
     if arguments.uses > 1 and arguments.node_id is not None:
         rule = "names one node, and --uses more than one"
         raise _bad("--node-id", arguments.node_id, rule, fix="Leave out one of the two.")

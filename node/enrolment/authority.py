@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import CLOCK_SKEW_S, key_to_pem, new_key, read_certificate, read_curve_key
-from node.identity.files import make_private_directory, read_secret, write_public, write_secret
+from node.identity.files import cannot_read, make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import HUB_ROLES, Peer, hub_name
 from node.limits import SIGNING_REQUEST_BYTES
 
@@ -64,7 +64,10 @@ class Authority:
             key = read_curve_key(key_pem)
             certificate = read_certificate((directory / CERTIFICATE_FILE).read_bytes())
             run_id = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
-        except (OSError, ValueError, IndexError) as error:
+        except OSError as error:
+            fix = "Restore the directory from a copy."
+            raise cannot_read(directory / CERTIFICATE_FILE, error, fix=fix) from error
+        except (ValueError, IndexError) as error:
             raise StartupError(
                 f"The certificate authority in {directory} is damaged: {error}",
                 fix="Restore the directory from a copy.",

@@ -93,7 +93,10 @@ def load_identity(directory: Path) -> Identity | None:
     key_pem = read_secret(directory / KEY_FILE)
     try:
         return make_identity(key_pem, certificate_pem, (directory / CA_FILE).read_bytes())
-    except (OSError, ValueError, RefusedError) as error:
+    except OSError as error:
+        fix = "Restore the directory from a copy, or move it away and enrol with a new token."
+        raise cannot_read(directory / CA_FILE, error, fix=fix) from error
+    except (ValueError, RefusedError) as error:
         raise StartupError(
             f"The identity in {directory} is damaged: {error}",
             fix="Restore it, or move it away and enrol with a new token.",

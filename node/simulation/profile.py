@@ -7,6 +7,7 @@ from typing import Annotated, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from node.errors import StartupError
+from node.identity.files import cannot_read
 
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
@@ -126,6 +127,8 @@ class Profile(_Part):
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except ValidationError as error:
             what = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise cannot_read(path, error, fix="Check --profile.") from error
+        except ValueError as error:
             what = str(error)
         raise StartupError(f"The profile {path} cannot be used: {what}", fix="docs/simulate.md has its keys.")

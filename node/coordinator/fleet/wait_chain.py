@@ -71,7 +71,7 @@ PASSING: Final = frozenset(
 """Waits that every run has for a moment; their remedies blame somebody, which is untrue before they last."""
 
 PASSING_S: Final = 10.0
-"""A fetch or an upload of a delta over one of our links takes seconds; so does a small checkpoint."""
+"""A fetch or an upload of a delta takes seconds over an ordinary link; so does a small checkpoint."""
 
 WORK_AS_USUAL: Final = f"Nothing yet: this is work as usual where it lasts less than {PASSING_S:.0f} s."
 

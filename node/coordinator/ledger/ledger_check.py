@@ -121,6 +121,12 @@ def data_of(path: Path) -> tuple[DataSeen, int]:
         return NO_DATA if found is None else DataSeen(*found[1:]), _next_slot(connection)
 
 
+def no_ledger(path: Path) -> StartupError:
+    """Return the error for a ledger that is not there."""
+    fix = "Check the path: it is ledger.sqlite in the folder coordinator of the coordinator's node.state_dir."
+    return StartupError(f"there is no ledger at {path}{', which is a folder' * path.is_dir()}", fix=fix)
+
+
 def next_slot_of(path: Path) -> int:
     """Return the number after the newest slot that a ledger knows of; 0 where it cannot be read."""
     try:
@@ -152,7 +158,7 @@ def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
             rows = connection.execute("SELECT * FROM evaluations ORDER BY version")
             return tuple(Evaluation(*row) for row in rows)
     except FileNotFoundError as error:
-        raise StartupError(f"there is no ledger at {ledger}", fix="Check the path.") from error
+        raise no_ledger(ledger) from error
     except sqlite3.Error as error:
         raise StartupError(
             f"the ledger {ledger} cannot be read: {error}", fix=f"See `heterorl-node ledger verify {ledger}`."

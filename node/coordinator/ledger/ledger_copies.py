@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from node import durable
-from node.coordinator.ledger.ledger_check import Findings, examine, next_slot_of, reading
+from node.coordinator.ledger.ledger_check import Findings, examine, next_slot_of, no_ledger, reading
 from node.coordinator.ledger.ledger_file import accept_loss, lock_ledger
 from node.coordinator.ledger.ledger_schema import begin_generation
 from node.coordinator.work.slot_generations import Generation
@@ -79,6 +79,8 @@ def restore(copy: Path, *, ledger: Path, accepts_loss: bool, now: float) -> Rest
     Raises:
         StartupError: a coordinator runs; the copy is damaged or of another run; the disk is full.
     """
+    if not copy.is_file():
+        raise no_ledger(copy)
     durable.make_directory(ledger.parent)
     lock = lock_ledger(ledger)
     staged = ledger.with_name(f".{ledger.name}.new")

@@ -94,7 +94,7 @@ def test_init_says_what_to_copy_where_and_which_command_comes_next(
     said = capsys.readouterr().out
     for needed in ("Made run first", "run.json", "learner/signing.key", "--role coordinator --role learner"):
         assert needed in said
-    assert f"heterorl-node token {tmp_path}/run --role sampler --address hub.example.org:PORT" in said
+    assert f"heterorl-node token {tmp_path}/run --role sampler --address hub.example.org:7701" in said
 
 
 def test_init_makes_up_a_run_id(tmp_path: Path) -> None:

@@ -260,6 +260,9 @@ def test_a_directory_without_samples_is_answered_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(tmp_path) == 3
+    assert "There is no learner's state in" in capsys.readouterr().err
+    (tmp_path / "learner").mkdir()
+    assert command(tmp_path) == 3
     assert "learner.samples_every_versions" in capsys.readouterr().err
 
 
