@@ -51,7 +51,7 @@ from node.rollout import PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.telemetry.metrics import snapshot
-from node.tokenizer import tokenizer_digest
+from node.tokenizer import chat_template_digest, tokenizer_digest
 from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
@@ -131,7 +131,13 @@ async def sampling(
     verdicts: Counter[Verdict] = Counter()
     membership = MembershipClient(
         control,
-        Member(made.run_id, Role.SAMPLER, layout.digest, tokenizer_digest(model_dir)),
+        Member(
+            made.run_id,
+            Role.SAMPLER,
+            layout.digest,
+            tokenizer_digest(model_dir),
+            chat_template_digest(model_dir),
+        ),
         Uplink(CLOCK, Backoff(random.random)),
         reports=PeerReports(held=lambda: version0, waits_for=str, metrics=tuple, base=lambda: base),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),

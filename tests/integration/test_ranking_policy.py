@@ -227,7 +227,7 @@ async def test_rankings_that_cannot_be_are_refused_by_a_learner_by_name_and_coun
         "1.1": ({"token_ids": np.array([0, 1, 1], np.int32)}, "completion 0 is not a ranking"),
         "2.1": ({"token_ids": np.array([0, 1, 3], np.int32)}, "where 3 of 3 are to be ranked"),
         "3.1": ({"behaviour_logprob": np.full(3, np.nan, np.float32)}, "logprob that is not finite"),
-        "4.1": ({"reward": float("nan")}, "reward nan"),
+        "4.1": ({"reward": float("inf")}, "reward inf"),
     }
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path / "state") as running:
         bad = [with_first(running, name, **changes) for name, (changes, _) in wrong.items()]

@@ -9,6 +9,7 @@ from heterorl.v1 import membership_pb2, rollout_pb2
 from node.commands import pardon_command
 from node.identity.revocation import FILE_NAME as REVOCATIONS
 from node.limits import PROBE_S
+from support.enrolled import let_in
 from support.hub import HandDrain, HandPeer, joined, reason, running_hub
 from support.identity import MadeRun
 
@@ -107,6 +108,7 @@ async def test_a_quarantine_survives_restarts_and_leaves_a_probe_now_and_then(ma
         await sampler.submit(probe)
         assert await drain.group() == probe.lease_id
         assert len((await sampler.lease(8)).leases) == 0
+        let_in(made.directory, made.sampler.node_id)
         command(pardon_command, made.directory, made.sampler.node_id)
         told = await drain.hear()
         assert (list(told.quarantines.samplers), told.quarantines.releases_others) == ([], True)
@@ -115,6 +117,7 @@ async def test_a_quarantine_survives_restarts_and_leaves_a_probe_now_and_then(ma
 
 async def test_a_pardon_asked_while_the_coordinator_is_away_is_taken_once_it_is_back(made: MadeRun) -> None:
     (made.directory / "coordinator").mkdir(exist_ok=True)
+    let_in(made.directory, made.sampler.node_id)
     command(pardon_command, made.directory, "all")
     command(pardon_command, made.directory, made.sampler.node_id)
     async with running_hub(made) as hub, hub.peer(made.sampler) as sampler:
