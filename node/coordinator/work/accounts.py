@@ -411,6 +411,15 @@ class Accounts:
     def _is_newcomers(self, number: int) -> bool:
         return self.slots.open_slots[number].winning_holder not in self.standings.vetted
 
+    def lease_room_by_checks(self, sampler_id: str, *, now: float) -> int | None:
+        """Return how many more leases a sampler may have by its own checks; None: they bound nothing."""
+        return self.reward_checks.lease_room(
+            sampler_id,
+            running=self.slots.open.running(sampler_id),
+            is_vetted=sampler_id in self.standings.vetted,
+            now=now,
+        )
+
     def _note_checks(self, transaction: Transaction, *, now: float) -> None:
         """Draw what is new; forget what is graded or owed no longer."""
         if (stored := transaction.stored) is not None:

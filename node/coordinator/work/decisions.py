@@ -95,8 +95,10 @@ def lease(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
     evaluating = _held_out_leases(accounts, held_out)
-    waits_for_checks = accounts.must_wait_for_checks(sampler_id, now=now)
-    granted = 0 if waits_for_checks else max(0, min(unused - len(evaluating), free.groups))
+    by_checks = accounts.lease_room_by_checks(sampler_id, now=now)
+    granted = max(0, min(unused - len(evaluating), free.groups))
+    waits_for_checks = by_checks is not None and by_checks < granted
+    granted = granted if by_checks is None else min(granted, by_checks)
     slots = accounts.slots.grant(
         sampler_id,
         granted,
@@ -117,7 +119,7 @@ def lease(
     if len(leases) < wanted:
         pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
         bound = share.bound if unused < wanted and granted < free.groups else free.bound
-        if waits_for_checks and free.groups:
+        if waits_for_checks:
             bound = CHECKS
         elif len(leased) < granted:
             bound = "prompts"

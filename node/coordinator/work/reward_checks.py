@@ -147,6 +147,22 @@ class RewardChecks:
             return False
         return self._is_required or not is_vetted or self._is_dear(sampler_id, now)
 
+    def lease_room(self, sampler_id: str, *, running: int, is_vetted: bool, now: float) -> int | None:
+        """Return how many more leases a sampler may have; None: checks bound nothing.
+
+        Groups that it could not hand in for want of room would keep leases from others, so those that would
+        all be held count already while it works on them.
+        """
+        if self.must_wait(sampler_id, is_vetted=is_vetted, now=now):
+            return 0
+        is_drawn = self._grades or (self.is_open and (not is_vetted or self._is_dear(sampler_id, now)))
+        if not is_drawn:
+            return None
+        own = self._held.of(sampler_id)
+        left = max(0, self._most_held - self._held.total - own)
+        # Alone it may hold half of the room; where verifiers grade, what it works on may fill the rest.
+        return max(0 if own or running else 1, (left if self._grades else left // 2) - running)
+
     def draw(self, held: Held, *, share: float) -> None:
         """Hold a group that was just spooled back, if it is drawn."""
         is_drawn = self._number(held.group_id) < share

@@ -665,22 +665,38 @@ def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk, monkeypatch: p
     assert checks.is_open
 
 
-def test_a_newcomer_whose_groups_fill_its_room_waits_and_others_do_not(
+def test_a_newcomer_is_leased_as_much_as_it_may_have_held_and_waits_for_its_own_checks(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leased, (others,) = desk.lease("liar", 40), desk.lease("honest", 1)
     monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
-    for name in leased[:16]:  # half of 32
-        assert desk.submit(name, "liar").verdict is Verdict.SPOOLED
-    with pytest.raises(RefusedError, match="16 groups of liar wait for a check"):
-        desk.submit(leased[16], "liar")
+    grant = desk.ask("liar", 40)
+    assert (len(grant.leases), grant.waits_for) == (16, "checks")  # half of 32
+    for lease in grant.leases:
+        assert desk.submit(lease.lease_id, "liar").verdict is Verdict.SPOOLED
     refused = desk.ask("liar", 1)
     assert (refused.leases, refused.waits_for) == ((), "checks")
+    (others,) = desk.lease("honest", 1)
     assert desk.submit(others, "honest").verdict is Verdict.SPOOLED
-    assert desk.lease("honest", 1)
+    find(desk, RewardCheck.AGREED, sampler_id="honest")
+    for _ in range(2):
+        find(desk, RewardCheck.AGREED)
+    assert len(desk.ask("liar", 9).leases) == 2
+
+
+def test_what_was_leased_before_others_came_waits_at_its_sampler_once_the_room_is_shared(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
+    leased = desk.lease("liar", 16)
+    for name in desk.lease("honest", 10):
+        assert desk.submit(name, "honest").verdict is Verdict.SPOOLED
+    for name in leased[:11]:
+        assert desk.submit(name, "liar").verdict is Verdict.SPOOLED
+    with pytest.raises(RefusedError, match="11 groups of liar wait for a check"):
+        desk.submit(leased[11], "liar")
     find(desk, RewardCheck.AGREED, sampler_id="honest")
     find(desk, RewardCheck.AGREED)
-    assert desk.submit(leased[16], "liar").verdict is Verdict.SPOOLED
+    assert desk.submit(leased[11], "liar").verdict is Verdict.SPOOLED
 
 
 def test_a_check_that_is_late_counts_against_its_sampler_and_the_group_goes_on_waiting(
