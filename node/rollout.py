@@ -115,6 +115,8 @@ class RewardFinding:
     """How the grader failed, where the group is ungradable; None: the group itself is not as it may be."""
     grades: GroupGrades | None = None
     """Set for a group that was graded."""
+    graded_s: float | None = None
+    """Seconds that the grader worked, without the wait for one; None: not told."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

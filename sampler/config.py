@@ -157,7 +157,8 @@ class VerifierConfig(GradingConfig):
 
     groups_at_once: int = Field(default=8, ge=1, le=256)
     """How many groups it takes before it has answered for the first. More wait here in place of the
-    coordinator, where another verifier could take them."""
+    coordinator, where another verifier could take them. Samplers whose groups are slow to grade have a
+    quarter of these, or of ``grader_processes`` if those are fewer; below four they take turns."""
 
 
 class SamplerConfig(GradingConfig):

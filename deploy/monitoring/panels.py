@@ -351,17 +351,20 @@ FLEET_REFUSALS: Final = "heterorl_fleet_node_refusals_total"
 MISMATCH: Final = "heterorl_learner_sampler_mismatch"
 
 TRUST_REWARDS: Final = (
-    Panel("Checks of rewards", "Groups that were drawn for a check, per second, by outcome; late and passed "
-          "over: delivered unchecked.",
+    Panel("Checks of rewards", "Groups that were drawn for a check, per second, by outcome; late: it waits; "
+          "passed over: delivered, and checked afterwards.",
           {"{{outcome}}": per_second("heterorl_coordinator_reward_checks_total", "outcome")}),
     Panel("Verifiers and liars", "Verifiers that check now; samplers proved to lie since the coordinator "
           "started; groups thrown out.",
           {"verifiers": "heterorl_coordinator_verifiers",
            "proven liars": "heterorl_coordinator_proven_liars_total",
            "groups thrown out": "heterorl_coordinator_thrown_out_groups_total"}),
-    Panel("Check", "Mean seconds of a verifier for a group, and groups that wait for its graders.",
+    Panel("Check", "Mean seconds of a verifier for a group; groups that wait for its graders, and that were "
+          "delivered and are checked afterwards; samplers checked less than the run asks for.",
           {"{{node}}, seconds": mean_of("heterorl_verifier_check_seconds", "node"),
-           "{{node}}, groups waiting": "heterorl_verifier_grader_queue_requests"}),
+           "{{node}}, groups waiting": "heterorl_verifier_grader_queue_requests",
+           "groups checked afterwards": "heterorl_coordinator_owed_checks_groups",
+           "samplers thinly checked": "heterorl_coordinator_thinly_checked_samplers"}),
     Panel("Samplers by standing", "Newcomers have delivered nothing yet; hoards, failing and quarantined "
           "ones get few leases.",
           {"{{standing}}": "heterorl_coordinator_sampler_standings > 0"}),

@@ -20,14 +20,29 @@ class RewardCheckClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
 
-    async def answer(self, check: Check, *, task_digest: bytes, groups: int, noise_ratio: float) -> None:
-        """Check groups until the stream ends, at most ``groups`` at once.
+    async def answer(
+        self,
+        check: Check,
+        *,
+        task_digest: bytes,
+        groups: int,
+        noise_ratio: float,
+        grades_at_once: int,
+        grading_limit_s: float,
+    ) -> None:
+        """Check groups until the stream ends, at most ``groups`` at once; see ``VerifierHello``.
 
         Raises:
             RefusedError, ConnectionLost: see ``node.rpc.channel``.
         """
         call = self._stub.CheckRewards()
-        hello = rollout_pb2.VerifierHello(task_digest=task_digest, groups=groups, noise_ratio=noise_ratio)
+        hello = rollout_pb2.VerifierHello(
+            task_digest=task_digest,
+            groups=groups,
+            noise_ratio=noise_ratio,
+            grades_at_once=grades_at_once,
+            grading_limit_s=grading_limit_s,
+        )
         writing = asyncio.Lock()
         under_way = 0
 

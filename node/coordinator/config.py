@@ -102,7 +102,8 @@ class CoordinatorConfig(BaseModel):
     state, nor with evaluation. After a change groups graded before are not trained on."""
     require_verifier: bool = False
     """Whether groups wait while no verifier is there to check rewards. The run stands still then, and where
-    the task's grader does not repeat itself it never begins. Off, rewards are believed meanwhile."""
+    the task's grader does not repeat itself it never begins. Off, rewards are believed meanwhile, and checked
+    once a verifier is back, as far as the ledger has room for them."""
     newcomers_part: float = Field(default=0.25, gt=0, le=1)
     """Part of a batch, but at least one group, that samplers may fill whose rewards have hardly been checked,
     while others are at work. Lower bounds what strangers can do before they are found out; they are slower to

@@ -169,7 +169,9 @@ async def _coordinator(
     bucket = bucket_mirror(context, store, config.bucket)
     checking = RewardChecking(transactions, spool, rows=rows, notify=peers.notify, metrics=metrics)
     table = PeerTable(peers, revoked=lambda: revocations.current().node_ids)
-    report = RunReport(context.run.run_id, table, spool.held_back, context.clock)
+    report = RunReport(
+        context.run.run_id, table, spool.held_back, context.clock, unusual_checks=lambda: checking.unusual
+    )
     live = LivePage(report, asyncio.get_running_loop(), other_pages=context.pages.keys())
     context.pages["/"] = live.render
     servers = [

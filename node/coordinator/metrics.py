@@ -175,10 +175,18 @@ class CoordinatorMetrics:
         )
         self.reward_checks = new.counter(
             "reward_checks",
-            "Groups drawn for a check of their rewards, or to be graded, by outcome: a verifier's finding, "
-            "or that none came in time (late) or too many waited (passed over), and they were delivered "
-            "unchecked.",
+            "Groups drawn for a check of their rewards, or to be graded, by outcome: a verifier's finding; "
+            "that it is slow while others' are answered for (late), and they wait; or that no verifier "
+            "answered or too many waited (passed over), and they are delivered and checked afterwards, or "
+            "never, for want of room.",
             "outcome",
+        )
+        self.owed_checks = new.gauge(
+            "owed_checks_groups", "Groups that were delivered unchecked and are to be checked afterwards."
+        )
+        self.thinly_checked = new.gauge(
+            "thinly_checked_samplers",
+            "Samplers of whose latest groups less than half of those drawn for a check were checked.",
         )
         self._waiting_newcomers = new.gauge(
             "newcomers_waiting_groups",
@@ -192,7 +200,7 @@ class CoordinatorMetrics:
         )
         for verdict in Verdict:
             self.evaluation_groups.labels(verdict)
-        for outcome in (*RewardCheck, "late", "passed over"):
+        for outcome in (*RewardCheck, "late", "passed over", "never"):
             self.reward_checks.labels(outcome)
 
     def observe_lag(self, stage: str, seconds: float) -> None:

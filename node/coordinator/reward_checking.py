@@ -1,8 +1,9 @@
 """Groups to verifiers, findings back; what is drawn and what a finding proves is in ``work.reward_checks``.
 
-Any number of verifiers share the groups that wait. What a stream that ends leaves goes to the next verifier
-at once; when the last has ended, every group is delivered unchecked, or waits for the next verifier where one
-is required.
+Any number of verifiers share the groups that wait; ``work.verifier_places`` shares each one's places out by
+sampler. What a stream that ends leaves goes to the next verifier at once, and so does, after a while, what a
+verifier has that does not answer. When the last has ended or fallen silent, every group is delivered
+unchecked and checked afterwards, or waits for the next verifier where one is required.
 
 Where verifiers grade, groups come by the same stream without rewards, and the findings are their grades.
 """
@@ -10,7 +11,7 @@ Where verifiers grade, groups come by the same stream without rewards, and the f
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -19,18 +20,25 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Notify, Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import grading, trust
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.reward_checks import MOST_TRIES, Held
 from node.coordinator.work.trust import Checked
+from node.coordinator.work.verifier_places import GRADING_LIMIT_S, VerifierPlaces
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.rollout import EncodedGroup, GroupGrades, RewardCheck, RewardFinding
+from node.run import Unusual
 from node.wire.rollouts import graded
 
 logger = logging.getLogger(__name__)
 
 MOST_GROUPS: Final = 256
 """Groups that a verifier takes at once."""
+
+MOST_GRADING_S: Final = 3600.0
+
+NAMED: Final = 5
+"""Peers that a line about checks names."""
 
 MOST_NOISE: Final = 0.1
 """Share of an honest sampler's groups that a grader may grade otherwise the second time. A noisier one proves
@@ -42,11 +50,8 @@ class Verifier:
     """One stream."""
 
     node_id: str
-    groups: int
-    """It takes at once."""
     noise_ratio: float
-    sent: set[str] = field(default_factory=set)
-    """Groups it has not answered for."""
+    places: VerifierPlaces
 
 
 class RewardChecking:
@@ -68,17 +73,26 @@ class RewardChecking:
         self._rows = rows
         self._notify = notify
         self._metrics = metrics
+        self._clock = spool.clock
         self._verifiers: set[Verifier] = set()
+        self._silent: set[Verifier] = set()
         self._unsettled: list[Held] = []
         """Groups to ask for again, because what was found could not be written or its stream has ended."""
-        self._now_s = 0.0
-        """As of the latest turn."""
         self._news = asyncio.Event()
         spool.has_spooled = self._news.set
         metrics.verifiers.set_function(lambda: len(self._verifiers))
 
-    def admit(self, node_id: str, *, task_digest: bytes, groups: int, noise_ratio: float) -> Verifier:
-        """Begin a verifier's stream.
+    def admit(
+        self,
+        node_id: str,
+        *,
+        task_digest: bytes,
+        groups: int,
+        noise_ratio: float,
+        grades_at_once: int = 0,
+        grading_limit_s: float = GRADING_LIMIT_S,
+    ) -> Verifier:
+        """Begin a verifier's stream; see ``VerifierHello``.
 
         Raises:
             RefusedError: MALFORMED; BUSY, where it grades by other options than the run's.
@@ -89,6 +103,12 @@ class RewardChecking:
                 f"a verifier that takes {groups} groups and differs in {noise_ratio} of them; allowed are "
                 f"1 to {MOST_GROUPS}, and 0 to {MOST_NOISE}",
             )
+        if grades_at_once < 0 or not 0 < grading_limit_s <= MOST_GRADING_S:
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"a verifier that grades {grades_at_once} groups at once, for {grading_limit_s} s at most; "
+                f"allowed are 0 or more, and up to {MOST_GRADING_S:.0f} s",
+            )
         if task_digest != self._accounts.work.task_digest:
             raise RefusedError(
                 Reason.BUSY,
@@ -96,56 +116,74 @@ class RewardChecking:
                 f"{self._accounts.work.task_digest.hex()}",
                 fix="join again, and load the task as it is now",
             )
-        verifier = Verifier(node_id, groups, noise_ratio)
+        places = VerifierPlaces(
+            groups,
+            grades_at_once=grades_at_once,
+            grading_limit_s=grading_limit_s,
+            is_patient=self._accounts.work.verifiers_grade,
+        )
+        verifier = Verifier(node_id, noise_ratio, places)
         self._verifiers.add(verifier)
-        self._checks.is_open = True
+        self._checks.verifiers.add(places)
+        self._checks.open()
         self._spool.wake_drain()
         logger.info("verifier checks rewards", extra={"verifier": node_id, "noise_ratio": noise_ratio})
         return verifier
 
     def dismiss(self, verifier: Verifier) -> None:
         """End a stream; without a verifier nothing is held back, or everything where one is required."""
+        if verifier not in self._verifiers:
+            return
         self._verifiers.discard(verifier)
-        self._checks.left(verifier.sent)
+        self._silent.discard(verifier)
+        self._checks.verifiers.discard(verifier.places)
+        self._checks.left(verifier.places.group_ids)
         self._news.set()
-        if not self._verifiers:
-            self._checks.close()
-            self._spool.wake_drain()
-            waits = self._checks.lacks_verifier or self._accounts.work.verifiers_grade
-            meanwhile = "groups wait" if waits else "rewards are believed"
-            logger.warning(
-                "no verifier is left", extra={"verifier": verifier.node_id, "meanwhile": meanwhile}
-            )
+        self._note_whether_open(verifier)
 
     async def groups(self, verifier: Verifier) -> AsyncIterator[tuple[EncodedGroup, bytes]]:
         """Yield the groups that a verifier is to check, each with its row."""
         while verifier in self._verifiers:
-            is_busy = len(verifier.sent) >= verifier.groups
-            if is_busy or (held := self._checks.next(but=verifier.sent)) is None:
+            held = None
+            if verifier not in self._silent:
+                held = self._checks.next(verifier.places, self._clock.now())
+            if held is None:
                 self._news.clear()
                 await self._news.wait()
                 continue
-            slot = self._accounts.slots.open_slots.get(held.slot)
-            group = None if slot is None else await self._transactions.read(slot)
-            if slot is None or group is None or group.group_id != held.group_id:
-                if (gone := self._checks.answered(held.group_id)) is not None:
-                    self._checks.let_go(gone)
+            group = await self._read(held)
+            if group is None:
+                verifier.places.take_back(held.group_id)
+                self._checks.let_go(held)
                 continue
-            verifier.sent.add(held.group_id)
-            row = b"" if self._rows is None else await asyncio.to_thread(self._rows.row, slot.prompt_index)
+            row = b"" if self._rows is None else await asyncio.to_thread(self._rows.row, held.prompt_index)
             yield group, row
+
+    async def _read(self, held: Held) -> EncodedGroup | None:
+        """Return the group to be checked; None where it is not there any more."""
+        if held.answer is not None:
+            return held.answer
+        slot = self._accounts.slots.open_slots.get(held.slot)
+        if slot is None:
+            return await self._transactions.read_kept(held.slot, held.group_id)
+        group = await self._transactions.read(slot)
+        return group if group is not None and group.group_id == held.group_id else None
 
     async def note(self, verifier: Verifier, finding: RewardFinding) -> None:
         """Take in what a verifier found out about a group it was sent."""
-        verifier.sent.discard(finding.group_id)
-        self._checks.renew(verifier.sent, self._now_s)
+        now = self._clock.now()
+        has_had = verifier.places.answer(finding.group_id, now, graded_s=finding.graded_s)
+        self._silent.discard(verifier)
+        self._note_whether_open(verifier)
         self._news.set()
         is_final = finding.outcome in (RewardCheck.GRADED, RewardCheck.UNGRADABLE)
-        if not is_final and self._checks.put_off(finding.group_id, self._now_s):
+        if not has_had:
+            return
+        if not is_final and self._checks.put_off(finding.group_id, now):
             self._metrics.reward_checks.labels(finding.outcome).inc()
             about = {"group_id": finding.group_id, "verifier": verifier.node_id, "detail": finding.detail}
             logger.warning("group not graded; it is sent again", extra=about)
-        elif (held := self._checks.answered(finding.group_id)) is not None:
+        elif (held := self._checks.answered(finding.group_id, now)) is not None:
             await self._settle(held, finding, noise_ratio=verifier.noise_ratio)
 
     async def _settle(self, held: Held, finding: RewardFinding, *, noise_ratio: float = 0.0) -> None:
@@ -188,13 +226,13 @@ class RewardChecking:
         group = None if slot is None else await self._transactions.read(slot)
         if group is None or group.group_id != held.group_id:
             return None
-        now, digest = self._now_s, self._accounts.grader.digest
+        now, digest = self._clock.now(), self._accounts.grader.digest
         self._metrics.observe_lag("graded", now - group.spooled_at_s)
         return graded(group, grades, grader_digest=digest, at_s=now)
 
     def _tell(self, held: Held, finding: RewardFinding, checked: Checked) -> None:
         """Tell everybody whom a finding concerns, once what it means is on disk."""
-        self._checks.let_go(held)
+        self._checks.let_go(held, is_checked=finding.outcome is not RewardCheck.SKIPPED)
         self._spool.wake_drain(has_quarantines=bool(checked.proof))
         self._metrics.reward_checks.labels(finding.outcome).inc()
         about = {"sampler": held.sampler_id, "group_id": held.group_id, "detail": finding.detail}
@@ -217,21 +255,70 @@ class RewardChecking:
             )
 
     async def turn(self, now: float) -> None:
-        """Ask again where findings were lost, deliver unchecked what has been held for too long, and give up
-        what nobody can grade."""
-        self._now_s = now
+        """Ask again where findings were lost, ask others where a verifier is slow, hold late checks against
+        samplers, and give up what nobody can grade."""
         for held in self._unsettled:
             self._checks.ask_again(held)
         self._unsettled.clear()
-        if late := self._checks.late(now):
-            self._metrics.reward_checks.labels("late").inc(late)
-        for held in self._checks.hopeless():
-            what = f"{MOST_TRIES} verifiers were sent it, and had gone or were silent before they answered"
+        self._checks.turn(now)
+        for verifier in tuple(self._verifiers):
+            for group_id in verifier.places.out_of_patience(now):
+                self._checks.offer(group_id)
+            for group_id in verifier.places.late(now):
+                await self._note_late(verifier, group_id)
+            if verifier.places.is_silent(now) and verifier not in self._silent:
+                self._silent.add(verifier)
+                has = {"verifier": verifier.node_id, "groups": len(verifier.places)}
+                logger.warning("verifier answers nothing; its groups are sent to others", extra=has)
+                self._note_whether_open(verifier)
+        for held in self._checks.hopeless(now):
+            what = "verifiers were sent it, and had gone, were silent, or were at it for too long"
             fault = Failure.GRADING_TIMED_OUT
             await self._settle(held, RewardFinding(held.group_id, RewardCheck.UNGRADABLE, what, fault))
         self._news.set()  # a run that leases nothing meanwhile brings no other news of what is sent again
         if self._accounts.slots.open.undelivered:  # a lease's end, too, may let newcomers' groups go
             self._spool.wake_drain()
-        if passed_over := self._checks.passed_over:
-            self._checks.passed_over = 0
-            self._metrics.reward_checks.labels("passed over").inc(passed_over)
+        for label, n in (("passed over", self._checks.passed_over), ("never", self._checks.unkept)):
+            if n:
+                self._metrics.reward_checks.labels(label).inc(n)
+        self._checks.passed_over = self._checks.unkept = 0
+        self._metrics.owed_checks.set(self._checks.owed)
+        self._metrics.thinly_checked.set(len(self._checks.tally.thin()))
+
+    @property
+    def unusual(self) -> tuple[Unusual, ...]:
+        """Matters of the checks that an operator should know of."""
+        found = []
+        if silent := sorted(one.node_id for one in self._silent):
+            found.append(Unusual("verifier that answers nothing", len(silent), tuple(silent[:NAMED])))
+        if self._verifiers and (thin := self._checks.tally.thin()):
+            named = tuple(map(str, thin[:NAMED]))
+            found.append(Unusual("rewards checked less than the run asks for", len(thin), named))
+        return tuple(found)
+
+    async def _note_late(self, verifier: Verifier, group_id: str) -> None:
+        if (held := self._checks.turned_late(group_id)) is None:
+            return
+        self._metrics.reward_checks.labels("late").inc()
+        about = {"sampler": held.sampler_id, "group_id": group_id, "verifier": verifier.node_id}
+        logger.warning("check is late; its group waits, and it counts against the sampler", extra=about)
+        try:
+            await self._transactions.settle(lambda now: trust.check_late(self._accounts, held, now=now))
+        except RefusedError as refused:
+            logger.error("late check not written", extra={"group_id": group_id, "detail": str(refused)})
+
+    def _note_whether_open(self, verifier: Verifier) -> None:
+        """Note whether any verifier answers, after one has gone, fallen silent or answered again."""
+        is_open = bool(self._verifiers - self._silent)
+        if is_open == self._checks.is_open:
+            return
+        if is_open:
+            self._checks.open()
+            logger.info("a verifier answers again", extra={"verifier": verifier.node_id})
+        else:
+            self._checks.close()
+            waits = self._checks.lacks_verifier or self._accounts.work.verifiers_grade
+            meanwhile = "groups wait" if waits else "rewards are believed, and checked afterwards"
+            told = "no verifier is left" if not self._verifiers else "no verifier answers"
+            logger.warning(told, extra={"verifier": verifier.node_id, "meanwhile": meanwhile})
+        self._spool.wake_drain()

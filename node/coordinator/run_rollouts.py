@@ -13,6 +13,7 @@ from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.step_history import Hello
+from node.coordinator.work.verifier_places import GRADING_LIMIT_S
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name
@@ -101,6 +102,8 @@ class RunRollouts:
             task_digest=hello.task_digest,
             groups=hello.groups,
             noise_ratio=hello.noise_ratio,
+            grades_at_once=hello.grades_at_once,
+            grading_limit_s=hello.grading_limit_s or GRADING_LIMIT_S,
         )
         listener = asyncio.create_task(self._take_findings(requests, verifier))
         listener.add_done_callback(lambda _: self.checking.dismiss(verifier))

@@ -1,6 +1,7 @@
 """The state of a run: what it does, who waits for whom, what is counted, a page of its peers; reads only."""
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,7 +14,7 @@ from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import room
 from node.coordinator.work.task_size import dispute
-from node.run import PeerQuery, Role, RunStatus
+from node.run import PeerQuery, Role, RunStatus, Unusual
 
 BAD_PROMPTS_SHOWN: Final = 50
 """Newest bad prompts in the state of the run; it says how many there are, too."""
@@ -30,6 +31,8 @@ class RunReport:
     table: PeerTable
     held_back: HeldBack
     clock: Clock
+    unusual_checks: Callable[[], tuple[Unusual, ...]] = tuple
+    """Returns what is unusual about the checks of rewards."""
     _started_at_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +57,7 @@ class RunReport:
             peer_counts=survey.peer_counts,
             headline=headline,
             waits=waits,
-            unusual=(*survey.unusual, *self.table.peers.changes),
+            unusual=(*survey.unusual, *self.unusual_checks(), *self.table.peers.changes),
             slots={state.value: n for state, n in accounts.slots.counts().items()},
             verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
             step=self.table.peers.step,

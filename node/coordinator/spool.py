@@ -79,7 +79,7 @@ class Spool:
         self._is_published = is_published
         self._notify = notify
         self._metrics = metrics
-        self._clock = clock
+        self.clock = self._clock = clock
         self._drain: DrainStream | None = None
         self.has_spooled: Callable[[], None] = lambda: None
         """Called when a group for training was spooled."""

@@ -203,6 +203,22 @@ class Transactions:
         await self.settle(give_up)
         return None
 
+    async def read_kept(self, slot: int, name: str) -> EncodedGroup | None:
+        """Return a group that was trained on and is kept to be checked; None where it has gone or is damaged.
+
+        Raises:
+            RefusedError: This coordinator leads no longer.
+        """
+        try:
+            stored = await self._in_thread(lambda: self._ledger.group(slot))
+        except RefusedError as refused:
+            if refused.reason is not Reason.DAMAGED:
+                raise
+            logger.error("group damaged in the spool", extra={"slot": slot, "detail": str(refused)})
+            self._metrics.damaged_groups.inc()
+            return None
+        return stored if stored is not None and stored.group_id == name else None
+
     async def close(self) -> None:
         """Refuse those that wait, finish what was begun and close the ledger, within CLOSE_S."""
         self._is_closing = True

@@ -24,6 +24,7 @@ ORDERS: Final = ("paused", "drained")
 """Bounds that are an operator's word."""
 
 BOUNDS: Final = frozenset({
+    "checks",
     "concurrency", "staleness", "buffer", "share", "faults", "quarantine", "learner", "ledger", "task",
     "prompts", "grader", "bytes", "grading", *ORDERS,
 })  # fmt: skip

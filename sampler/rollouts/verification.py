@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -122,6 +123,8 @@ class Verification:
                     task_digest=task.digest,
                     groups=self._config.groups_at_once,
                     noise_ratio=said.noise_ratio or 0.0,
+                    grades_at_once=self._config.grader_processes,
+                    grading_limit_s=self._config.grader_wall_limit_s,
                 )
             except (RefusedError, ConnectionLost) as error:
                 if isinstance(error, RefusedError) and not error.reason.is_retryable:
@@ -153,11 +156,14 @@ class Verification:
             return RewardFinding(group.group_id, RewardCheck.DISAGREED, odd)
         seen = completion_texts(group, texts)
         try:
-            grades = await task.graders.grade_again(group.prompt_index, row.decode(errors="replace"), seen)
+            grades, graded_s = await task.graders.grade_again(
+                group.prompt_index, row.decode(errors="replace"), seen
+            )
         except TaskError as error:
             outcome = RewardCheck.SKIPPED if error.fault is None else RewardCheck.UNGRADABLE
             return RewardFinding(group.group_id, outcome, str(error), error.fault)
-        return compared(group, grades.rewards) if group.is_graded else _graded(group, grades)
+        finding = compared(group, grades.rewards) if group.is_graded else _graded(group, grades)
+        return replace(finding, graded_s=graded_s)
 
     async def _odd_prompt(self, task: RunTask, group: RolloutGroup, row: bytes) -> str:
         """Return how a group's prompt is not the task's, for people; "" if it is, or cannot be told.

@@ -9,6 +9,7 @@ served by one process. New processes load what the task needs while the others w
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -126,11 +127,16 @@ class GraderPool:
         reply = await self._ask(prompt, Request.GRADE, completions=_given(completions))
         return _grades(reply, completions)
 
-    async def grade_again(self, index: int, row: str, completions: Sequence[CompletionText]) -> Grades:
-        """Return what ``grade`` does, for a prompt that was made elsewhere; not for stateful tasks."""
+    async def grade_again(
+        self, index: int, row: str, completions: Sequence[CompletionText]
+    ) -> tuple[Grades, float]:
+        """Return what ``grade`` does, for a prompt that was made elsewhere, and the seconds that it took
+        without the wait for a process; not for stateful tasks."""
         request = {"index": index, "row": row, "completions": _given(completions)}
         async with self._any(Request.GRADE) as grader:
-            return _grades(await grader.ask(Request.GRADE, request), completions)
+            began_s = time.monotonic()
+            reply = await grader.ask(Request.GRADE, request)
+            return _grades(reply, completions), time.monotonic() - began_s
 
     async def close(self) -> None:
         """End every process."""

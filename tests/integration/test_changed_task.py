@@ -112,7 +112,12 @@ async def test_a_verifier_with_another_grader_than_the_configured_one_checks_not
             RefusedError, match=f"grader code {B.hex()} is not the run's {A.hex()}"
         ) as refused:
             await RewardCheckClient(verifier.channel).answer(
-                check, task_digest=joined_as.task_digest, groups=1, noise_ratio=0.0
+                check,
+                task_digest=joined_as.task_digest,
+                groups=1,
+                noise_ratio=0.0,
+                grades_at_once=1,
+                grading_limit_s=30.0,
             )
         assert refused.value.reason is Reason.BUSY
 

@@ -175,7 +175,7 @@ def test_the_ledger_itself_is_no_place_for_its_backup(ledger: Path) -> None:
         ("DELETE FROM steps WHERE version = 3", "3 slots are trained, and steps name 2"),
         ("DELETE FROM slots WHERE number = 1", "2 of the slots 0 to 2"),
         (
-            "INSERT INTO groups VALUES (0, 1, 's1', 0, x'00', x'00', x'00')",
+            "INSERT INTO groups VALUES (0, 2, 's1', 0, x'00', x'00', x'00')",
             "a group of slot 0, which waits for none",
         ),
         ("UPDATE slots SET state = 'spooled' WHERE number = 2", "the group of slot 2 is not in the spool"),

@@ -68,5 +68,12 @@ async def ending(made: MadeRun, serve: Any, check: Any) -> Exception:
         asyncio.timeout(30),
     ):
         with pytest.raises((ConnectionLost, RefusedError)) as ended:
-            await RewardCheckClient(channel).answer(check, task_digest=b"", groups=AT_ONCE, noise_ratio=0.0)
+            await RewardCheckClient(channel).answer(
+                check,
+                task_digest=b"",
+                groups=AT_ONCE,
+                noise_ratio=0.0,
+                grades_at_once=AT_ONCE,
+                grading_limit_s=30.0,
+            )
     return ended.value

@@ -2,26 +2,31 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from node.coordinator.drain_stream import DrainStream
+from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES
 from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, RewardCheck, RewardFinding
+from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
-from support.coordinator import LEARNER, make_accounts, make_answer
+from support.coordinator import BOUNDS, LEARNER, make_accounts, make_answer
 
+WIDE = replace(BOUNDS, max_staleness_versions=50, concurrency_groups=64, buffer_groups=64)
 LIE = RewardFinding("0.1", RewardCheck.DISAGREED, "completion 0 claims 1")
 
 
@@ -53,8 +58,12 @@ class Checked:
     verifier: Verifier = field(init=False)
 
     def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin with what the ledger holds."""
         self.metrics = CoordinatorMetrics(CollectorRegistry())
-        self.accounts = make_accounts(self.ledger.balance(), now=self.clock.now())
+        self.accounts = make_accounts(self.ledger.balance(), now=self.clock.now(), bounds=WIDE)
         transactions = Transactions(self.ledger, self.accounts, metrics=self.metrics, clock=self.clock)
         self.spool = Spool(
             transactions,
@@ -136,3 +145,88 @@ async def test_a_group_whose_finding_was_not_written_is_checked_again_and_meanwh
     await (await checked.note(RewardFinding("0.1", outcome)))
     assert not checked.accounts.reward_checks.is_held(0)
     assert checked.accounts.standings.of("s1").is_proven_liar is (outcome is RewardCheck.DISAGREED)
+
+
+async def deliver(checked: Checked) -> DrainStream:
+    """Open the learner's stream and take a group that it may be sent."""
+    drain = await checked.spool.open_drain(Hello("learner", 1, 0))
+    drain.add_credits(9)
+    delivered = aiter(checked.spool.deliver(drain))
+    async with asyncio.timeout(10):
+        while not isinstance(await anext(delivered), EncodedGroup):
+            pass
+    return drain
+
+
+async def test_a_lie_trained_on_while_the_verifier_was_silent_is_found_after_a_restart_of_the_coordinator(
+    checked: Checked, tmp_path: Path
+) -> None:
+    """Its bytes stay in the ledger until it was checked, and no longer."""
+    checked.gate.set()
+    checked.clock.advance(HELD_S + 1)
+    await checked.checking.turn(checked.clock.now())
+    assert [one.what for one in checked.checking.unusual] == ["verifier that answers nothing"]
+    drain = await deliver(checked)
+    await checked.spool.record_step(drain, StepRecord(1, ("0.1",), (0,)))
+    assert checked.accounts.reward_checks.owed == 1
+
+    path = tmp_path / "ledger.sqlite"
+    await checked.spool.close()
+    assert examine(path).problems == ()
+    checked.ledger = GatedLedger.open(path, run_id="run")
+    checked.start()
+    checked.verifier = checked.checking.admit("v", task_digest=b"", groups=8, noise_ratio=0.0)
+    await checked.send()
+    await checked.checking.note(checked.verifier, LIE)
+    assert checked.accounts.standings.of("s1").is_proven_liar
+    assert checked.ledger.group(0) is None
+    assert checked.accounts.reward_checks.owed == 0
+
+
+async def test_a_hung_verifiers_groups_go_to_a_healthy_one_and_the_first_answer_decides(
+    checked: Checked,
+) -> None:
+    checked.gate.set()
+    healthy = checked.checking.admit("w", task_digest=b"", groups=8, noise_ratio=0.0)
+    checked.clock.advance(HELD_S + 1)
+    await checked.checking.turn(checked.clock.now())
+    async with asyncio.timeout(10):
+        group, _ = await anext(checked.checking.groups(healthy))
+    assert group.group_id == "0.1"
+    assert checked.accounts.reward_checks.is_held(0)
+    await checked.checking.note(healthy, RewardFinding("0.1", RewardCheck.AGREED))
+    assert not checked.accounts.reward_checks.is_held(0)
+    assert [one.node_ids for one in checked.checking.unusual] == [("v",)]
+    await checked.checking.note(checked.verifier, RewardFinding("0.1", RewardCheck.DISAGREED))
+    assert checked.accounts.standings.of("s1").checks == 1
+    assert checked.checking.unusual == ()
+
+
+async def agree(checked: Checked, sampler_id: str) -> None:
+    """Let the verifier agree with another sampler's next group."""
+    (lease,) = (await checked.spool.lease(sampler_id, 1, PolicyVersion(0))).leases
+    group = make_answer(checked.accounts, lease.lease_id)
+    await checked.spool.submit(EncodedGroup(b"h", b"c", lease.lease_id, sampler_id), group.header)
+    async with asyncio.timeout(10):
+        sent, _ = await anext(checked.checking.groups(checked.verifier))
+    assert sent.group_id == lease.lease_id
+    await checked.checking.note(checked.verifier, RewardFinding(lease.lease_id, RewardCheck.AGREED))
+
+
+async def test_a_check_that_is_late_while_others_are_answered_is_held_against_its_sampler(
+    checked: Checked,
+) -> None:
+    checked.gate.set()
+    before = checked.accounts.standings.of("s1")
+    strikes = []
+    for n in range(2 * MOST_TRIES):
+        assert checked.told == []
+        await agree(checked, f"t{n}")
+        checked.clock.advance(HELD_S / 2 + 1)
+        await checked.checking.turn(checked.clock.now())
+        strikes.append(checked.accounts.standings.of("s1").strikes - before.strikes)
+        assert checked.accounts.reward_checks.is_open
+    assert strikes == [0, 2, 2, 2, 2, 4]  # late, and at last thrown out
+    assert [(name, verdict.group_id, verdict.verdict) for name, verdict in checked.told] == [
+        ("s1", "0.1", Verdict.SUSPECT)
+    ]

@@ -42,6 +42,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "prompt lease: bytes": "The learner is the slower part: the spool is full (coordinator.buffer_bytes).",
     "prompt lease: grading": "Verifiers are the slower part, or none is here: start more of them.",
     "prompt lease: share": "It holds all that it may: a newcomer's share grows with each group.",
+    "prompt lease: checks": "Its groups wait to be checked: they are slow to grade, or verifiers are.",
     "prompt lease: faults": "Most of its leases fail: see that sampler's log; then `heterorl-node pardon`.",
     "prompt lease: quarantine": "It is quarantined: `status` says why; then `heterorl-node pardon`.",
     "prompt lease: learner": "The learner has not found the ledger whole since the coordinator's start.",

@@ -11,11 +11,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from node.coordinator.ledger.ledger_schema import OPEN_STATES, digest_of
 from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
 from node.coordinator.work.evaluation.scores import PromptScore
 from node.coordinator.work.model_check import Learner
@@ -75,6 +76,10 @@ class Put(enum.Enum):
     REFUSE = "INSERT"
 
 
+_WAITING: Final = f"groups JOIN slots ON slot = number WHERE state IN ({OPEN_STATES})"
+"""Groups of slots that are not settled. The others are kept to be checked."""
+
+
 class Rows(Protocol):
     """The rows that a query found."""
 
@@ -129,8 +134,8 @@ class LedgerRows(ABC):
         )
         return Balance(
             slots=slots,
-            spooled_at_s=dict(rows("SELECT slot, spooled_at_s FROM groups")),
-            spooled_bytes=dict(rows("SELECT slot, length(header) + length(columns) FROM groups")),
+            spooled_at_s=dict(rows(f"SELECT slot, spooled_at_s FROM {_WAITING}")),
+            spooled_bytes=dict(rows(f"SELECT slot, length(header) + length(columns) FROM {_WAITING}")),
             verdicts=tuple(
                 (sampler_id, Verdict(verdict), n)
                 for sampler_id, verdict, n in rows("SELECT * FROM verdicts ORDER BY sampler_id, verdict")
@@ -163,6 +168,14 @@ class LedgerRows(ABC):
                 ),
             ),
             task_digest=next((digest for _, digest in rows("SELECT * FROM task_options")), b""),
+            owed_checks=tuple(
+                Held(slot, group_id(slot, attempt), name, at_s, prompt_index=index, size_bytes=size_bytes)
+                for slot, attempt, name, at_s, index, size_bytes in rows(
+                    "SELECT slot, attempt, sampler_id, spooled_at_s, prompt_index, "
+                    "length(header) + length(columns) FROM groups JOIN slots ON slot = number "
+                    f"WHERE state NOT IN ({OPEN_STATES}) ORDER BY slot"
+                )
+            ),
         )
 
     def _read_group(self, slot: int) -> EncodedGroup | None:
@@ -182,8 +195,9 @@ class LedgerRows(ABC):
     def _write(self, transaction: Transaction) -> None:
         put, write_each = self._put, self._write_each
         put("slots", *map(_row, transaction.slots))
-        out_of_play = ((slot.number,) for slot in transaction.slots if slot.state not in UNTRAINED)
-        write_each("DELETE FROM groups WHERE slot = ?", out_of_play)
+        out_of_play = [slot.number for slot in transaction.slots if slot.state not in UNTRAINED]
+        deleted = (number for number in (*out_of_play, *transaction.freed) if number not in transaction.kept)
+        write_each("DELETE FROM groups WHERE slot = ?", ((number,) for number in deleted))
         for group, how in ((transaction.stored, Put.REFUSE), (transaction.graded, Put.REPLACE)):
             if group is not None:
                 whose = (*slot_and_attempt(group.group_id), group.sampler_id, group.spooled_at_s)
@@ -236,6 +250,7 @@ class LedgerRows(ABC):
             "DELETE FROM evaluation_scores WHERE sampler_id = ?", ((one,) for one in change.removed_samplers)
         )
         write_each("DELETE FROM evaluation_scores WHERE version = ?", ((n,) for n in change.forgotten))
+        write_each("DELETE FROM evaluation_scores WHERE version = ? AND slot = ?", change.taken_back)
         if evaluation is None:
             return
         put("evaluations", astuple(evaluation))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from node import durable
 from node.coordinator.ledger.ledger_check import reading
+from node.coordinator.ledger.ledger_schema import OPEN_STATES
 
 ROWS_AT_ONCE: Final = 16_384
 """Rows in memory, and in a row group of a file."""
@@ -34,7 +35,7 @@ _QUERIES: Final[Mapping[str, tuple[str, str]]] = {
     "waiting": (
         "slot int64, attempt int64, sampler_id string, spooled_at_s double, bytes int64",
         "SELECT slot, attempt, sampler_id, spooled_at_s, length(header) + length(columns) FROM groups "
-        "ORDER BY slot",
+        f"JOIN slots ON slot = number WHERE state IN ({OPEN_STATES}) ORDER BY slot",
     ),
     "versions": (
         "number int64, root string, at_s double",
@@ -90,7 +91,9 @@ def read_slot(ledger: Path, number: int) -> SlotLife | None:
             [number],
         ).fetchone()
         spooled = connection.execute(
-            "SELECT spooled_at_s, length(header) + length(columns) FROM groups WHERE slot = ?", [number]
+            "SELECT spooled_at_s, length(header) + length(columns) FROM groups JOIN slots ON slot = number "
+            f"WHERE slot = ? AND state IN ({OPEN_STATES})",
+            [number],
         ).fetchone()
         bad = connection.execute(
             "SELECT reason || ': ' || detail FROM bad_prompts WHERE prompt_index = ?", [prompt_index]

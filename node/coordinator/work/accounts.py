@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from node.coordinator.work.agreement import AgreedGrader, PromptAgreement, PromptSaid
 from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChange
 from node.coordinator.work.capacity import Bounds, Load
+from node.coordinator.work.check_bets import checked_share
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import (
     EvaluationBalance,
@@ -21,7 +23,7 @@ from node.coordinator.work.group_check import Work
 from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.newcomer_share import newcomers_wait
-from node.coordinator.work.reward_checks import RewardChecks, checked_share
+from node.coordinator.work.reward_checks import RewardChecks
 from node.coordinator.work.sampler_standing import Share, Standing, Standings
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
@@ -42,6 +44,12 @@ class Transaction:
     stored: EncodedGroup | None = None
     graded: EncodedGroup | None = None
     """One that was stored without rewards, and now takes its own place."""
+    answered: EncodedGroup | None = None
+    """The answer to a held-out prompt, which is kept in memory only, until it is checked."""
+    kept: frozenset[int] = frozenset()
+    """Consumed slots of which the ledger keeps the group's bytes: it is still to be checked."""
+    freed: tuple[int, ...] = ()
+    """Consumed slots of which it keeps them no longer."""
     verdicts: tuple[tuple[str, Verdict], ...] = ()
     staleness: tuple[tuple[str, int], ...] = ()
     """(sampler, versions) of each group trained on."""
@@ -85,6 +93,8 @@ class Balance:
     task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
     task_digest: bytes = b""
+    owed_checks: tuple[Held, ...] = ()
+    """Groups of consumed slots that are still to be checked, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +126,13 @@ class Accounts:
         self.terms = terms
         self.prompt_agreement = PromptAgreement()
         self.length_balance = LengthBalance()
+        bounds = terms.bounds
         self.reward_checks = RewardChecks(
-            terms.check_secret, is_required=terms.require_verifier, grades=terms.work.verifiers_grade
+            terms.check_secret,
+            most_held=bounds.unchecked_groups,
+            most_owed_bytes=bounds.buffer_bytes // 4,
+            is_required=terms.require_verifier,
+            grades=terms.work.verifiers_grade,
         )
         self.work = terms.work
         """The terms of every lease of the run."""
@@ -135,7 +150,6 @@ class Accounts:
         graders stays.
         """
         terms = self.terms
-        self.reward_checks.forget()
         task = balance.task
         is_same_task = task is not None and task.name == terms.work.task and task.prompts > 0
         self.task = task if is_same_task else None
@@ -176,11 +190,12 @@ class Accounts:
         for sampler_id in filter(delivered.get, delivered):
             self.slots.open.prove(sampler_id)
         self._staleness = Counter(dict(balance.staleness))
-        if terms.require_verifier or terms.work.verifiers_grade:
-            awaited = SlotState.UNGRADED if terms.work.verifiers_grade else SlotState.SPOOLED
-            for slot in self.slots.untrained():
-                if slot.state is awaited:
-                    self._draw(group_id(slot.number, slot.winner), slot.winning_holder, now=now)
+        self.reward_checks.restore(balance.owed_checks)
+        if any(standing.checks for standing in balance.standings):
+            self.reward_checks.has_had_verifier = True
+        for slot in self.slots.untrained():
+            if not terms.work.verifiers_grade or slot.state is SlotState.UNGRADED:
+                self._draw(slot, now=now)
 
     @property
     def grader(self) -> AgreedGrader:
@@ -238,7 +253,7 @@ class Accounts:
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
-                self.reward_checks.drop(slot.number)
+                self.reward_checks.drop(slot.number, is_consumed=slot.state in CONSUMED)
                 if size_bytes := self._spooled_bytes.pop(slot.number, 0):
                     self._spooled_bytes_total -= size_bytes
                     self.length_balance.note(size_bytes, is_used=slot.state in CONSUMED)
@@ -246,12 +261,11 @@ class Accounts:
             self.spooled_at_s[number] = stored.spooled_at_s
             self._spooled_bytes[number] = stored.size_bytes
             self._spooled_bytes_total += stored.size_bytes
-            self._draw(stored.group_id, stored.sampler_id, now=now)
         if (graded := transaction.graded) is not None:
             number, _ = slot_and_attempt(graded.group_id)
             self._spooled_bytes_total += graded.size_bytes - self._spooled_bytes[number]
             self._spooled_bytes[number] = graded.size_bytes
-            self.reward_checks.drop(number)
+        self._note_checks(transaction, now=now)
         for sampler_id, verdict in transaction.verdicts:
             self._of(sampler_id)[verdict] += 1
         for sampler_id, versions in transaction.staleness:
@@ -381,6 +395,11 @@ class Accounts:
         """Return when the group was spooled that has waited longest for a verifier; None: none waits."""
         return min((self.spooled_at_s[number] for number in self.slots.open.ungraded), default=None)
 
+    def must_wait_for_checks(self, sampler_id: str, *, now: float) -> bool:
+        """Whether a sampler hands in and is leased no more until groups of its own are checked."""
+        is_vetted = sampler_id in self.standings.vetted
+        return self.reward_checks.must_wait(sampler_id, is_vetted=is_vetted, now=now)
+
     def _newcomers_wait(self) -> bool:
         if self.work.verifiers_grade:  # what a sampler says of itself moves nothing
             return False
@@ -390,12 +409,44 @@ class Accounts:
     def _is_newcomers(self, number: int) -> bool:
         return self.slots.open_slots[number].winning_holder not in self.standings.vetted
 
-    def _draw(self, name: str, sampler_id: str, *, now: float) -> None:
-        number, _ = slot_and_attempt(name)
-        standing = self.standings.of(sampler_id)
+    def lease_room_by_checks(self, sampler_id: str, *, now: float) -> int | None:
+        """Return how many more leases a sampler may have by its own checks; None: they bound nothing."""
+        return self.reward_checks.lease_room(
+            sampler_id,
+            running=self.slots.open.running(sampler_id),
+            is_vetted=sampler_id in self.standings.vetted,
+            now=now,
+        )
+
+    def _note_checks(self, transaction: Transaction, *, now: float) -> None:
+        """Draw what is new; forget what is graded or owed no longer."""
+        if (stored := transaction.stored) is not None:
+            number, _ = slot_and_attempt(stored.group_id)
+            if (slot := self.slots.open_slots.get(number)) is not None:
+                self._draw(slot, now=now)
+        if (graded := transaction.graded) is not None:
+            self.reward_checks.drop(slot_and_attempt(graded.group_id)[0])
+        for number in transaction.freed:
+            self.reward_checks.drop(number)
+        if (answer := transaction.answered) is not None:
+            name, sampler_id = answer.group_id, answer.sampler_id
+            self.reward_checks.draw_answer(
+                Held(-1, name, sampler_id, now, size_bytes=answer.size_bytes, answer=answer)
+            )
+
+    def _draw(self, slot: Slot, *, now: float) -> None:
+        standing = self.standings.of(slot.winning_holder)
         is_all = self.work.verifiers_grade
         share = 1.0 if is_all else checked_share(standing.checks, standing.differing)
-        self.reward_checks.draw(number, name, sampler_id, share=share, now=now)
+        held = Held(
+            slot.number,
+            group_id(slot.number, slot.winner),
+            slot.winning_holder,
+            now,
+            prompt_index=slot.prompt_index,
+            size_bytes=self._spooled_bytes.get(slot.number, 0),
+        )
+        self.reward_checks.draw(held, share=share)
 
     def _training_prompts(self) -> int | None:
         return None if self.prompts is None else self.prompts - self.evaluations.settings.held_out_prompts

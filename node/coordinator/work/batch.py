@@ -8,9 +8,11 @@ The last one is applied once it is on disk, so a batch of one leaves nothing to 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import NOTHING, Answer, Decision
+from node.coordinator.work.slots import CONSUMED
 
 
 class Batch:
@@ -40,8 +42,11 @@ class Batch:
         """
         self.apply()
         decision = decide(now)
-        if decision.transaction != NOTHING:
-            self._decided.append((decision.transaction, now))
+        transaction = decision.transaction
+        if transaction != NOTHING:
+            consumed = [slot for slot in transaction.slots if slot.state in CONSUMED]
+            kept = self._accounts.reward_checks.kept(consumed)
+            self._decided.append((replace(transaction, kept=kept) if kept else transaction, now))
             stored = decision.transaction.stored or decision.transaction.graded
             self.size_bytes += 0 if stored is None else stored.size_bytes
         return decision.answer

@@ -17,7 +17,7 @@ class Bounds:
     verifiers_grade: bool = False
 
     @property
-    def ungraded_groups(self) -> int:
+    def unchecked_groups(self) -> int:
         """Groups that may wait for verifiers while more are leased; the rest is for those under way."""
         return max(self.batch_groups, self.buffer_groups // 2)
 
@@ -58,7 +58,7 @@ def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[
     untrained, running = load.untrained_groups, load.running_groups
     accepted = untrained + load.trained_groups + load.batchless_steps * bounds.batch_groups
     horizon = bounds.max_staleness_versions + load.version - behind_versions + 1
-    grading = {"grading": bounds.ungraded_groups - load.ungraded_groups} if bounds.verifiers_grade else {}
+    grading = {"grading": bounds.unchecked_groups - load.ungraded_groups} if bounds.verifiers_grade else {}
     return {
         **grading,
         "concurrency": bounds.concurrency_groups - running,

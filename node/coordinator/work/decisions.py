@@ -34,6 +34,9 @@ EMPTY_PAUSE_S: Final = 1.0
 TOO_OLD: Final = "policy version"
 """The bound that a sampler reaches whose policy is older than the staleness bound."""
 
+CHECKS: Final = "checks"
+"""The bound that a sampler reaches of whose groups so many wait to be checked as it may have."""
+
 PARTIAL_PAUSE_S: Final = 0.5
 """Until a sampler asks again that was granted less than it asked for."""
 
@@ -61,7 +64,8 @@ def lease(
     lease slots again that were trained on. Nothing is leased for another version 0 than the learner's: a
     sampler that joined before the learner is checked here first. A sampler whose policy is older than the
     staleness bound gets nothing: what it began now would be stale when done, and one that is behind gets as
-    much less as it is behind. Nobody gets more than its share (see ``standing``). Held-out prompts come first
+    much less as it is behind. Nobody gets more than its share (see ``standing``), or anything while it has to
+    wait for its own checks (see ``reward_checks``). Held-out prompts come first
     and on top of bounds and share, up to their part of what the sampler may hold by its deliveries.
     They go to samplers that stay at the version under evaluation, however old it is by now; which slots are
     leased does not depend on them.
@@ -91,7 +95,10 @@ def lease(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
     evaluating = _held_out_leases(accounts, held_out)
+    by_checks = accounts.lease_room_by_checks(sampler_id, now=now)
     granted = max(0, min(unused - len(evaluating), free.groups))
+    waits_for_checks = by_checks is not None and by_checks < granted
+    granted = granted if by_checks is None else min(granted, by_checks)
     slots = accounts.slots.grant(
         sampler_id,
         granted,
@@ -112,7 +119,9 @@ def lease(
     if len(leases) < wanted:
         pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
         bound = share.bound if unused < wanted and granted < free.groups else free.bound
-        if len(leased) < granted:
+        if waits_for_checks:
+            bound = CHECKS
+        elif len(leased) < granted:
             bound = "prompts"
     is_left = share.allowance > 0 and accounts.evaluations.has_left(
         sampler_id, held_version=held.number, stays=stays

@@ -8,8 +8,8 @@ A group that is not what it says is thrown out as where samplers grade: see ``tr
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import Report
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.reward_checks import Held
 from node.coordinator.work.slots import slot_and_attempt
 from node.coordinator.work.trust import Checked
 from node.failure import Failure

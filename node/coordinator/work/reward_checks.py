@@ -1,276 +1,436 @@
-"""Which groups have their rewards worked out again, and what that proves; pure.
+"""The groups whose rewards are worked out again, from the draw to the finding; pure.
 
     spooled --drawn by a secret--> held --> sent to a verifier --> answered --finding on disk--> settled
-       |                            |<---------- | ----------------------'-- not written: asked again
-       |                            |            '-- no finding in time: delivered, unchecked
-       |                            '-- no verifier has room in time, or none is left: delivered, unchecked
-       '-- not drawn, or too many are held: delivered
+       |            |               ^           |     |                 '-- not written: asked again
+       |            |               |           |     '-- out of patience: offered to another verifier, too
+       |            |               '-----------'-- the verifier has gone
+       |            '-- no verifier is there, or its sampler has no room: delivered, and owed
+       '-- not drawn: delivered
+
+    owed --> checked afterwards, when no group that is held may be sent; trained on or not
 
 A group that is held back waits for no other, and no other waits for it. The share that is drawn follows the
 sampler's record: every group of a newcomer, so that it moves nothing unchecked, and soon one in twelve while
-its checks agree. Nobody can tell which: the draw is a keyed hash of the group's id, and the key never leaves
-this process. While too many groups are held, newcomers are told to come back.
+its checks agree (``check_bets``). Nobody can tell which: the draw is a keyed hash of the group's id, and the
+key never leaves this process.
+
+**Shared out by sampler.** A sampler may have as many groups held as there is room left for all. One at this
+bound hands in no more and is leased no more, if it is a newcomer or its groups are dear to check
+(``verifier_places``, which shares out verifiers' places and time): it waits for its own checks, and nobody
+else does. Where the verifiers are too slow for everybody's groups, those of proven samplers are passed over
+and owed instead. No group goes on unchecked because its check is slow.
+
+**Owed.** What was delivered unchecked is checked afterwards. Its bytes stay in the ledger although it was
+trained on, within bounds that are shared out by sampler likewise. A lie that is found then is proof like any.
 
 Where a verifier is required, no group goes on unchecked for want of one: all wait, and those that were drawn
-are asked for again until there is an answer.
+are asked for again until there is an answer. Where verifiers grade, every group waits for grades, and none
+goes on without; it is at one verifier at a time as long as that one answers.
 
-Where verifiers grade, every group waits for grades, and none goes on without. It is at one verifier at a
-time: it goes to another as soon as the first has gone, or has answered nothing for ``HELD_S``. A group that
-``MOST_TRIES`` verifiers have left unanswered may be what ends them, and is given up.
+A group that ``MOST_TRIES`` verifiers have left unanswered may be what ends them, and is given up.
 
-Where the grader is deterministic, one group with other rewards is proof. Where honest samplers may differ in
-a share of their groups, checks are bets against "it differs no more often than that": the stake grows by
-``LYING_SHARE`` over that share with each difference, shrinks a little with each agreement, and is spread over
-all moments at which a sampler may begin to lie. An honest sampler's stake reaches 1 / ``FALSE_ALARM`` in a
-whole run with probability ``FALSE_ALARM`` at most (Ville's inequality).
+Answers to held-out prompts are all checked, without holding anything up: see ``evaluation``.
 """
 
+import enum
 import hashlib
-import math
-from collections import OrderedDict
-from collections.abc import Container, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
 
-Key = TypeVar("Key", bound=Hashable)
+from node.coordinator.work.check_queue import CheckQueue, Held
+from node.coordinator.work.check_tally import CheckTally
+from node.coordinator.work.shared_room import SharedRoom
+from node.coordinator.work.slots import Slot, group_id
+from node.coordinator.work.verifier_places import GRADING_LIMIT_S, LATE_FACTOR, VerifierPlaces
 
-LEAST_SHARE: Final = 0.08
-"""A proven sampler that lies in a part b of its groups is found within 37 / b of them, 19 times in 20, and
-after 12.5 / b on average. At 0.1 the honest run of ``bench.cheats`` at 40 versions spent 4.05 % of the
-fleet's CPU time on checks, in proportion to their number."""
-
-PROVEN_CHECKS: Final = 4
-"""Checks after which a sampler is no newcomer; its share then falls as the cube of their number, since most
-of what checks cost was samplers between the first check and the last share."""
-
-HELD_GROUPS: Final = 64
-"""Proven samplers' groups beyond them are delivered unchecked."""
-
-HELD_S: Final = 60.0
-"""Twice what a grader may take for one group by default."""
+HELD_S: Final = LATE_FACTOR * GRADING_LIMIT_S
+"""Longest for what a finding means to come to disk; then the group is asked for again."""
 
 MOST_TRIES: Final = 3
-"""Times that a group is sent to be graded and not answered for."""
+"""Verifiers that leave a group unanswered before it is given up, or terms for which it is late everywhere."""
 
 PUT_OFF_S: Final = 10.0
 """Until a group is sent again whose grader could not be asked, such as a judge that is away."""
 
-FALSE_ALARM: Final = 0.01
-LYING_SHARE: Final = 0.25
-"""Share of differing groups that the bet wins most on."""
+OWED_GROUPS: Final = 1024
+"""Most groups to be checked afterwards: two minutes of a verifier that takes .1 s for each."""
+
+ANSWERS_BYTES: Final = 64 << 20
+"""Answers to held-out prompts that wait for a check, in memory."""
 
 
-def checked_share(checks: int, differing: int) -> float:
-    """Return the share of a sampler's groups to check, when so many were and ``differing`` of them differed.
+class _Why(enum.Enum):
+    """Why a group is still to be checked."""
 
-    Each difference, which a grader that is not deterministic may make, takes back the record of a newcomer.
-    """
-    record = checks - PROVEN_CHECKS * differing
-    return max(LEAST_SHARE, min(1.0, (PROVEN_CHECKS / max(1, record)) ** 3))
-
-
-def stake_after(stake: float, *, checks: int, differs: bool, noise_ratio: float) -> float:
-    """Return the stake against a sampler after one more check.
-
-    Args:
-        checks: How many there were before.
-        noise_ratio: Share of an honest sampler's groups that differ, at most; below ``LYING_SHARE``.
-    """
-    begins_now = 1.0 / ((checks + 1) * (checks + 2))
-    if differs:
-        odds = LYING_SHARE / noise_ratio if noise_ratio else math.inf
-    else:
-        odds = (1.0 - LYING_SHARE) / (1.0 - noise_ratio)
-    return (stake + begins_now) * odds
+    HELD = "the learner is not sent it before"
+    OWED = "it was delivered unchecked"
+    ANSWER = "it answers a held-out prompt"
+    SENT = "it is at a verifier, or was answered for, and nobody else wants it"
 
 
-def is_proof(stake: float) -> bool:
-    return stake * FALSE_ALARM >= 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A group that waits for a check or is being checked."""
-
-    slot: int
-    group_id: str
-    sampler_id: str
-    since_s: float
-    tries: int = field(default=0, compare=False)
-    """Times it was sent since the last answer."""
+@dataclass(slots=True, eq=False)
+class _Check:
+    held: Held
+    why: _Why
+    verifiers: int = 0
+    """How many have it."""
+    answered_at_s: float | None = None
+    """Since when what the answer means is not settled."""
+    put_off_until_s: float | None = None
 
 
 class RewardChecks:
-    """The groups being checked, in memory only: what waited when the process ended is delivered unchecked, or
-    drawn again where a verifier is required or grades."""
+    """The groups being checked, in memory only, but for the bytes of those that are owed. What waited when
+    the process ended is drawn again."""
 
-    def __init__(self, secret: bytes, *, is_required: bool = False, grades: bool = False) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        *,
+        most_held: int,
+        most_owed_bytes: int,
+        is_required: bool = False,
+        grades: bool = False,
+    ) -> None:
         self._secret = secret
+        self._most_held, self._most_owed_bytes = most_held, most_owed_bytes
         self._grades = grades
         self._is_required = is_required or grades
-        self._waiting: OrderedDict[int, Held] = OrderedDict()
-        self._sent: dict[str, Held] = {}
-        """By group id; some may have been delivered since."""
-        self._answered: dict[str, Held] = {}
-        """By group id; what the answers mean is not settled yet."""
-        self._held: dict[int, str] = {}
-        """Slot -> the group that is held back."""
+        self.verifiers: set[VerifierPlaces] = set()
         self.is_open = False
-        """Whether there is a verifier."""
+        """Whether there is a verifier that answers."""
+        self.has_had_verifier = False
+        """Whether the run has ever had one; without one, nothing is owed."""
+        self.tally = CheckTally()
         self.passed_over = 0
-        """Groups that were drawn and not held, because too many were."""
+        """Groups that were drawn and delivered unchecked, since this was last set."""
+        self.unkept = 0
+        """How many of those will never be checked, for want of room."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self._checks: dict[str, _Check] = {}
+        """By group id."""
+        self._of_slot: dict[int, str] = {}
+        """Slot -> the group of it that is to be checked."""
+        self._waiting, self._afterwards = CheckQueue(), CheckQueue()
+        """Groups that are held back, and the others."""
+        self._held, self._owed = SharedRoom(self._most_held), SharedRoom(OWED_GROUPS)
+        self._owed_bytes, self._answer_bytes = SharedRoom(self._most_owed_bytes), SharedRoom(ANSWERS_BYTES)
 
     def __len__(self) -> int:
-        return len(self._held)
+        """Return how many groups are held back."""
+        return self._held.total
 
     @property
-    def is_full(self) -> bool:
-        """Whether so many groups are held that newcomers have to wait; where verifiers grade, the buffer's
-        bounds are all."""
-        return not self._grades and len(self._held) >= HELD_GROUPS
+    def owed(self) -> int:
+        """Groups for training that are to be checked afterwards."""
+        return self._owed.total
 
     @property
     def lacks_verifier(self) -> bool:
         """Whether every group is held because a verifier is required and there is none."""
         return self._is_required and not self.is_open and not self._grades
 
+    def held_by(self, sampler_id: str) -> int:
+        """Return how many groups of a sampler are held back."""
+        return self._held.of(sampler_id)
+
     def is_held(self, slot: int) -> bool:
-        return slot in self._held or self.lacks_verifier
+        check = self._checks.get(self._of_slot.get(slot, ""))
+        return self.lacks_verifier or (check is not None and check.why is _Why.HELD)
 
-    def draw(self, slot: int, group_id: str, sampler_id: str, *, share: float, now: float) -> None:
-        """Hold a group that was just spooled back, if it is drawn."""
-        if not (self.is_open or self._is_required) or self._number(group_id) >= share:
-            return
-        if self.is_full and not self._is_required:
-            self.passed_over += 1
-            return
-        self._held[slot] = group_id
-        self._waiting[slot] = Held(slot, group_id, sampler_id, now)
+    def must_wait(self, sampler_id: str, *, is_vetted: bool, now: float) -> bool:
+        """Whether a sampler hands in and is leased no more until groups of its own are checked."""
+        if not self._held.of(sampler_id) or self._held.has_room(sampler_id):
+            return False
+        return self._is_required or not is_vetted or self._is_dear(sampler_id, now)
 
-    def next(self, *, but: Container[str] = ()) -> Held | None:
-        """Return the group that has waited longest, and count it as sent; None: none waits.
+    def lease_room(self, sampler_id: str, *, running: int, is_vetted: bool, now: float) -> int | None:
+        """Return how many more leases a sampler may have; None: checks bound nothing.
 
-        Those whose ids are in ``but`` are passed over.
+        Groups that it could not hand in for want of room would keep leases from others, so those that would
+        all be held count already while it works on them.
         """
-        slot = next((slot for slot, held in self._waiting.items() if held.group_id not in but), None)
-        if slot is None:
+        if self.must_wait(sampler_id, is_vetted=is_vetted, now=now):
+            return 0
+        is_drawn = self._grades or (self.is_open and (not is_vetted or self._is_dear(sampler_id, now)))
+        if not is_drawn:
             return None
-        held = self._waiting.pop(slot)
-        self._sent[held.group_id] = held = replace(held, tries=held.tries + 1)
-        return held
+        own = self._held.of(sampler_id)
+        left = max(0, self._most_held - self._held.total - own)
+        # Alone it may hold half of the room; where verifiers grade, what it works on may fill the rest.
+        return max(0 if own or running else 1, (left if self._grades else left // 2) - running)
 
-    def answered(self, group_id: str) -> Held | None:
+    def draw(self, held: Held, *, share: float) -> None:
+        """Hold a group that was just spooled back, if it is drawn."""
+        is_drawn = self._number(held.group_id) < share
+        self.tally.note_group(held.sampler_id, is_drawn=is_drawn)
+        if not is_drawn:
+            return
+        has_room = not self._held.of(held.sampler_id) or self._held.has_room(held.sampler_id)
+        if self._is_required or (self.is_open and has_room):
+            self._begin(held, _Why.HELD)
+        else:
+            self._pass_over(held)
+
+    def draw_answer(self, held: Held) -> None:
+        """Put an answer to a held-out prompt up for a check; it counts meanwhile."""
+        if not (self.is_open or self.has_had_verifier):
+            return
+        if self._answer_bytes.has_room(held.sampler_id, held.size_bytes):
+            self._begin(held, _Why.ANSWER)
+        else:
+            self.unkept += 1
+
+    def restore(self, owed: Iterable[Held]) -> None:
+        """Forget everything but the groups that the ledger has kept to be checked."""
+        self._clear()
+        for held in owed:
+            self.has_had_verifier = True
+            self._begin(held, _Why.OWED)
+
+    def kept(self, slots: Iterable[Slot]) -> frozenset[int]:
+        """Return those of some consumed slots whose groups are still to be checked."""
+        found = set()
+        for slot in slots:
+            check = self._checks.get(self._of_slot.get(slot.number, ""))
+            if check is None or check.held.group_id != group_id(slot.number, slot.winner):
+                continue
+            is_owed = check.why is _Why.OWED or (check.why is _Why.HELD and self._may_owe(check.held))
+            if is_owed and check.answered_at_s is None:
+                found.add(slot.number)
+        return frozenset(found)
+
+    def owed_slots(self, sampler_ids: Container[str] | None = None) -> frozenset[int]:
+        """Return the slots of groups that are owed: of these samplers, or of all."""
+        return frozenset(
+            check.held.slot
+            for check in self._checks.values()
+            if check.why is _Why.OWED and (sampler_ids is None or check.held.sampler_id in sampler_ids)
+        )
+
+    def next(self, places: VerifierPlaces, now: float) -> Held | None:
+        """Return the group that a verifier is to be sent, and count it as sent; None: none now.
+
+        Groups that are held back go first; of a sampler's groups, the oldest.
+        """
+        for waiting in (self._waiting, self._afterwards):
+            sampler_id = places.choose(waiting.sampler_ids(but=places), now)
+            if sampler_id is not None:
+                check = self._checks[waiting.take(sampler_id, but=places)]
+                check.verifiers += 1
+                places.send(check.held.group_id, sampler_id, now)
+                return check.held
+        return None
+
+    def answered(self, name: str, now: float) -> Held | None:
         """Return a group that a verifier has answered for; None: it was not asked, or has answered before.
 
         It stays held until what the answer means is settled: ``let_go``.
         """
-        if (held := self._sent.pop(group_id, None)) is not None:
-            self._answered[group_id] = held = replace(held, tries=0)
-            if (waiting := self._waiting.get(held.slot)) is not None and waiting.group_id == group_id:
-                del self._waiting[held.slot]
-        return held
+        check = self._checks.get(name)
+        if check is None or check.answered_at_s is not None or not check.verifiers:
+            return None
+        return self._answer(check, now)
 
     def ask_again(self, held: Held) -> None:
         """Put a group up for another check; its finding was lost before it was settled."""
-        if not (self.is_open or self._is_required):
-            self.let_go(held)
-        elif self._answered.pop(held.group_id, None):
-            self._wait_again(held)
+        check = self._checks.get(held.group_id)
+        if check is not None and check.answered_at_s is not None:
+            check.answered_at_s, check.verifiers = None, 0
+            self._wait(check)
 
-    def let_go(self, held: Held) -> None:
-        """Let the learner have a group."""
-        self._answered.pop(held.group_id, None)
-        if self._held.get(held.slot) == held.group_id:
-            self.drop(held.slot)
+    def let_go(self, held: Held, *, is_checked: bool = False) -> None:
+        """Let the learner have a group, whose check is over."""
+        if (check := self._checks.get(held.group_id)) is not None:
+            if is_checked and check.why is not _Why.ANSWER:
+                self.tally.note_checked(held.sampler_id)
+            self._end(check)
 
-    def drop(self, slot: int) -> None:
-        """Forget a group that is not wanted any more; one that was sent may still be found out."""
-        self._waiting.pop(slot, None)
-        self._held.pop(slot, None)
+    def drop(self, slot: int, *, is_consumed: bool = False) -> None:
+        """Note that nobody waits for a slot's group any more; one that was sent may still be found out.
 
-    def renew(self, group_ids: Iterable[str], now: float) -> None:
-        """Where verifiers grade, let a verifier keep what it has: it has answered for another group."""
-        for group_id in group_ids if self._grades else ():
-            if (held := self._sent.get(group_id)) is not None:
-                self._sent[group_id] = replace(held, since_s=max(held.since_s, now))
+        What was trained on unchecked is owed.
+        """
+        if (check := self._checks.get(self._of_slot.get(slot, ""))) is None:
+            return
+        if not is_consumed:
+            self._become(check, _Why.SENT)
+        elif check.answered_at_s is not None:
+            return
+        elif check.why is _Why.HELD:
+            self._become(check, _Why.OWED if self._may_owe(check.held) else _Why.SENT)
 
     def left(self, group_ids: Iterable[str]) -> None:
-        """Send another verifier what one had that has gone.
+        """Send another verifier what one had that has gone."""
+        for name in group_ids:
+            check = self._checks.get(name)
+            if check is not None and check.answered_at_s is None and check.verifiers:
+                check.verifiers -= 1
+                if not check.verifiers and not self._is_waiting(check):
+                    self._failed(check)
 
-        Where none grades, a group that ``MOST_TRIES`` have left is late rather than sent to the next.
+    def offer(self, name: str) -> None:
+        """Ask another verifier about a group, too; the first to answer decides."""
+        check = self._checks.get(name)
+        if check is None or check.answered_at_s is not None:
+            return
+        if self._grades:
+            self._failed(check)
+        else:
+            self._wait(check)
+
+    def turned_late(self, name: str) -> Held | None:
+        """Note that a group has turned late at a verifier that answers for others.
+
+        Return it where that is no one verifier's doing: it has been late as often as there are others to ask.
         """
-        for group_id in group_ids:
-            held = self._sent.get(group_id)
-            if held is not None and (self._grades or held.tries < MOST_TRIES):
-                del self._sent[group_id]
-                self._wait_again(held)
+        check = self._checks.get(name)
+        if check is None or check.answered_at_s is not None:
+            return None
+        check.held = replace(check.held, terms_late=check.held.terms_late + 1)
+        return check.held if check.held.terms_late == self._verifiers_to_ask else None
 
-    def put_off(self, group_id: str, now: float) -> bool:
+    def put_off(self, name: str, now: float) -> bool:
         """Where verifiers grade, have a group graded a little later; return whether that is so."""
-        held = self._sent.get(group_id) if self._grades else None
-        if held is not None:
-            self._sent[group_id] = replace(held, since_s=now + PUT_OFF_S - HELD_S, tries=0)
-        return held is not None
+        check = self._checks.get(name)
+        if not self._grades or check is None or check.answered_at_s is not None or not check.verifiers:
+            return False
+        self._stop_waiting(check)
+        check.held, check.verifiers = replace(check.held, tries=0), 0
+        check.put_off_until_s = now + PUT_OFF_S
+        return True
 
-    def hopeless(self) -> list[Held]:
+    def hopeless(self, now: float) -> list[Held]:
         """Return, as answered for, the groups that too many verifiers have left unanswered."""
-        given_up = [held for held in self._waiting.values() if held.tries >= MOST_TRIES and self._grades]
-        for held in given_up:
-            del self._waiting[held.slot]
-            self._sent.pop(held.group_id, None)
-            self._answered[held.group_id] = replace(held, tries=0)
-        return given_up
+        return [
+            self._answer(check, now)
+            for check in tuple(self._checks.values())
+            if check.answered_at_s is None
+            and (
+                check.held.tries >= MOST_TRIES or check.held.terms_late >= MOST_TRIES * self._verifiers_to_ask
+            )
+        ]
 
-    def late(self, now: float) -> int:
-        """Let groups go that have been held for too long; return how many. Where a verifier is required, ask
-        for those again that one has been sent, or has answered for and gone before that was on disk."""
-        if self._is_required:
-            for held in [held for held in self._sent.values() if now - held.since_s > HELD_S]:
-                self._sent[held.group_id] = again = replace(held, since_s=now)
-                self._wait_again(again)
-            for held in [held for held in self._answered.values() if now - held.since_s > HELD_S]:
-                del self._answered[held.group_id]
-                self._wait_again(replace(held, since_s=now))
-            return 0
-        asked = (*self._waiting.values(), *self._sent.values(), *self._answered.values())
-        due = [held for held in asked if now - held.since_s > HELD_S]
-        were_held = sum(self._held.get(held.slot) == held.group_id for held in due)
-        for held in due:
-            self.let_go(held)
-            if now - held.since_s > 2 * HELD_S:
-                self._sent.pop(held.group_id, None)
-        return were_held
+    def turn(self, now: float) -> None:
+        """Ask again where a finding never came to disk, or where a group was put off."""
+        for check in tuple(self._checks.values()):
+            if check.answered_at_s is not None and now - check.answered_at_s > HELD_S:
+                check.answered_at_s, check.verifiers = None, 0
+                self._wait(check)
+            elif check.put_off_until_s is not None and now >= check.put_off_until_s:
+                check.put_off_until_s = None
+                self._wait(check)
 
     def bound_times(self, now: float) -> None:
         """Hold no group from a time ahead: the clock was set back."""
-        self._waiting.update(_held_by(self._waiting, now))
-        self._sent.update(_held_by(self._sent, now))
-        self._answered.update(_held_by(self._answered, now))
+        for check in self._checks.values():
+            check.held = replace(check.held, since_s=min(check.held.since_s, now))
+            if check.answered_at_s is not None:
+                check.answered_at_s = min(check.answered_at_s, now)
+            if check.put_off_until_s is not None:
+                check.put_off_until_s = min(check.put_off_until_s, now + PUT_OFF_S)
+        for places in self.verifiers:
+            places.bound_times(now)
+
+    def open(self) -> None:
+        """Note that a verifier answers."""
+        self.is_open = self.has_had_verifier = True
 
     def close(self) -> None:
-        """Note that no verifier is left: let every group go, or have those wait that were sent."""
+        """Note that no verifier answers: deliver every group, which is owed, or have all wait."""
         self.is_open = False
-        if not self._is_required:
-            self.forget()
-        for held in self._sent.values():
-            self._wait_again(held)
-        self._sent.clear()
+        for check in tuple(self._checks.values()) if not self._is_required else ():
+            if check.why is _Why.HELD and check.answered_at_s is None:
+                self.passed_over += 1
+                self._become(check, _Why.OWED if self._may_owe(check.held) else _Why.SENT)
 
-    def forget(self) -> None:
-        """Let every group go that is not answered for."""
-        self._waiting.clear()
-        self._sent.clear()
-        self._held = {slot: name for slot, name in self._held.items() if name in self._answered}
+    def _pass_over(self, held: Held) -> None:
+        """Deliver a group unchecked; check it afterwards, where there is room and the run has verifiers."""
+        if not self.has_had_verifier:
+            return
+        self.passed_over += 1
+        if self._may_owe(held):
+            self._begin(held, _Why.OWED)
+        else:
+            self.unkept += 1
 
-    def _wait_again(self, held: Held) -> None:
-        if self._held.get(held.slot) == held.group_id:
-            self._waiting[held.slot] = held
+    def _may_owe(self, held: Held) -> bool:
+        has_room = self._owed.has_room(held.sampler_id)
+        return has_room and self._owed_bytes.has_room(held.sampler_id, held.size_bytes)
 
-    def _number(self, group_id: str) -> float:
-        digest = hashlib.blake2b(group_id.encode(), key=self._secret, digest_size=8).digest()
+    def _begin(self, held: Held, why: _Why) -> None:
+        check = self._checks[held.group_id] = _Check(held, why)
+        if held.slot >= 0:
+            self._of_slot[held.slot] = held.group_id
+        self._count(check, 1)
+        self._wait(check)
+
+    def _become(self, check: _Check, why: _Why) -> None:
+        """Let a group be checked for another reason, or not at all."""
+        is_waiting = self._stop_waiting(check)
+        self._count(check, -1)
+        check.why = why
+        self._count(check, 1)
+        if why is _Why.SENT and not check.verifiers and check.answered_at_s is None:
+            self._end(check)
+        elif is_waiting:
+            self._wait(check)
+
+    def _answer(self, check: _Check, now: float) -> Held:
+        self._stop_waiting(check)
+        check.answered_at_s, check.put_off_until_s = now, None
+        check.held = replace(check.held, tries=0, terms_late=0)
+        return check.held
+
+    def _failed(self, check: _Check) -> None:
+        """Put a group up again that a verifier has left unanswered."""
+        check.held = replace(check.held, tries=check.held.tries + 1)
+        self._wait(check)
+
+    def _wait(self, check: _Check) -> None:
+        if check.why is _Why.SENT:
+            if not check.verifiers:
+                self._end(check)
+            return
+        (self._waiting if check.why is _Why.HELD else self._afterwards).add(check.held)
+
+    def _is_waiting(self, check: _Check) -> bool:
+        return check.held in self._waiting or check.held in self._afterwards
+
+    def _stop_waiting(self, check: _Check) -> bool:
+        return self._waiting.discard(check.held) or self._afterwards.discard(check.held)
+
+    def _end(self, check: _Check) -> None:
+        self._stop_waiting(check)
+        self._count(check, -1)
+        del self._checks[check.held.group_id]
+        if self._of_slot.get(check.held.slot) == check.held.group_id:
+            del self._of_slot[check.held.slot]
+
+    def _count(self, check: _Check, sign: int) -> None:
+        name, size_bytes = check.held.sampler_id, sign * check.held.size_bytes
+        match check.why:
+            case _Why.HELD:
+                self._held.take(name, sign)
+            case _Why.OWED:
+                self._owed.take(name, sign)
+                self._owed_bytes.take(name, size_bytes)
+            case _Why.ANSWER:
+                self._answer_bytes.take(name, size_bytes)
+
+    @property
+    def _verifiers_to_ask(self) -> int:
+        return min(MOST_TRIES, max(1, len(self.verifiers)))
+
+    def _is_dear(self, sampler_id: str, now: float) -> bool:
+        """Whether every verifier that knows a sampler finds its groups dear."""
+        said = [places.is_dear(sampler_id, now) for places in self.verifiers]
+        known = [is_dear for is_dear in said if is_dear is not None]
+        return bool(known) and all(known)
+
+    def _number(self, name: str) -> float:
+        digest = hashlib.blake2b(name.encode(), key=self._secret, digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2.0**64
-
-
-def _held_by(groups: Mapping[Key, Held], now: float) -> dict[Key, Held]:
-    """Return groups as held since ``now`` at the latest."""
-    return {key: replace(held, since_s=min(held.since_s, now)) for key, held in groups.items()}

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from node.coordinator.work.reward_checks import PROVEN_CHECKS, is_proof, stake_after
+from node.coordinator.work.check_bets import PROVEN_CHECKS, is_proof, stake_after
 from node.limits import LEASES_PER_PEER, PROBE_S
 from node.run import SamplerStanding
 
@@ -88,7 +88,7 @@ class Standing:
     differing: int = 0
     """How many of those claimed other rewards."""
     stake: float = 0.0
-    """Winnings of a bet that it lies; see ``reward_checks``."""
+    """Winnings of a bet that it lies; see ``check_bets``."""
     proven_at_s: float = 0.0
     """When it was proved to lie; 0: it was not."""
 

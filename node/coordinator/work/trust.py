@@ -12,8 +12,8 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import NO_PROMPTS
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.reward_checks import Held
 from node.coordinator.work.slots import group_id
 from node.coordinator.work.task_size import agreed_size, size_without
 from node.errors import RefusedError
@@ -58,7 +58,9 @@ def pardon(accounts: Accounts, node_ids: Collection[str] | None) -> Decision[Und
         if (node_ids is None or standing.sampler_id in node_ids)
         and (pardoned := standing.pardoned()) != standing
     )
-    transaction = Transaction(prompts=bad, standings=standings)
+    # What was done before a pardon is not found out after it.
+    owed = accounts.reward_checks.owed_slots(node_ids) - accounts.slots.open_slots.keys()
+    transaction = Transaction(prompts=bad, standings=standings, freed=tuple(sorted(owed)))
     return Decision(Undone(0, len(bad.bad) + len(bad.lifted)), transaction)
 
 
@@ -86,26 +88,33 @@ def reward_checked(
 ) -> Decision[Checked]:
     """Decide what becomes of a group that was checked, and of its sampler.
 
-    A group with other rewards, or one that the grader cannot grade, is thrown out, unless it was late and has
-    been delivered: the learner may be training on it. A proven liar loses its leases and all of its groups
-    that are not yet trained on; the learner is told its name, and throws out what it holds of them.
+    A group with other rewards, or one that the grader cannot grade, is thrown out, unless it has been
+    delivered unchecked: the learner may be training on it. An answer to a held-out prompt is taken back. A
+    proven liar loses its leases and all of its groups that are not yet trained on; the learner is told its
+    name, and throws out what it holds of them.
     """
     name, before = held.sampler_id, accounts.standings.of(held.sampler_id)
+    # What was trained on unchecked was kept for this.
+    is_settled = held.slot >= 0 and held.slot not in accounts.slots.open_slots
+    freed = (held.slot,) if is_settled else ()
     if finding.outcome is RewardCheck.SKIPPED or before.is_proven_liar:
-        return Decision(Checked(name))
+        return Decision(Checked(name), Transaction(freed=freed))
     if finding.outcome is RewardCheck.UNGRADABLE:
         after = before.after_refusal(now=now)
     else:
         differs = finding.outcome is RewardCheck.DISAGREED
         after = before.after_check(differs=differs, noise_ratio=noise_ratio, what=finding.detail, now=now)
-    transaction = Transaction(standings=(after,))
+    transaction = Transaction(standings=(after,), freed=freed)
     if finding.outcome is RewardCheck.AGREED:
         return Decision(Checked(name), transaction)
     if after.is_proven_liar:
         suspect = [slot for slot in accounts.slots.untrained() if slot.winning_holder == name]
         transaction = replace(
-            revocation(accounts, [name], now=now).transaction, standings=transaction.standings
+            revocation(accounts, [name], now=now).transaction, standings=transaction.standings, freed=freed
         )
+    elif held.answer is not None:
+        evaluation = accounts.evaluations.taken_back(held.group_id, now=now)
+        return Decision(Checked(name), replace(transaction, evaluation=evaluation))
     else:
         slot = accounts.slots.undelivered(held.slot)
         suspect = [slot] if slot is not None and group_id(slot.number, slot.winner) == held.group_id else []
@@ -125,6 +134,17 @@ def reward_checked(
     )
 
 
+def check_late(accounts: Accounts, held: Held, *, now: float) -> Decision[None]:
+    """Hold it against a sampler that the check of its group is late, while others' groups are answered for.
+
+    The group goes on waiting.
+    """
+    before = accounts.standings.of(held.sampler_id)
+    if before.is_proven_liar:
+        return Decision(None)
+    return Decision(None, Transaction(standings=(before.after_refusal(now=now),)))
+
+
 def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
     """Note the digest of the task's name and options; the answer is how many groups are refused.
 
@@ -142,6 +162,7 @@ def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
         verdicts=tuple((holder, Verdict.FOREIGN) for holder in holders),
         prompts=accounts.bad_prompts.without(None) if before else NO_PROMPTS,
         task_digest=now_is,
+        freed=tuple(sorted(accounts.reward_checks.owed_slots() - accounts.slots.open_slots.keys())),
     )
     return Decision(len(transaction.slots), transaction)
 

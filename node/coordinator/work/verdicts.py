@@ -62,7 +62,7 @@ def submission(
     if (standing := accounts.standings.of(sampler_id)).is_proven_liar:
         return _answer(Verdict.SUSPECT, standing.quarantine)
     if is_evaluation_lease(name):
-        return _evaluated(accounts, sampler_id, name, group, is_published, now=now)
+        return _evaluated(accounts, encoded, group, is_published, now=now)
     work, parsed = accounts.work, parse_group_id(name)
     header = group.header if isinstance(group, RolloutGroup) else group
     if parsed is None:
@@ -135,10 +135,10 @@ def _spooled(
             f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
             fix="send it again later",
         )
-    if accounts.reward_checks.is_full and stored.sampler_id not in accounts.standings.vetted:
-        raise RefusedError(
-            Reason.BUSY, "too many groups wait for a check of their rewards", fix="send it again later"
-        )
+    if accounts.must_wait_for_checks(stored.sampler_id, now=now):
+        waiting = accounts.reward_checks.held_by(stored.sampler_id)
+        what = f"{waiting} groups of {stored.sampler_id} wait for a check of their rewards"
+        raise RefusedError(Reason.BUSY, what, fix="send it again later")
     slot = accounts.slots.submitted(*slot_and_attempt, is_graded=not accounts.work.verifiers_grade)
     transaction = Transaction(
         slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),), prompt_said=said
@@ -188,14 +188,14 @@ def _answered(
 
 def _evaluated(
     accounts: Accounts,
-    sampler_id: str,
-    name: str,
+    encoded: EncodedGroup,
     group: GroupHeader | RolloutGroup | RefusedError,
     is_published: Callable[[int], bool],
     *,
     now: float,
 ) -> Decision[Submitted]:
     """Count the group of a held-out prompt; it is not stored, and its verdict is not one of training."""
+    sampler_id, name = encoded.sampler_id, encoded.group_id
     evaluations, work = accounts.evaluations, accounts.work
     evaluation, claim = evaluations.under_way, evaluations.claim(name, sampler_id)
     if claim is Claim.DUPLICATE:
@@ -221,7 +221,10 @@ def _evaluated(
     if problem is not None:
         return Decision(Submitted(*problem), Transaction(evaluation=evaluations.spent(name, now=now)))
     assert isinstance(group, RolloutGroup)
-    transaction = Transaction(evaluation=evaluations.counted(name, sampler_id, group, now=now))
+    answer = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
+    transaction = Transaction(
+        evaluation=evaluations.counted(name, sampler_id, group, now=now), answered=answer
+    )
     answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
     return Decision(Submitted(Verdict.SPOOLED), held_against_odd(accounts, answered, now=now))
 

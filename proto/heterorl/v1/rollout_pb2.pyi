@@ -1033,6 +1033,8 @@ class VerifierHello(_message.Message):
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     NOISE_RATIO_FIELD_NUMBER: _builtins.int
+    GRADES_AT_ONCE_FIELD_NUMBER: _builtins.int
+    GRADING_LIMIT_S_FIELD_NUMBER: _builtins.int
     task_digest: _builtins.bytes
     """As in JoinResponse: the name and options by which it grades. It is sent no group of others."""
     groups: _builtins.int
@@ -1041,16 +1043,24 @@ class VerifierHello(_message.Message):
     """Share of an honest sampler's groups that it may grade otherwise, at most, 0 to 0.1; 0: none, the grader is
     deterministic.
     """
+    grades_at_once: _builtins.int
+    """How many groups it can grade side by side; others that it has wait inside it. Unset: as many as it takes."""
+    grading_limit_s: _builtins.float
+    """Seconds after which it ends a grader, > 0: it has answered for a group by then, but for the wait for a grader.
+    Unset: 30.
+    """
     def __init__(
         self,
         *,
         task_digest: _builtins.bytes = ...,
         groups: _builtins.int = ...,
         noise_ratio: _builtins.float = ...,
+        grades_at_once: _builtins.int = ...,
+        grading_limit_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "noise_ratio", b"noise_ratio", "task_digest", b"task_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grades_at_once", b"grades_at_once", "grading_limit_s", b"grading_limit_s", "groups", b"groups", "noise_ratio", b"noise_ratio", "task_digest", b"task_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1067,6 +1077,7 @@ class RewardFinding(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
     GRADES_FIELD_NUMBER: _builtins.int
+    GRADED_S_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """Which."""
     outcome: Global___RewardCheck.ValueType
@@ -1075,6 +1086,8 @@ class RewardFinding(_message.Message):
     """Which completions, with the values; at most 200 characters. Empty where it agrees."""
     fault: Global___LeaseFault.ValueType
     """Where it is ungradable: how the grader failed. Unset: the group itself is not as it may be."""
+    graded_s: _builtins.float
+    """Seconds that its grader worked on the group, without the wait for a free one. Unset: it does not say."""
     @_builtins.property
     def grades(self) -> Global___GroupGrades:
         """Where it was graded, and only there."""
@@ -1087,14 +1100,20 @@ class RewardFinding(_message.Message):
         detail: _builtins.str = ...,
         fault: Global___LeaseFault.ValueType | None = ...,
         grades: Global___GroupGrades | None = ...,
+        graded_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fault", b"_fault", "fault", b"fault", "grades", b"grades"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fault", b"_fault", "_graded_s", b"_graded_s", "fault", b"fault", "graded_s", b"graded_s", "grades", b"grades"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault", b"_fault", "detail", b"detail", "fault", b"fault", "grades", b"grades", "group_id", b"group_id", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fault", b"_fault", "_graded_s", b"_graded_s", "detail", b"detail", "fault", b"fault", "graded_s", b"graded_s", "grades", b"grades", "group_id", b"group_id", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fault: _TypeAlias = _typing.Literal["fault"]  # noqa: Y015
     _WhichOneofArgType__fault: _TypeAlias = _typing.Literal["_fault", b"_fault"]  # noqa: Y015
+    _WhichOneofReturnType__graded_s: _TypeAlias = _typing.Literal["graded_s"]  # noqa: Y015
+    _WhichOneofArgType__graded_s: _TypeAlias = _typing.Literal["_graded_s", b"_graded_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fault) -> _WhichOneofReturnType__fault | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__graded_s) -> _WhichOneofReturnType__graded_s | None: ...
 
 Global___RewardFinding: _TypeAlias = RewardFinding  # noqa: Y015
 

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from bench.cheat_lab import stalling_task
 from bench.cheat_lab.lies import BFLOAT16, CHEATS, DRAWS, LIES, PROMPTS, WEIGHTS, Cheat
 from bench.cheat_lab.other_draws import Completions, copied, random_tokens, replayed
 from bench.cheat_lab.other_weights import BEHIND_VERSIONS, eight_bit, noisy, stale
+from node.coordinator.work.verifier_places import GRADING_LIMIT_S
 from node.rollout import Completion, Finish
+from sampler.tasks.task import CompletionText
 
 PROMPT, OTHER = np.array([1, 2], np.int32), np.array([1, 3], np.int32)
 END = 0
@@ -96,3 +99,15 @@ def test_another_model_is_the_same_one_at_each_version() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, tensor)
     assert float((first - tensor).abs().mean()) == pytest.approx(0.2 * float(tensor.std()), rel=0.9)
+
+
+def test_the_stalling_task_gives_the_demos_rewards_and_takes_long_over_what_honest_samplers_never_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("bench.cheat_lab.stalling_task.time.sleep", slept.append)
+    task = stalling_task.StallingTask()
+    texts = ("12", "13", "1++")
+    assert [task.grade(57, None, CompletionText(text, 3, "end")) for text in texts] == [1.0, 0.0, 0.0]
+    assert slept == [stalling_task.USUAL_S, stalling_task.USUAL_S, stalling_task.SLOW_S]
+    assert 8 * stalling_task.SLOW_S < GRADING_LIMIT_S

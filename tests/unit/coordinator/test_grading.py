@@ -10,10 +10,12 @@ import pytest
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.work import grading, trust
 from node.coordinator.work.accounts import Balance
-from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, Held, RewardChecks
+from node.coordinator.work.check_queue import Held
+from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState, slot_and_attempt
 from node.coordinator.work.verdicts import Submitted, judgement
+from node.coordinator.work.verifier_places import VerifierPlaces
 from node.failure import Failure
 from node.rollout import EncodedGroup, GroupGrades, RewardCheck, RewardFinding
 from node.verdict import GroupVerdict, Verdict
@@ -27,7 +29,7 @@ GRADES = GroupGrades(np.array([0.25, 1.0], np.float32), {"score": np.array([1, 4
 @pytest.fixture
 def desk() -> Desk:
     desk = Desk(make_accounts(verifiers_grade=True))
-    desk.accounts.reward_checks.is_open = True
+    desk.accounts.reward_checks.open()
     desk.trust("s1", "s2")
     return desk
 
@@ -47,9 +49,9 @@ def state_of(desk: Desk, name: str) -> SlotState:
 
 
 def answered(desk: Desk) -> Held:
-    asked = desk.accounts.reward_checks.next()
+    asked = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
     assert asked is not None
-    held = desk.accounts.reward_checks.answered(asked.group_id)
+    held = desk.accounts.reward_checks.answered(asked.group_id, desk.now)
     assert held is not None
     return held
 
@@ -144,9 +146,9 @@ def test_groups_that_wait_for_grades_are_asked_for_again_after_a_restart(desk: D
     slots = SlotBalance(tuple(desk.accounts.slots.open_slots.values()), next_slot=1)
     balance = Balance(slots=slots, learner=LEARNER, spooled_at_s=desk.accounts.spooled_at_s)
     again = make_accounts(balance, verifiers_grade=True)
-    again.reward_checks.is_open = True
+    again.reward_checks.open()
     assert again.next_undelivered() is None
-    asked = again.reward_checks.next()
+    asked = again.reward_checks.next(VerifierPlaces(1), NOW_S)
     assert asked is not None
     assert (asked.group_id, asked.sampler_id) == (name, "s1")
     assert again.ungraded_since_s() == NOW_S
@@ -162,14 +164,25 @@ def test_what_waits_for_grades_is_refused_once_samplers_grade(desk: Desk) -> Non
 def test_no_more_is_leased_while_half_of_the_buffer_is_ungraded(desk: Desk) -> None:
     bounds = replace(desk.bounds, max_staleness_versions=50)
     desk.bounds = bounds
-    names = [ungraded(desk) for _ in range(bounds.buffer_groups // 2 - 1)]
-    under_way = desk.lease("s1", 1)
-    names += under_way
-    submit(desk, under_way[0])
-    grant = desk.ask()
+    desk.trust("s3", "s4")
+    names = [ungraded(desk, sampler_id) for sampler_id in ("s1", "s1", "s2")]
+    under_way = desk.lease("s3", 1)
+    submit(desk, under_way[0], "s3")
+    assert len(names) + 1 == bounds.buffer_groups // 2
+    grant = desk.ask("s4")
     assert (grant.leases, grant.waits_for) == ((), "grading")
     grade(desk, names[0])
-    assert len(desk.lease()) == 1
+    assert len(desk.lease("s4")) == 1
+
+
+def test_one_samplers_groups_fill_half_of_that_room_and_the_others_have_theirs(desk: Desk) -> None:
+    """A judge that is slow for one sampler's groups would stop the run otherwise."""
+    desk.bounds = replace(desk.bounds, max_staleness_versions=50)
+    for _ in range(2):
+        ungraded(desk, "s1")
+    grant = desk.ask("s1")
+    assert (grant.leases, grant.waits_for) == ((), "checks")
+    assert ungraded(desk, "s2")
 
 
 def test_newcomers_have_no_part_of_their_own_where_they_cannot_lie(desk: Desk) -> None:
@@ -205,7 +218,7 @@ def test_a_group_with_its_grades_takes_its_own_place_in_the_ledger(
         assert again.slots.open_slots[0].state is SlotState.SPOOLED
         assert again.spooled_at_s == {0: NOW_S}
         assert again.load() == desk.accounts.load()
-        assert again.reward_checks.next() is None
+        assert again.reward_checks.next(VerifierPlaces(1), NOW_S) is None
         assert name == "0.1"
 
 
@@ -213,63 +226,83 @@ def test_a_group_with_its_grades_takes_its_own_place_in_the_ledger(
 
 
 def opened() -> RewardChecks:
-    checks = RewardChecks(b"secret", grades=True)
-    checks.is_open = True
+    checks = RewardChecks(b"secret", most_held=64, most_owed_bytes=0, grades=True)
+    checks.open()
     return checks
 
 
 def draw(checks: RewardChecks, slot: int = 1) -> str:
-    checks.draw(slot, f"{slot}.1", "s1", share=1.0, now=NOW_S)
+    checks.draw(Held(slot, f"{slot}.1", "s1", NOW_S), share=1.0)
     return f"{slot}.1"
 
 
+def patient() -> VerifierPlaces:
+    return VerifierPlaces(64, is_patient=True)
+
+
 def test_a_group_is_at_one_verifier_until_that_has_gone() -> None:
-    checks = opened()
+    checks, first, second = opened(), patient(), patient()
     name = draw(checks)
-    assert checks.next() is not None
-    assert checks.next() is None
+    assert checks.next(first, NOW_S) is not None
+    assert checks.next(second, NOW_S) is None
     checks.left([name])
-    again = checks.next()
+    again = checks.next(second, NOW_S)
     assert again is not None
-    assert (again.group_id, again.tries) == (name, 2)
+    assert (again.group_id, again.tries) == (name, 1)
 
 
 def test_a_group_goes_to_another_verifier_once_the_first_is_silent_and_never_to_the_same_again() -> None:
-    checks = opened()
-    name, other = draw(checks), draw(checks, 2)
-    checks.next()
-    checks.next()
-    checks.renew([name], NOW_S + HELD_S)
-    checks.late(NOW_S + HELD_S + 1)
-    again = checks.next(but={"5.1"})
+    checks, first, second = opened(), patient(), patient()
+    earlier, name = draw(checks), draw(checks, 2)
+    for _ in range(2):
+        checks.next(first, NOW_S)
+    first.answer(earlier, NOW_S + HELD_S)
+    checks.answered(earlier, NOW_S + HELD_S)
+    assert first.out_of_patience(NOW_S + HELD_S + 1) == []  # it has answered for the one before
+    for group_id in first.out_of_patience(NOW_S + 2 * HELD_S + 1):
+        checks.offer(group_id)
+    assert checks.next(first, NOW_S) is None
+    again = checks.next(second, NOW_S)
     assert again is not None
-    assert again.group_id == other  # whoever has the first has answered for something since
-    checks.late(NOW_S + 3 * HELD_S)
-    assert checks.next(but={name, other}) is None
-    assert checks.next(but={other}) is not None
+    assert again.group_id == name
+
+
+def test_a_verifier_that_answers_for_other_groups_does_not_keep_one_for_ever() -> None:
+    checks, first, second = opened(), patient(), patient()
+    name = draw(checks)
+    checks.next(first, NOW_S)
+    for slot in range(2, 10):
+        later = draw(checks, slot)
+        checks.next(first, NOW_S + slot)
+        first.answer(later, NOW_S + 7.0 * slot)
+        checks.answered(later, NOW_S + 7.0 * slot)
+    assert first.out_of_patience(NOW_S + HELD_S + 1) == [name]
+    checks.offer(name)
+    assert checks.next(second, NOW_S) is not None
 
 
 def test_a_group_whose_grader_cannot_be_asked_is_sent_again_a_little_later() -> None:
-    checks = opened()
+    checks, one = opened(), patient()
     name = draw(checks)
-    checks.next()
+    checks.next(one, NOW_S)
+    one.answer(name, NOW_S)
     assert checks.put_off(name, NOW_S)
-    checks.late(NOW_S + PUT_OFF_S)
-    assert checks.next() is None
-    checks.late(NOW_S + PUT_OFF_S + 1)
-    assert checks.next() is not None
+    checks.turn(NOW_S + PUT_OFF_S - 1)
+    assert checks.next(one, NOW_S) is None
+    checks.turn(NOW_S + PUT_OFF_S)
+    assert checks.next(one, NOW_S) is not None
 
 
 def test_a_group_that_too_many_verifiers_left_unanswered_is_given_up() -> None:
     checks = opened()
     name = draw(checks)
     for _ in range(MOST_TRIES):
-        assert checks.hopeless() == []
-        assert checks.next() is not None
+        assert checks.hopeless(NOW_S) == []
+        assert checks.next(patient(), NOW_S) is not None
         checks.left([name])
-    assert [held.group_id for held in checks.hopeless()] == [name]
-    assert checks.next() is None
-    assert checks.hopeless() == []
+    assert [held.group_id for held in checks.hopeless(NOW_S)] == [name]
+    assert checks.next(patient(), NOW_S) is None
+    assert checks.hopeless(NOW_S) == []
 
 
 def test_groups_that_are_graded_go_on_while_no_verifier_is_there() -> None:
@@ -279,15 +312,16 @@ def test_groups_that_are_graded_go_on_while_no_verifier_is_there() -> None:
     assert checks.is_held(1)
     assert not checks.is_held(2)
     assert not checks.lacks_verifier
-    assert checks.next() is not None
+    assert checks.next(patient(), NOW_S) is not None
 
 
-def test_however_many_groups_wait_for_grades_no_newcomer_is_turned_away_for_it() -> None:
+def test_however_many_groups_wait_for_grades_none_is_passed_over_and_others_have_room() -> None:
     checks = opened()
     for slot in range(100):
         draw(checks, slot)
-    assert not checks.is_full
     assert checks.passed_over == 0
+    assert checks.must_wait("s1", is_vetted=True, now=NOW_S)
+    assert not checks.must_wait("s2", is_vetted=False, now=NOW_S)
 
 
 # The bytes.

@@ -7,23 +7,21 @@ import pytest
 from node.coordinator.work import trust
 from node.coordinator.work.accounts import Balance
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.reward_checks import (
+from node.coordinator.work.check_bets import (
     FALSE_ALARM,
-    HELD_GROUPS,
-    HELD_S,
     LEAST_SHARE,
-    MOST_TRIES,
     PROVEN_CHECKS,
-    Held,
-    RewardChecks,
     checked_share,
     is_proof,
     stake_after,
 )
+from node.coordinator.work.check_queue import Held
+from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, OWED_GROUPS, RewardChecks
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import SlotState, slot_and_attempt
+from node.coordinator.work.slots import Attempt, Slot, SlotState, slot_and_attempt
 from node.coordinator.work.trust import Checked
+from node.coordinator.work.verifier_places import VerifierPlaces
 from node.errors import RefusedError
 from node.rollout import RewardCheck, RewardFinding
 from node.verdict import Verdict
@@ -34,22 +32,51 @@ WIDE = Bounds(
 )
 
 
-def opened() -> RewardChecks:
-    checks = RewardChecks(b"secret")
-    checks.is_open = True
+ROOM = 64
+
+
+def opened(*, most_held: int = ROOM, is_required: bool = False) -> RewardChecks:
+    checks = RewardChecks(b"secret", most_held=most_held, most_owed_bytes=1 << 20, is_required=is_required)
+    checks.open()
     return checks
 
 
-def draw(checks: RewardChecks, slot: int, *, share: float = 1.0, now: float = NOW_S) -> None:
-    checks.draw(slot, f"{slot}.1", "s1", share=share, now=now)
+def required() -> RewardChecks:
+    return RewardChecks(b"secret", most_held=ROOM, most_owed_bytes=1 << 20, is_required=True)
+
+
+def draw(checks: RewardChecks, slot: int, name: str = "s1", *, share: float = 1.0, now: float = NOW_S) -> str:
+    group_id = f"{slot}.1"
+    checks.draw(Held(slot, group_id, name, now, size_bytes=10), share=share)
+    return group_id
+
+
+def verifier(checks: RewardChecks, *, places: int = 64) -> VerifierPlaces:
+    one = VerifierPlaces(places)
+    one.send("known", "s1", NOW_S)
+    one.answer("known", NOW_S)
+    checks.verifiers.add(one)
+    return one
+
+
+def gone(checks: RewardChecks, one: VerifierPlaces) -> None:
+    checks.verifiers.discard(one)
+    checks.left(one.group_ids)
+
+
+def answer(checks: RewardChecks, one: VerifierPlaces, name: str, now: float = NOW_S) -> Held | None:
+    assert one.answer(name, now)
+    return checks.answered(name, now)
 
 
 def find(desk: Desk, outcome: RewardCheck, *, noise_ratio: float = 0.0, sampler_id: str = "liar") -> Checked:
     """Settle a finding about the next group that waits for a check."""
-    held = desk.accounts.reward_checks.next()
+    checks, places = desk.accounts.reward_checks, VerifierPlaces(64)
+    while (held := checks.next(places, desk.now)) is not None and held.sampler_id != sampler_id:
+        pass
     assert held is not None
-    assert held.sampler_id == sampler_id
-    answered = desk.accounts.reward_checks.answered(held.group_id)
+    checks.left(name for name in places.group_ids if name != held.group_id)
+    answered = desk.accounts.reward_checks.answered(held.group_id, desk.now)
     assert answered == held
     finding = RewardFinding(held.group_id, outcome, "completion 0 claims 1")
     checked: Checked = desk.settle(
@@ -63,7 +90,7 @@ def find(desk: Desk, outcome: RewardCheck, *, noise_ratio: float = 0.0, sampler_
 def desk() -> Desk:
     """Return a coordinator with a verifier, where every group is drawn and both samplers have leases."""
     desk = Desk(make_accounts(prompts=1000, bounds=WIDE))
-    desk.accounts.reward_checks.is_open = True
+    desk.accounts.reward_checks.open()
     desk.accounts.standings.apply(Standing(name, allowance=100) for name in ("liar", "honest"))
     return desk
 
@@ -109,83 +136,206 @@ def test_steady_lies_are_found_within_thirteen_groups_on_average(honest_groups: 
 def test_as_many_groups_are_drawn_as_the_share_says_and_others_with_another_secret() -> None:
     chosen = []
     for secret in (b"one", b"two"):
-        checks = RewardChecks(secret)
+        checks = RewardChecks(secret, most_held=ROOM, most_owed_bytes=0)
         chosen.append({n for n in range(4000) if checks._number(f"{n}.1") < 0.25})
         assert len(chosen[-1]) == pytest.approx(1000, abs=100)
     assert len(chosen[0] & chosen[1]) == pytest.approx(250, abs=60)
 
 
-def test_without_a_verifier_nothing_is_held_back() -> None:
-    checks = RewardChecks(b"secret")
+def test_in_a_run_that_never_had_a_verifier_nothing_is_held_back_or_owed() -> None:
+    checks = RewardChecks(b"secret", most_held=ROOM, most_owed_bytes=1 << 20)
     draw(checks, 1)
     assert not checks.is_held(1)
-    assert checks.next() is None
+    assert checks.next(verifier(checks), NOW_S) is None
+    assert (checks.owed, checks.passed_over) == (0, 0)
 
 
 def test_a_group_is_held_until_what_was_found_is_settled() -> None:
     checks = opened()
     draw(checks, 1)
-    held = checks.next()
+    one = verifier(checks)
+    held = checks.next(one, NOW_S)
     assert held == Held(1, "1.1", "s1", NOW_S)
-    assert checks.answered("1.1") == held
+    assert answer(checks, one, "1.1") == held
     assert checks.is_held(1)
     checks.let_go(held)
     assert not checks.is_held(1)
-    assert checks.answered("1.1") is None
+    assert checks.answered("1.1", NOW_S) is None
 
 
 def test_a_slot_whose_group_was_replaced_meanwhile_stays_held_for_the_new_one() -> None:
     checks = opened()
     draw(checks, 1)
-    old = checks.next()
+    old = checks.next(verifier(checks), NOW_S)
     assert old is not None
     checks.drop(1)
-    checks.draw(1, "1.2", "s2", share=1.0, now=NOW_S)
+    checks.draw(Held(1, "1.2", "s2", NOW_S), share=1.0)
     checks.let_go(old)
     assert checks.is_held(1)
 
 
-def test_so_many_groups_are_held_and_no_more() -> None:
-    checks = opened()
-    for slot in range(HELD_GROUPS + 3):
-        draw(checks, slot)
-    assert len(checks) == HELD_GROUPS
-    assert checks.passed_over == 3
+def test_a_sampler_has_as_many_groups_held_as_there_is_room_left_and_others_have_theirs() -> None:
+    checks = opened(most_held=12)
+    for slot in range(12):
+        draw(checks, slot, "slow")
+    assert (len(checks), checks.passed_over, checks.owed) == (6, 6, 6)
+    draw(checks, 20, "quick")
+    assert checks.is_held(20)
 
 
-def test_a_group_that_is_late_is_delivered_and_may_be_found_out_for_as_long_again() -> None:
+@pytest.mark.parametrize(
+    ("is_vetted", "is_required", "waits"),
+    [(False, False, True), (True, False, False), (True, True, True), (False, True, True)],
+)
+def test_whoever_is_at_its_bound_waits_for_its_own_checks_and_nobody_else_does(
+    is_vetted: bool, is_required: bool, waits: bool
+) -> None:
+    checks = opened(most_held=4, is_required=is_required)
+    for slot in range(2):
+        draw(checks, slot, "slow")
+    assert checks.must_wait("slow", is_vetted=is_vetted, now=NOW_S) is waits
+    assert not checks.must_wait("quick", is_vetted=False, now=NOW_S)
+
+
+def test_a_proven_sampler_whose_groups_are_dear_waits_as_well() -> None:
+    checks = opened(most_held=4)
+    one = verifier(checks)
+    for slot, name, took_s in ((1, "slow", 20.0), (2, "quick", 0.1)):
+        draw(checks, slot, name)
+        held = checks.next(one, NOW_S)
+        assert held is not None
+        assert one.answer(held.group_id, NOW_S + took_s)
+        checks.let_go(held)
+    for slot in (3, 4):
+        draw(checks, slot, "slow")
+        draw(checks, slot + 10, "quick")
+    assert checks.must_wait("slow", is_vetted=True, now=NOW_S + 21)
+    assert not checks.must_wait("quick", is_vetted=True, now=NOW_S + 21)
+
+
+def test_no_group_goes_on_because_its_check_is_slow() -> None:
     checks = opened()
     draw(checks, 1)
     draw(checks, 2)
-    sent = checks.next()
-    assert checks.late(NOW_S + HELD_S) == 0
-    assert checks.late(NOW_S + HELD_S + 1) == 2
-    assert not checks.is_held(1)
-    assert checks.next() is None
-    assert checks.late(NOW_S + HELD_S + 1) == 0
-    assert checks.answered("1.1") == sent
-    draw(checks, 3)
-    checks.next()
-    checks.late(NOW_S + 2 * HELD_S + 1)
-    assert checks.answered("3.1") is None
-
-
-def required() -> RewardChecks:
-    return RewardChecks(b"secret", is_required=True)
+    one = verifier(checks, places=1)
+    checks.next(one, NOW_S)
+    checks.turn(NOW_S + 100 * HELD_S)
+    assert checks.is_held(1)
+    assert checks.is_held(2)
 
 
 def test_what_a_verifier_had_that_has_gone_is_checked_by_the_next_until_it_has_ended_several() -> None:
     checks = opened()
     draw(checks, 1)
-    for tries in range(1, MOST_TRIES + 1):
-        held = checks.next()
+    for tries in range(MOST_TRIES):
+        one = verifier(checks)
+        held = checks.next(one, NOW_S)
         assert held is not None
         assert held.tries == tries
-        checks.left(["1.1"])
-    assert checks.next() is None
-    assert checks.is_held(1)
-    assert checks.late(NOW_S + HELD_S + 1) == 1
+        gone(checks, one)
+    assert [held.group_id for held in checks.hopeless(NOW_S)] == ["1.1"]
+    assert checks.is_held(1)  # until it is thrown out
+    assert checks.next(verifier(checks), NOW_S) is None
+    assert checks.hopeless(NOW_S) == []
+
+
+def test_another_verifier_is_asked_about_a_group_and_whichever_answers_first_decides() -> None:
+    checks = opened()
+    name = draw(checks, 1)
+    hung, healthy = verifier(checks), verifier(checks)
+    checks.next(hung, NOW_S)
+    assert checks.next(healthy, NOW_S) is None
+    checks.offer(name)
+    assert checks.next(hung, NOW_S) is None
+    assert checks.next(healthy, NOW_S) is not None
+    held = answer(checks, healthy, name)
+    assert held is not None
+    assert held.tries == 0
+    assert answer(checks, hung, name) is None
+    checks.let_go(held)
     assert not checks.is_held(1)
+
+
+def test_a_late_check_is_held_against_a_sampler_once_every_verifier_is_late_with_it() -> None:
+    checks = opened()
+    name = draw(checks, 1)
+    first, second = verifier(checks), verifier(checks)
+    checks.next(first, NOW_S)
+    assert checks.turned_late(name) is None
+    checks.offer(name)
+    checks.next(second, NOW_S)
+    late = checks.turned_late(name)
+    assert late is not None
+    assert checks.turned_late(name) is None  # once
+    assert checks.is_held(1)
+    for _ in range(MOST_TRIES * 2 - 3):
+        checks.turned_late(name)
+    assert [held.group_id for held in checks.hopeless(NOW_S)] == [name]
+
+
+def test_without_a_verifier_that_answers_groups_are_delivered_and_checked_afterwards() -> None:
+    checks = opened()
+    draw(checks, 1)
+    one = verifier(checks)
+    checks.next(one, NOW_S)
+    draw(checks, 2)
+    checks.close()
+    draw(checks, 3)
+    assert not any(map(checks.is_held, (1, 2, 3)))
+    assert (checks.owed, checks.passed_over) == (3, 3)
+    checks.open()
+    draw(checks, 4)
+    sent = [held.slot for _ in range(3) if (held := checks.next(one, NOW_S)) is not None]
+    assert sent == [4, 2, 3]  # the held one first; 1 is there
+    assert answer(checks, one, "1.1") is not None
+
+
+def test_what_is_owed_is_bounded_by_groups_and_bytes_and_shared_out_by_sampler() -> None:
+    checks = opened()
+    checks.close()
+    for slot in range(OWED_GROUPS):
+        draw(checks, slot, "liar")
+    draw(checks, 5000, "quick")
+    assert checks.owed == OWED_GROUPS // 2 + 1
+    assert checks.unkept == OWED_GROUPS // 2
+    by_bytes = RewardChecks(b"secret", most_held=8, most_owed_bytes=45)
+    by_bytes.has_had_verifier = True
+    for slot in range(5):
+        draw(by_bytes, slot)
+    assert by_bytes.owed == 2
+
+
+def consumed(slot: int) -> Slot:
+    return Slot(slot, 0, SlotState.TRAINED, (Attempt(1, "s1", True),), 1, 1)
+
+
+def test_the_bytes_of_what_is_owed_are_kept_and_no_others() -> None:
+    checks = opened()
+    draw(checks, 1)
+    checks.close()
+    draw(checks, 2)
+    assert checks.kept([consumed(2), consumed(3), replace(consumed(1), winner=2)]) == {2}
+    checks.drop(2, is_consumed=True)
+    assert checks.owed == 2
+    one = verifier(checks)
+    while checks.next(one, NOW_S) is not None:
+        pass
+    held = answer(checks, one, "2.1")
+    assert held is not None
+    assert checks.kept([consumed(2)]) == frozenset()
+    checks.let_go(held)
+    checks.drop(1)  # the learner refused it
+    assert checks.owed == 0
+
+
+def test_what_is_owed_when_the_process_ends_is_checked_after_the_next_start() -> None:
+    checks = RewardChecks(b"other", most_held=ROOM, most_owed_bytes=1 << 20)
+    checks.restore([Held(7, "7.1", "s1", NOW_S, prompt_index=3, size_bytes=10)])
+    checks.open()
+    held = checks.next(verifier(checks), NOW_S)
+    assert held is not None
+    assert (held.group_id, held.prompt_index) == ("7.1", 3)
+    assert not checks.is_held(7)
 
 
 def test_where_a_verifier_is_required_every_group_waits_for_one_and_the_drawn_ones_for_a_finding() -> None:
@@ -195,67 +345,51 @@ def test_where_a_verifier_is_required_every_group_waits_for_one_and_the_drawn_on
     draw(checks, 2, share=0.0)
     assert checks.is_held(1)
     assert checks.is_held(2)
-    assert checks.late(NOW_S + 10 * HELD_S) == 0
-    checks.is_open = True
+    checks.turn(NOW_S + 10 * HELD_S)
+    checks.open()
     assert checks.is_held(1)
     assert not checks.is_held(2)
-    sent = checks.next()
+    one = verifier(checks)
+    sent = checks.next(one, NOW_S)
     assert sent is not None
-    checks.answered(sent.group_id)
+    answer(checks, one, sent.group_id)
     checks.let_go(sent)
     assert not checks.is_held(1)
 
 
-def test_a_required_check_is_asked_for_again_when_it_is_late_and_when_the_last_verifier_goes() -> None:
+def test_a_required_check_is_asked_for_again_when_the_last_verifier_goes() -> None:
     checks = required()
-    checks.is_open = True
+    checks.open()
     draw(checks, 1)
-    sent = checks.next()
-    assert sent is not None
-    assert checks.next() is None
-    assert checks.late(NOW_S + HELD_S + 1) == 0
-    again = checks.next()
-    assert again is not None
-    assert again.group_id == "1.1"
+    one = verifier(checks)
+    assert checks.next(one, NOW_S) is not None
+    gone(checks, one)
     checks.close()
     assert checks.lacks_verifier
-    assert checks.next() is not None
+    assert checks.next(verifier(checks), NOW_S) is not None
 
 
-def test_a_required_check_whose_finding_never_came_to_disk_is_asked_for_again() -> None:
+def test_a_check_whose_finding_never_came_to_disk_is_asked_for_again() -> None:
     """Its verifier went while the finding was being written, and the disk refused it."""
-    checks = required()
-    checks.is_open = True
+    checks = opened()
     draw(checks, 1)
-    assert checks.next() is not None
-    assert checks.answered("1.1") is not None
-    checks.late(NOW_S + HELD_S)
-    assert checks.next() is None
-    checks.late(NOW_S + HELD_S + 1)
-    again = checks.next()
+    one = verifier(checks)
+    checks.next(one, NOW_S)
+    assert answer(checks, one, "1.1") is not None
+    checks.turn(NOW_S + HELD_S)
+    assert checks.next(one, NOW_S) is None
+    checks.turn(NOW_S + HELD_S + 1)
+    again = checks.next(one, NOW_S)
     assert again is not None
     assert again.group_id == "1.1"
     assert checks.is_held(1)
 
 
-def test_a_late_answer_to_a_required_check_is_taken_and_the_group_is_not_sent_again() -> None:
-    checks = required()
-    checks.is_open = True
-    draw(checks, 1)
-    checks.next()
-    checks.late(NOW_S + HELD_S + 1)
-    answered = checks.answered("1.1")
-    assert answered is not None
-    checks.let_go(answered)
-    assert not checks.is_held(1)
-    assert checks.next() is None
-
-
 def test_required_checks_are_never_passed_over_however_many_groups_are_held() -> None:
     checks = required()
-    for slot in range(HELD_GROUPS + 3):
+    for slot in range(ROOM + 3):
         draw(checks, slot)
-    assert (len(checks), checks.passed_over) == (HELD_GROUPS + 3, 0)
+    assert (len(checks), checks.passed_over) == (ROOM + 3, 0)
 
 
 def test_a_group_that_waited_for_a_required_check_before_a_restart_is_drawn_again(
@@ -266,9 +400,9 @@ def test_a_group_that_waited_for_a_required_check_before_a_restart_is_drawn_agai
     slot, _ = slot_and_attempt(name)
     balance = Balance(slots=SlotBalance(tuple(desk.accounts.slots.open_slots.values()), next_slot=1))
     again = make_accounts(balance, prompts=1000, bounds=WIDE, require_verifier=True)
-    again.reward_checks.is_open = True
+    again.reward_checks.open()
     assert again.reward_checks.is_held(slot)
-    held = again.reward_checks.next()
+    held = again.reward_checks.next(VerifierPlaces(1), NOW_S)
     assert held is not None
     assert (held.group_id, held.sampler_id) == (name, "liar")
 
@@ -285,7 +419,7 @@ def test_newcomers_fill_their_part_of_a_batch_while_a_proven_sampler_is_at_work(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accounts = desk.accounts
-    accounts.reward_checks.is_open = False
+    accounts.reward_checks.close()
     accounts.terms = replace(accounts.terms, newcomers_part=0.5)  # one group of a batch of two
     accounts.standings.apply([Standing("honest", allowance=100, checks=PROVEN_CHECKS)])
     (leased,) = desk.lease("honest", 1)
@@ -314,7 +448,7 @@ def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk, monkeypatch: p
 
 
 def test_newcomers_alone_fill_whole_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.accounts.reward_checks.is_open = False
+    desk.accounts.reward_checks.close()
     desk.accounts.terms = replace(desk.accounts.terms, newcomers_part=0.5)
     spool(desk, "liar", 4, monkeypatch)
     assert sent(desk) == ["liar"] * 4
@@ -366,13 +500,12 @@ def test_a_held_group_is_passed_over_and_those_behind_it_are_delivered(
     first, second = spool(desk, "honest", 2, monkeypatch)
     checks, slots = desk.accounts.reward_checks, desk.accounts.slots
     assert slots.next_undelivered(checks.is_held) is None
-    checks.next()
     find(desk, RewardCheck.AGREED, sampler_id="honest")
     delivered = slots.next_undelivered(checks.is_held)
     assert delivered is not None
-    assert delivered.number == slot_and_attempt(second)[0]
+    assert delivered.number == slot_and_attempt(first)[0]
     assert slots.next_undelivered(checks.is_held) is None
-    assert state_of(desk, first) is SlotState.SPOOLED
+    assert state_of(desk, second) is SlotState.SPOOLED
 
 
 def test_a_proven_liar_loses_its_leases_and_untrained_groups_and_nobody_else_any(
@@ -441,7 +574,7 @@ def test_a_lie_that_is_found_late_is_held_against_its_sampler_all_the_same(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (name,) = spool(desk, "liar", 1, monkeypatch)
-    held = desk.accounts.reward_checks.next()
+    held = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
     assert held is not None
     desk.train(1, name)
     finding = RewardFinding(name, RewardCheck.DISAGREED, "late")
@@ -455,9 +588,9 @@ def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_pr
 ) -> None:
     (name,) = spool(desk, "liar", 1, monkeypatch)
     checks = desk.accounts.reward_checks
-    held = checks.next()
+    held = checks.next(VerifierPlaces(1), desk.now)
     assert held is not None
-    assert checks.late(desk.now + HELD_S + 1) == 1
+    checks.close()
     assert desk.accounts.slots.next_undelivered(checks.is_held) is not None
     before = desk.accounts.standings.of("liar")
     finding = RewardFinding(name, outcome, "late")
@@ -471,41 +604,36 @@ def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_pr
 def test_a_finding_that_was_lost_has_its_group_checked_again_before_it_is_delivered() -> None:
     checks = opened()
     draw(checks, 1)
-    held = checks.next()
+    one = verifier(checks)
+    held = checks.next(one, NOW_S)
     assert held is not None
-    checks.answered("1.1")
+    answer(checks, one, "1.1")
     checks.ask_again(held)
     assert checks.is_held(1)
-    assert checks.next() == held
-    checks.answered("1.1")
-    assert checks.late(NOW_S + HELD_S + 1) == 1
-    checks.ask_again(held)
-    assert checks.next() is None
+    assert checks.next(one, NOW_S) == held
 
 
 def test_what_was_found_is_settled_before_the_group_goes_although_the_last_verifier_has_gone() -> None:
     checks = opened()
     draw(checks, 1)
     draw(checks, 2)
-    held = checks.next()
+    one = verifier(checks)
+    held = checks.next(one, NOW_S)
     assert held is not None
-    checks.answered("1.1")
-    checks.forget()
+    answer(checks, one, "1.1")
+    checks.close()
     assert [checks.is_held(slot) for slot in (1, 2)] == [True, False]
-    checks.is_open = False
-    checks.ask_again(held)
-    assert not checks.is_held(1)
 
 
-def test_a_clock_that_is_set_back_holds_no_group_for_longer() -> None:
+def test_a_clock_that_is_set_back_puts_no_check_off_for_longer() -> None:
     checks = opened()
-    for slot in (1, 2, 3):
-        draw(checks, slot, now=NOW_S + 1e6)
-    checks.next()
-    checks.next()
-    checks.answered("1.1")
+    draw(checks, 1, now=NOW_S + 1e6)
+    one = verifier(checks)
+    checks.next(one, NOW_S + 1e6)
+    answer(checks, one, "1.1", NOW_S + 1e6)
     checks.bound_times(NOW_S)
-    assert checks.late(NOW_S + HELD_S + 1) == 3
+    checks.turn(NOW_S + HELD_S + 1)
+    assert checks.next(one, NOW_S) is not None
 
 
 def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,13 +645,63 @@ def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk, monkeypatch: p
     assert checks.is_open
 
 
-def test_newcomers_wait_while_too_many_groups_are_held_and_proven_samplers_do_not(
+def test_a_newcomer_is_leased_as_much_as_it_may_have_held_and_waits_for_its_own_checks(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first,), (second,) = desk.lease("liar", 1), desk.lease("honest", 1)
-    desk.accounts.standings.apply([Standing("honest", allowance=100, checks=PROVEN_CHECKS)])
-    monkeypatch.setattr(RewardChecks, "is_full", True)
-    with pytest.raises(RefusedError, match="too many groups wait for a check"):
-        desk.submit(first, "liar")
-    assert desk.submit(second, "honest").verdict is Verdict.SPOOLED
-    assert not desk.accounts.reward_checks.is_held(slot_and_attempt(second)[0])
+    monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
+    grant = desk.ask("liar", 40)
+    assert (len(grant.leases), grant.waits_for) == (16, "checks")  # half of 32
+    for lease in grant.leases:
+        assert desk.submit(lease.lease_id, "liar").verdict is Verdict.SPOOLED
+    refused = desk.ask("liar", 1)
+    assert (refused.leases, refused.waits_for) == ((), "checks")
+    (others,) = desk.lease("honest", 1)
+    assert desk.submit(others, "honest").verdict is Verdict.SPOOLED
+    find(desk, RewardCheck.AGREED, sampler_id="honest")
+    for _ in range(2):
+        find(desk, RewardCheck.AGREED)
+    assert len(desk.ask("liar", 9).leases) == 2
+
+
+def test_what_was_leased_before_others_came_waits_at_its_sampler_once_the_room_is_shared(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
+    leased = desk.lease("liar", 16)
+    for name in desk.lease("honest", 10):
+        assert desk.submit(name, "honest").verdict is Verdict.SPOOLED
+    for name in leased[:11]:
+        assert desk.submit(name, "liar").verdict is Verdict.SPOOLED
+    with pytest.raises(RefusedError, match="11 groups of liar wait for a check"):
+        desk.submit(leased[11], "liar")
+    find(desk, RewardCheck.AGREED, sampler_id="honest")
+    find(desk, RewardCheck.AGREED)
+    assert desk.submit(leased[11], "liar").verdict is Verdict.SPOOLED
+
+
+def test_a_check_that_is_late_counts_against_its_sampler_and_the_group_goes_on_waiting(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = spool(desk, "liar", 1, monkeypatch)
+    held = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
+    assert held is not None
+    before = desk.accounts.standings.of("liar")
+    desk.settle(trust.check_late(desk.accounts, held, now=desk.now))
+    assert desk.accounts.standings.of("liar") == before.after_refusal(now=desk.now)
+    assert desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0])
+    assert sent(desk) == []
+
+
+def test_a_lie_that_was_trained_on_unchecked_is_proof_when_it_is_found(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.accounts.reward_checks.close()
+    lie, waiting = spool(desk, "liar", 2, monkeypatch)
+    assert sent(desk) == ["liar"] * 2
+    desk.train(1, lie)
+    desk.accounts.reward_checks.open()
+    checked = find(desk, RewardCheck.DISAGREED)
+    assert checked.proof
+    assert [one.group_id for one in checked.thrown_out] == [waiting]
+    assert desk.transactions[-1].freed == (slot_and_attempt(lie)[0],)
+    assert desk.accounts.standings.of("liar").is_proven_liar

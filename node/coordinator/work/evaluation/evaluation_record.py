@@ -44,27 +44,43 @@ class Record:
         if kept := tuple(answers):
             self.kept[evaluation.version] = kept
 
-    def without(self, gone: Collection[str]) -> tuple[Evaluation, ...]:
-        """Return the evaluations that are others without the answers of some samplers."""
+    def without(
+        self, gone: Collection[str], *, answers: Collection[tuple[int, int]] = ()
+    ) -> tuple[Evaluation, ...]:
+        """Return the evaluations that are others without all of some samplers' answers, or without single
+        ``answers``: (version, slot)."""
         recomputed = []
         for version, kept in self.kept.items():
-            left = [score for score in kept if score.sampler_id not in gone]
+            left = [
+                score
+                for score in kept
+                if score.sampler_id not in gone and (version, score.slot) not in answers
+            ]
             if len(left) < len(kept):
                 before = self.finished[version]
-                answers = by_prompt(left, prompts=before.prompts)
-                _, disputed = odd_answers(answers, self.measures)
-                record = scored(before, left, dropped=before.prompts - len(answers))
+                of_prompt = by_prompt(left, prompts=before.prompts)
+                _, disputed = odd_answers(of_prompt, self.measures)
+                record = scored(before, left, dropped=before.prompts - len(of_prompt))
                 recomputed.append(replace(record, disputed_by=", ".join(disputed)))
         return tuple(recomputed)
 
     def change(
-        self, recomputed: Iterable[Evaluation], *, without: Collection[str], forgotten: Iterable[int]
+        self,
+        recomputed: Iterable[Evaluation],
+        *,
+        without: Collection[str],
+        answers: Collection[tuple[int, int]],
+        forgotten: Iterable[int],
     ) -> None:
-        """Take evaluations as they are without some samplers, and forget the answers of others."""
+        """Take evaluations as they are without some answers, and forget those of other versions."""
         self.finished |= {evaluation.version: evaluation for evaluation in recomputed}
-        if without:
+        if without or answers:
             self.kept = {
-                version: tuple(score for score in kept if score.sampler_id not in without)
+                version: tuple(
+                    score
+                    for score in kept
+                    if score.sampler_id not in without and (version, score.slot) not in answers
+                )
                 for version, kept in self.kept.items()
             }
         for version in forgotten:

@@ -38,7 +38,7 @@ from node.coordinator.work.evaluation.scores import (
 )
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.slot_table import Claim, SlotTable
-from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, slot_and_attempt
+from node.coordinator.work.slots import SETTLED, Slot, SlotState, group_id, reopened, slot_and_attempt
 from node.failure import FAULTS, FailedLease, Failure
 from node.rollout import RolloutGroup
 from node.run import Evaluation
@@ -74,6 +74,8 @@ class EvaluationChange:
     """Finished ones without the answers of ``removed_samplers``."""
     forgotten: tuple[int, ...] = ()
     """Versions whose answers are not kept any longer."""
+    taken_back: tuple[tuple[int, int], ...] = ()
+    """Answers that do not count any longer: (version, slot)."""
 
     @property
     def leases(self) -> int:
@@ -307,11 +309,40 @@ class Evaluations:
             return None
         return EvaluationChange(current, tuple(slots.values()), removed_samplers=gone, recomputed=recomputed)
 
+    def taken_back(self, lease_id: str, *, now: float) -> EvaluationChange | None:
+        """Let an answer count no longer that cannot be graded again; None: it does not count.
+
+        While the evaluation is under way, the prompt is asked again. What is finished is worked out without
+        the answer.
+        """
+        version, number, attempt = _parse(lease_id)
+        answer = ((version, number),)
+        current = self.under_way
+        if current is None or current.version != version:
+            recomputed = self.record.without((), answers=answer)
+            return EvaluationChange(recomputed=recomputed, taken_back=answer) if recomputed else None
+        slot = self._slots.get(number)
+        if number not in self._scores or slot is None or slot.winner != attempt:
+            return None
+        scores = {n: score for n, score in self._scores.items() if n != number}
+        again = {number: reopened(slot.with_failure(attempt, Failure.REFUSED))}
+        again |= self._further({**self._slots, **again}, scores, [number % current.prompts])
+        return EvaluationChange(_progress(current, scores), tuple(again.values()), taken_back=answer)
+
     def apply(self, change: EvaluationChange, *, now: float) -> None:
         """Make a decided change the truth."""
         if change.removed_samplers:
             self._remove(change.removed_samplers)
-        self.record.change(change.recomputed, without=change.removed_samplers, forgotten=change.forgotten)
+        self.record.change(
+            change.recomputed,
+            without=change.removed_samplers,
+            answers=change.taken_back,
+            forgotten=change.forgotten,
+        )
+        if self.under_way is not None:
+            for version, number in change.taken_back:
+                if version == self.under_way.version:
+                    self._scores.pop(number, None)
         evaluation = change.evaluation
         if evaluation is not None:
             self._apply_slots(change.slots, now=now)

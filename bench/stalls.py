@@ -1,0 +1,311 @@
+"""``python -m bench.stalls``: what samplers whose groups are slow to check do to the checks of others.
+
+Each case is a run of the demo's task of its own: coordinator, learner, samplers and verifiers, real processes
+over mutual TLS, for ``--seconds`` after the first step. One sampler is honest. In some cases another lies in
+every group once it has handed in ``HONEST_FIRST`` honest ones, so that it is no newcomer any more; in some,
+others stall the verifier (``bench.cheat_lab.stalling_node``), with every group or with a part of them; in
+some a second verifier hangs (SIGSTOP) or the coordinator is restarted. Prints a row for each: lies told and
+trained on, whether the liar was shut out, honest samplers shut out, steps a second, and that over the steps
+of the same run without those that stall. Exits with 1 if more than ``MOST_LIES`` of the lies were trained on
+(where fewer than ``FEW`` were told: more than ``FEW_TRAINED``), a run made less than ``LEAST_SPEED`` of the
+steps of the one without, or an honest sampler was shut out.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.cheat_lab.lies import Cheat
+from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
+from bench.cheat_lab.stalling_node import STALL
+from bench.cheat_lab.stalling_task import StallingTask
+from deploy.demo.plan import BASE_ACCURACY, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
+from deploy.runs.processes import ChildError, Children, children_below
+from deploy.runs.records import StepTail, read_ledger
+from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
+from deploy.runs.run_session import RunSession
+
+MOST_LIES: Final = 0.02
+FEW: Final = 100
+FEW_TRAINED: Final = 2
+LEAST_SPEED: Final = 0.8
+HONEST_FIRST: Final = 6
+BATCH_GROUPS: Final = 8
+HONEST, LIAR = "sampler-1", "sampler-9"
+TASK: Final = "stalling"
+READY_TIMEOUT_S: Final = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run."""
+
+    name: str
+    stallers: int = 0
+    stalling_part: float = 1.0
+    """Part of their decode steps that make a group slow to check."""
+    has_liar: bool = False
+    requires_verifier: bool = False
+    has_hung_verifier: bool = False
+    restarts_coordinator: bool = False
+    compared_with: str = ""
+    """The case without those that stall."""
+
+
+CASES: Final = (
+    Case("liar", has_liar=True),
+    Case("liar, staller", stallers=1, has_liar=True),
+    Case("liar, 3 stallers", stallers=3, has_liar=True),
+    Case("liar, staller, 1 in 4 slow", stallers=1, stalling_part=0.25, has_liar=True),
+    Case("liar, staller, restart", stallers=1, has_liar=True, restarts_coordinator=True),
+    Case("required", requires_verifier=True),
+    Case("required, staller", stallers=1, requires_verifier=True, compared_with="required"),
+    Case("required, 3 stallers", stallers=3, requires_verifier=True, compared_with="required"),
+    Case(
+        "required, hung verifier",
+        requires_verifier=True,
+        has_hung_verifier=True,
+        compared_with="required",
+    ),
+    Case(
+        "required, staller, hung",
+        stallers=1,
+        requires_verifier=True,
+        has_hung_verifier=True,
+        compared_with="required",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    lies: int
+    trained_on: int
+    liar_found: bool
+    falsely_found: tuple[str, ...]
+    steps: int
+    steps_per_s: float
+    outcomes: Mapping[str, int]
+    """Verdict -> groups of those that stall."""
+
+
+class StalledRun(RunSession):
+    """A run below ``root``. The caller ends the children that are left."""
+
+    def __init__(self, root: Path, case: Case, *, children: Children, seed: int) -> None:
+        self.directory = RunDirectory(root)
+        self.case = case
+        self.stallers = tuple(f"sampler-{n + 2}" for n in range(case.stallers))
+        self.samplers = (HONEST, *self.stallers, *([LIAR] if case.has_liar else []))
+        self.verifiers = ("verifier-1", *(["verifier-2"] if case.has_hung_verifier else []))
+        super().__init__(
+            self.directory,
+            enrolled=(*self.samplers, *self.verifiers),
+            children=children,
+            ready_timeout_s=READY_TIMEOUT_S,
+        )
+        self._seed = seed
+        self._own = children
+
+    async def begin(self, model: Path) -> None:
+        """Make the run on ``model`` and bring every process up, verifiers before samplers.
+
+        Raises:
+            ChildError: one did not come up.
+        """
+        self.directory.make_folders()
+        self.directory.model.symlink_to(model)
+        await self.make_run(self._configurations())
+        await self.start(COORDINATOR, environ={})
+        for name in (*self.samplers, *self.verifiers):
+            await self.let_in(name)
+        for name in self.verifiers:
+            await self.start(name, environ={})
+        if self.case.has_hung_verifier:
+            self._own.signal("verifier-2", signal.SIGSTOP)
+        async with asyncio.TaskGroup() as tasks:
+            for name in self.stallers:
+                tasks.create_task(self._start_staller(name, model))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.start(LEARNER, environ={}))
+            tasks.create_task(self.start(HONEST, environ={}))
+            if self.case.has_liar:
+                tasks.create_task(self._start_liar())
+
+    async def observe(self, seconds: float) -> None:
+        """Let the run go on for so long after its first step."""
+        steps, deadline_s = StepTail(self.directory.step_log), time.monotonic() + READY_TIMEOUT_S
+        while not steps.read() and time.monotonic() < deadline_s:
+            await self.wait_for_last_step(timeout_s=0.2)
+        if self.case.restarts_coordinator:
+            await asyncio.sleep(seconds / 2)
+            await self._own.stop(COORDINATOR)
+            await self.start(COORDINATOR, environ={})
+            await asyncio.sleep(seconds / 2)
+        else:
+            await asyncio.sleep(seconds)
+        if self.case.has_hung_verifier:
+            self._own.signal("verifier-2", signal.SIGCONT)
+
+    def told(self) -> set[str]:
+        """Return the ids of the groups that the liar lied about."""
+        path = self.directory.root / "liar.lies"
+        return {line.split()[0] for line in path.read_text().splitlines()} if path.exists() else set()
+
+    async def _start_staller(self, name: str, model: Path) -> None:
+        vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+        stall = json.dumps({"plus": vocabulary["+"], "part": self.case.stalling_part})
+        await self.start(name, environ={STALL: stall}, module="bench.cheat_lab.stalling_node")
+
+    async def _start_liar(self) -> None:
+        (self.directory.root / "league").mkdir(exist_ok=True)
+        environ = {
+            CHEAT: json.dumps(asdict(Cheat("inverted", after=HONEST_FIRST))),
+            LIES: str(self.directory.root / "liar.lies"),
+            LEAGUE: str(self.directory.root / "league"),
+        }
+        await self.start(LIAR, environ=environ, module="bench.cheat_lab.lying_node")
+
+    def _configurations(self) -> dict[str, dict[str, Section]]:
+        directory, ports = self.directory, self.ports
+        model = {"model_dir": str(directory.model)}
+        tasks = {TASK: f"{StallingTask.__module__}:{StallingTask.__name__}"}
+        coordinator: Section = {
+            "listen": f"127.0.0.1:{ports.members}",
+            "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
+            "task": TASK,
+            "prompt_seed": self._seed,
+            "group_size": GROUP_SIZE,
+            "batch_groups": BATCH_GROUPS,
+            "max_staleness_versions": MAX_STALENESS_VERSIONS,
+            "max_new_tokens": 4,
+            "heartbeat_interval_s": 0.5,
+            "lease_ttl_s": 20.0,
+            "concurrency_groups": 3 * BATCH_GROUPS,
+            "buffer_groups": 4 * BATCH_GROUPS,
+            "require_verifier": self.case.requires_verifier,
+        }
+        learner = {**model, "threads": 1, "learning_rate": LEARNING_RATE, "buffer_groups": 2 * BATCH_GROUPS}
+        sections: dict[str, Mapping[str, Section]] = {
+            COORDINATOR: {"coordinator": coordinator},
+            LEARNER: {"learner": learner},
+        }
+        for name in self.verifiers:
+            sections[name] = {"verifier": model, "verifier.custom_tasks": tasks}
+        for number, name in enumerate(self.samplers):
+            sampler = {**model, "threads": 1, "seed": 9 * self._seed + number, "concurrency_groups": 8}
+            sampler["grader_processes"] = 1  # sets its pace
+            sections[name] = {"sampler": sampler, "sampler.custom_tasks": tasks}
+        return {
+            name: {
+                **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
+                **sections[name],
+            }
+            for name in sections
+        }
+
+
+async def measure(run: StalledRun, model: Path, *, seconds: float) -> Measured:
+    """Run for so long and count.
+
+    Raises:
+        ChildError: a process ended.
+    """
+    await run.begin(model)
+    await run.observe(seconds)
+    await run.drain()
+    ledger = read_ledger(run.directory.ledger, run_id=run.directory.run_id)
+    trained = {group_id for group_ids in ledger.steps.values() for group_id in group_ids}
+    told = run.told()
+    shut_out = _shut_out(run.directory.ledger)
+    steps = StepTail(run.directory.step_log).read()
+    took_s = steps[-1].at_s - steps[0].at_s if len(steps) > 1 else 0.0
+    stalled: dict[str, int] = {}
+    for name in run.stallers:
+        for verdict, n in ledger.verdicts.get(name, {}).items():
+            stalled[verdict] = stalled.get(verdict, 0) + n
+    return Measured(
+        lies=len(told),
+        trained_on=len(trained & told),
+        liar_found=LIAR in shut_out,
+        falsely_found=tuple(sorted(shut_out & {HONEST})),
+        steps=len(steps),
+        steps_per_s=(len(steps) - 1) / max(took_s, seconds),
+        outcomes=stalled,
+    )
+
+
+def _shut_out(ledger: Path) -> set[str]:
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+        rows = connection.execute("SELECT sampler_id FROM standings WHERE quarantine != ''").fetchall()
+    return {name for (name,) in rows}
+
+
+def _is_kept(case: Case, one: Measured, speed: float | None) -> bool:
+    few = one.lies < FEW
+    if one.trained_on > (FEW_TRAINED if few else MOST_LIES * one.lies) or one.falsely_found:
+        return False
+    return speed is None or speed >= LEAST_SPEED
+
+
+async def _measure_all(root: Path, cases: list[Case], given: argparse.Namespace) -> bool:
+    (root / "logs").mkdir(parents=True, exist_ok=True)
+    model, is_kept = root / "model", True
+    async with children_below(root) as children:
+        accuracy = ("--accuracy", str(BASE_ACCURACY), "--seed", str(given.seed))
+        await children.run("model", "deploy.demo.warm_start", str(model), *accuracy)
+    print("case                        lies  trained on  found  false  steps/s  of that without", flush=True)
+    speeds: dict[str, float] = {}
+    for number, case in enumerate(cases):
+        place = root / f"run-{number}"
+        async with children_below(place) as children:
+            run = StalledRun(place, case, children=children, seed=given.seed)
+            one = await children.guard(measure(run, model, seconds=given.seconds))
+        (place / "measured.json").write_text(json.dumps({"case": asdict(case), **asdict(one)}))
+        speeds[case.name] = one.steps_per_s
+        before = speeds.get(case.compared_with)
+        speed = None if not before else one.steps_per_s / before
+        shown = "" if speed is None else f"{speed:.0%}"
+        print(
+            f"{case.name:26}  {one.lies:4}  {one.trained_on:10}  {'yes' if one.liar_found else 'no':5}  "
+            f"{len(one.falsely_found):5}  {one.steps_per_s:7.2f}  {shown:6}  {dict(one.outcomes) or ''}",
+            flush=True,
+        )
+        is_kept &= _is_kept(case, one, speed)
+    return is_kept
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    given = _arguments()
+    root = Path(given.directory or tempfile.mkdtemp(prefix="heterorl-stalls-"))
+    chosen = [case for case in CASES if not given.cases or case.name in given.cases]
+    try:
+        return 0 if asyncio.run(_measure_all(root, chosen, given)) else 1
+    except ChildError as error:
+        print(f"a run did not end: {error}; logs are below {root}", file=sys.stderr)
+        return 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.stalls", description=__doc__.partition("\n")[0])
+    names = [case.name for case in CASES]
+    parser.add_argument("cases", nargs="*", choices=[*names, []], default=[], help="default: all of them")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--directory", help="where the runs are kept; default: a temporary one")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
