@@ -29,7 +29,7 @@ from learner.metrics import Instruments, LearnerMetrics
 from learner.operator_orders import OperatorOrders, recent_changes
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
-from learner.publishing.kept_versions import KEPT, PUBLISHED, KeptVersions
+from learner.publishing.kept_versions import KEPT, PUBLISHED, KeptVersions, Wanted
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
 from learner.records.sample_writer import SampleWriter, load_tokenizer
@@ -320,9 +320,10 @@ def _publisher(
     state, words = restored.state, restored.policy.master_words
     stored = StoredVersions(restored.store, words.layout, restored.base.words)
 
-    def wanted() -> list[int]:
-        worth = (state.best_version, membership.evaluations.best, membership.evaluations.under_way)
-        return [version for version in worth if version is not None]
+    def wanted() -> Wanted:
+        told = membership.evaluations
+        worth = (state.best_version, told.best, told.doubted, told.under_way)
+        return Wanted([version for version in worth if version is not None], is_all=told.is_told)
 
     kept = KeptVersions(context.state_dir / KEPT, stored, wanted=wanted)
     further = FurtherArtifacts(

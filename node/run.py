@@ -131,7 +131,7 @@ class Evaluation:
     """Answered by enough samplers; while it is under way, by any."""
     dropped_prompts: int = 0
     reward_mean: float = 0.0
-    """Over prompts, of the mean reward of their completions; 0 where none counts."""
+    """Over prompts, of the mean reward of their completions; without meaning where none counts."""
     reward_standard_error: float = 0.0
     """Between prompts; 0 where fewer than two count."""
     cut_ratio: float = 0.0
@@ -173,9 +173,26 @@ class Evaluation:
         return self.prompts - self.counted_prompts - self.dropped_prompts
 
     @property
+    def has_score(self) -> bool:
+        """Whether anything counts in it; otherwise its means are 0 and say nothing."""
+        return self.counted_prompts > 0
+
+    @property
+    def score_text(self) -> str:
+        """The mean reward with its standard error, for people."""
+        if not self.has_score:
+            return "no score"
+        return f"{self.reward_mean:.3f} +- {self.reward_standard_error:.3f}"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether more than half of its prompts count."""
+        return 2 * self.counted_prompts > self.prompts
+
+    @property
     def is_sound(self) -> bool:
         """Whether it may be the best."""
-        return 2 * self.counted_prompts > self.prompts and not self.disputed_by
+        return self.is_measured and not self.disputed_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +202,13 @@ class EvaluationStatus:
     newest: Evaluation | None = None
     """Finished, as ``first`` and ``best``."""
     first: Evaluation | None = None
+    """With a score."""
     best: Evaluation | None = None
     """The highest ``best_by`` of those that are sound; of equals, the oldest."""
     under_way: Evaluation | None = None
+    doubted: Evaluation | None = None
+    """One that scored higher than the best and is in doubt: a single sampler's word, given before two were
+    asked, or samplers that differ. The learner keeps both."""
     best_by: str = REWARD
     """The reward or a metric."""
 
@@ -198,6 +219,8 @@ class EvaluationNotice:
 
     best: int | None = None
     """As in ``EvaluationStatus``."""
+    doubted: int | None = None
+    """As in ``EvaluationStatus``."""
     under_way: int | None = None
     """Or due."""
     announced: int = 0
@@ -205,6 +228,8 @@ class EvaluationNotice:
     version or a newer one, or of ``under_way`` or one soon after it."""
     is_evaluated: bool = False
     """Whether the run evaluates versions: then only an evaluation says which is the best."""
+    is_told: bool = False
+    """Whether a coordinator has told this, since the process began."""
 
 
 class SamplerStanding(enum.StrEnum):

@@ -111,7 +111,7 @@ async def _train(
     await session.end_learner()
     seen = await observer.observe()
     exit_codes = await session.drain()
-    evaluations = [one for one in read_evaluations(directory.ledger) if one.finished_at_s]
+    evaluations = [one for one in read_evaluations(directory.ledger) if one.finished_at_s and one.has_score]
     export = None
     if seen.steps and evaluations:
         view.say("exports the best version and asks it the held-out prompts")

@@ -30,12 +30,20 @@ PUBLISHED, KEPT = "published", "kept"
 _SUFFIX: Final = ".words"
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Versions worth keeping."""
+
+    versions: Collection[int]
+    is_all: bool = True
+    """Whether nothing else is. False: the coordinator has not said yet what it finds worth keeping, and
+    nothing is removed."""
+
+
 class KeptVersions:
     """Keeps the words of some versions when the store is about to forget others."""
 
-    def __init__(
-        self, directory: Path, stored: StoredVersions, *, wanted: Callable[[], Collection[int]]
-    ) -> None:
+    def __init__(self, directory: Path, stored: StoredVersions, *, wanted: Callable[[], Wanted]) -> None:
         """Keep in ``directory``; ``wanted`` returns the versions worth keeping. Any thread."""
         self._directory = directory
         self._stored = stored
@@ -49,7 +57,8 @@ class KeptVersions:
         Raises:
             OSError: the disk is full or failing.
         """
-        wanted = {version for version in self._wanted() if version > 0}
+        said = self._wanted()
+        wanted = {version for version in said.versions if version > 0}
         there = dict(_kept_in(self._directory))
         for version in sorted(wanted - there.keys()):
             try:
@@ -57,7 +66,7 @@ class KeptVersions:
                     self._write(version, stored.words)
             except RefusedError as refused:
                 logger.warning("version not kept", extra={"version": version, "detail": str(refused)})
-        for version in there.keys() - wanted:
+        for version in there.keys() - wanted if said.is_all else ():
             there[version].unlink(missing_ok=True)
 
     def _write(self, version: int, frame_words: FrameWords) -> None:

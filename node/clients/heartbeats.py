@@ -178,9 +178,11 @@ class Heartbeats:
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
         self.evaluations = EvaluationNotice(
             best=answer.best_version if answer.HasField("best_version") else None,
+            doubted=answer.doubted_version if answer.HasField("doubted_version") else None,
             under_way=answer.evaluating_version if answer.HasField("evaluating_version") else None,
             announced=answer.head.number,
             is_evaluated=answer.is_evaluated,
+            is_told=True,
         )
         self._next_answer.set()
         self._next_answer = asyncio.Event()

@@ -29,6 +29,9 @@ completions that ended at the length limit.
 
 _COLUMNS: Final = "version|reward|+-|prompts|dropped|cut|tokens|answers|finished|took s"
 
+_OF_ANSWERS: Final = ("reward_mean", "reward_standard_error", "cut_ratio", "tokens_mean")
+"""Null in JSON where nothing was answered."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -46,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         for evaluation in evaluations:
             texts = {name: _object(getattr(evaluation, name)) for name in ("sampling", "metrics")}
-            print(json.dumps(dataclasses.asdict(evaluation) | texts))
+            absent = {} if evaluation.has_score else dict.fromkeys(_OF_ANSWERS)
+            print(json.dumps(dataclasses.asdict(evaluation) | texts | absent))
     elif evaluations:
         console().print(_table(evaluations))
     else:
@@ -80,8 +84,8 @@ def _table(evaluations: Sequence[Evaluation]) -> Table:
         finished = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(one.finished_at_s))
         rows.add_row(
             str(one.version),
-            f"{one.reward_mean:.4f}",
-            f"{one.reward_standard_error:.4f}",
+            f"{one.reward_mean:.4f}" if one.has_score else "-",
+            f"{one.reward_standard_error:.4f}" if one.has_score else "-",
             f"{one.counted_prompts} of {one.prompts}",
             str(one.dropped_prompts),
             f"{one.cut_ratio:.1%}",

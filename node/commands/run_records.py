@@ -105,7 +105,7 @@ def _events(line: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_ledger(path: Path, records: Records, made_at_s: Mapping[int, float]) -> None:
-    records.evaluations = tuple(one for one in read_evaluations(path) if one.finished_at_s)
+    records.evaluations = tuple(one for one in read_evaluations(path) if one.finished_at_s and one.has_score)
     try:
         with reading(path) as connection:
             connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing

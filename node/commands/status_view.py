@@ -238,12 +238,14 @@ def _evaluations(status: EvaluationStatus, exportable_best: int | None) -> Itera
     newest, first, under_way = status.newest, status.first, status.under_way
     if newest is not None:
         since = ""
-        if first is not None and first.version != newest.version:
+        if first is not None and newest.has_score and first.version != newest.version:
             since = f" ({newest.reward_mean - first.reward_mean:+.3f} since version {first.version})"
         yield (
-            f"version {newest.version}: reward {_reward(newest)}{since}, {newest.tokens_mean:.0f} tokens, "
+            f"version {newest.version}: reward {newest.score_text}{since}, {newest.tokens_mean:.0f} tokens, "
             f"{newest.cut_ratio:.0%} cut, {newest.counted_prompts} of {newest.prompts} prompts, "
             f"{_answers(newest)}"
+            if newest.has_score
+            else f"version {newest.version} has no score: none of its {newest.prompts} prompts counts"
         )
         if left_out := newest.left_out:
             yield f"without {left_out}: differs from all other samplers one way; see whether to revoke it"
@@ -253,6 +255,8 @@ def _evaluations(status: EvaluationStatus, exportable_best: int | None) -> Itera
                 f"version {newest.version} cannot be the best"
             )
         yield _best(status, exportable_best)
+    if (doubted := status.doubted) is not None:
+        yield _doubted(doubted, status.best_by)
     if under_way is not None:
         yield (
             f"version {under_way.version} under way: {under_way.counted_prompts} of {under_way.prompts} "
@@ -273,15 +277,18 @@ def _best(status: EvaluationStatus, exportable_best: int | None) -> str:
     how = "the base model" if best.version == 0 else "`export --best` takes it"
     if exportable_best != best.version:
         how = "the learner has not written that down yet"
-    return f"best is version {best.version}: {value}reward {_reward(best)}; {how}"
+    return f"best is version {best.version}: {value}reward {best.score_text}; {how}"
+
+
+def _doubted(doubted: Evaluation, by: str) -> str:
+    why = f"{doubted.disputed_by} differ" if doubted.disputed_by else "by the word of one sampler alone"
+    value = "" if by == REWARD else f"{by} {json.loads(doubted.metrics)[by]:.3f}, "
+    kept = "" if doubted.version == 0 else f"; it is kept, `export --version {doubted.version}` takes it"
+    return f"version {doubted.version} scored more, {value}reward {doubted.score_text}: {why}{kept}"
 
 
 def _answers(evaluation: Evaluation) -> str:
     return f"{evaluation.answers} answers of {evaluation.samplers} sampler{'s'[: evaluation.samplers != 1]}"
-
-
-def _reward(evaluation: Evaluation) -> str:
-    return f"{evaluation.reward_mean:.3f} +- {evaluation.reward_standard_error:.3f}"
 
 
 def _row(peer: PeerStatus) -> tuple[Text, ...]:

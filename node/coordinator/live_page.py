@@ -144,10 +144,10 @@ def _curve(name: str, steps: Sequence[StepReport], of: Callable[[StepReport], fl
 
 def _evaluations(status: EvaluationStatus) -> str:
     found: dict[str, Evaluation | None] = {
-        "first": status.first, "best": status.best, "newest": status.newest,
+        "first": status.first, "best": status.best, "in doubt": status.doubted, "newest": status.newest,
     }  # fmt: skip
     rows = (
-        (which, one.version, f"{one.reward_mean:.3f} +- {one.reward_standard_error:.3f}", one.counted_prompts)
+        (which, one.version, one.score_text, one.counted_prompts)
         for which, one in found.items()
         if one is not None
     )

@@ -252,6 +252,9 @@ _EVALUATION_GAUGES: Final[tuple[_Gauge, ...]] = (
 )
 """Name, text, whose number it is, and which."""
 
+_OF_ANSWERS: Final = frozenset({"reward_mean", "reward_standard_error", "cut_ratio", "tokens_mean"})
+"""Absent where nothing was answered."""
+
 
 class _EvaluationCollector(Collector):
     """The evaluations as metrics, none of which are there before the first."""
@@ -263,7 +266,8 @@ class _EvaluationCollector(Collector):
         status = self.status
         for name, text, evaluation_of, field in _EVALUATION_GAUGES:
             gauge = GaugeMetricFamily(f"heterorl_coordinator_evaluation_{name}", text)
-            if (evaluation := evaluation_of(status)) is not None:
+            evaluation = evaluation_of(status)
+            if evaluation is not None and (evaluation.has_score or field not in _OF_ANSWERS):
                 gauge.add_metric([], getattr(evaluation, field))
             yield gauge
 

@@ -700,6 +700,7 @@ class HeartbeatResponse(_message.Message):
     REVOCATIONS_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     EVALUATING_VERSION_FIELD_NUMBER: _builtins.int
+    DOUBTED_VERSION_FIELD_NUMBER: _builtins.int
     IS_EVALUATED_FIELD_NUMBER: _builtins.int
     METRICS_EVERY_S_FIELD_NUMBER: _builtins.int
     WANTS_WHOLE_METRICS_FIELD_NUMBER: _builtins.int
@@ -724,6 +725,10 @@ class HeartbeatResponse(_message.Message):
     evaluating_version: _builtins.int
     """Learners: the version under evaluation, or else the head if its evaluation is due; it may become the best
     one. Unset: none, or not a learner.
+    """
+    doubted_version: _builtins.int
+    """Learners: a version that scored higher than the best and is in doubt, as in EvaluationStatus: keep it as well.
+    Unset: none, or not a learner.
     """
     is_evaluated: _builtins.bool
     """Learners: whether the run evaluates versions, so that only an evaluation says which one is the best."""
@@ -771,18 +776,21 @@ class HeartbeatResponse(_message.Message):
         revocations: Global___Revocations | None = ...,
         best_version: _builtins.int | None = ...,
         evaluating_version: _builtins.int | None = ...,
+        doubted_version: _builtins.int | None = ...,
         is_evaluated: _builtins.bool = ...,
         metrics_every_s: _builtins.float | None = ...,
         wants_whole_metrics: _builtins.bool = ...,
         moved: _builtins.bytes = ...,
         next_heartbeat_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "next_heartbeat_s", b"next_heartbeat_s", "revocations", b"revocations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_doubted_version", b"_doubted_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "doubted_version", b"doubted_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "next_heartbeat_s", b"next_heartbeat_s", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "moved", b"moved", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts", "wants_whole_metrics", b"wants_whole_metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_doubted_version", b"_doubted_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "doubted_version", b"doubted_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "moved", b"moved", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts", "wants_whole_metrics", b"wants_whole_metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
+    _WhichOneofReturnType__doubted_version: _TypeAlias = _typing.Literal["doubted_version"]  # noqa: Y015
+    _WhichOneofArgType__doubted_version: _TypeAlias = _typing.Literal["_doubted_version", b"_doubted_version"]  # noqa: Y015
     _WhichOneofReturnType__evaluating_version: _TypeAlias = _typing.Literal["evaluating_version"]  # noqa: Y015
     _WhichOneofArgType__evaluating_version: _TypeAlias = _typing.Literal["_evaluating_version", b"_evaluating_version"]  # noqa: Y015
     _WhichOneofReturnType__metrics_every_s: _TypeAlias = _typing.Literal["metrics_every_s"]  # noqa: Y015
@@ -791,6 +799,8 @@ class HeartbeatResponse(_message.Message):
     _WhichOneofArgType__next_heartbeat_s: _TypeAlias = _typing.Literal["_next_heartbeat_s", b"_next_heartbeat_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__doubted_version) -> _WhichOneofReturnType__doubted_version | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluating_version) -> _WhichOneofReturnType__evaluating_version | None: ...
     @_typing.overload
@@ -1307,6 +1317,7 @@ class EvaluationStatus(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     UNDER_WAY_FIELD_NUMBER: _builtins.int
+    DOUBTED_FIELD_NUMBER: _builtins.int
     BEST_BY_FIELD_NUMBER: _builtins.int
     best_by: _builtins.str
     """What the best version has most of: "reward", or a metric of the grader."""
@@ -1328,6 +1339,12 @@ class EvaluationStatus(_message.Message):
     def under_way(self) -> Global___Evaluation:
         """The one under way, with what it counted so far. Unset: none."""
 
+    @_builtins.property
+    def doubted(self) -> Global___Evaluation:
+        """The highest of those that score more than the best and are in doubt: one sampler's word from before two were asked,
+        or samplers that disagree. Unset: none.
+        """
+
     def __init__(
         self,
         *,
@@ -1335,11 +1352,12 @@ class EvaluationStatus(_message.Message):
         first: Global___Evaluation | None = ...,
         best: Global___Evaluation | None = ...,
         under_way: Global___Evaluation | None = ...,
+        doubted: Global___Evaluation | None = ...,
         best_by: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "doubted", b"doubted", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_by", b"best_by", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_by", b"best_by", "doubted", b"doubted", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import decisions, sampler_standing
+from node.coordinator.work import decisions, sampler_standing, trust
 from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.decisions import Released, release
 from node.coordinator.work.evaluation import evaluation_record
@@ -17,9 +17,10 @@ from node.coordinator.work.evaluation.evaluations import EvaluationBalance
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import FIRST_RETRY_S
+from node.coordinator.work.verifier_places import VerifierPlaces
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import Finish, LeasePurpose
+from node.rollout import Finish, LeasePurpose, RewardCheck, RewardFinding
 from node.run import Evaluation, EvaluationStatus
 from node.sampling_parameters import SamplingParameters
 from node.verdict import Verdict
@@ -435,8 +436,8 @@ def test_an_evaluation_without_an_answer_is_finished_and_never_the_best(desk: De
     for _ in range(4):
         desk.fail(lease(desk), fault=Failure.GRADING_TIMED_OUT)
     newest = finished(desk, 0)
-    assert (newest.counted_prompts, newest.dropped_prompts) == (0, 4)
-    assert status(desk).best is None
+    assert (newest.counted_prompts, newest.dropped_prompts, newest.has_score) == (0, 4, False)
+    assert (status(desk).first, status(desk).best, status(desk).doubted) == (None, None, None)
 
 
 def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
@@ -605,6 +606,26 @@ def test_what_the_first_sampler_alone_said_holds_only_until_two_are_asked() -> N
     desk.now += 2 * TTL_S
     evaluate(desk, 20, {"s1": [1, 1, 0, 0]})  # alone, after it was confirmed
     assert best_of(desk).version == 20
+
+
+def test_a_higher_score_that_is_in_doubt_is_not_forgotten() -> None:
+    desk = make_desk()
+    evaluate(desk, 0, {"s1": [1, 1, 1, 0]})
+    assert (best_of(desk).version, status(desk).doubted) == (0, None)
+    evaluate(desk, 10, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
+    doubted = status(desk).doubted
+    assert doubted is not None
+    assert (best_of(desk).version, doubted.version, doubted.reward_mean) == (10, 0, 0.75)
+    evaluate(desk, 20, {"s1": [1, 1, 1, 0], "s2": [1, 1, 1, 0]})
+    assert (best_of(desk).version, status(desk).doubted) == (20, None)
+
+
+def test_a_version_on_which_samplers_differ_is_kept_where_it_scored_more() -> None:
+    desk = make_desk(MANY)
+    evaluate(desk, 0, {"s1": [float(n % 2) for n in range(40)], "s2": [1.0] * 40})
+    doubted = status(desk).doubted
+    assert doubted is not None
+    assert (status(desk).best, doubted.version, bool(doubted.disputed_by)) == (None, 0, True)
 
 
 def test_a_sampler_that_passed_the_version_by_is_not_waited_for(desk: Desk) -> None:
@@ -790,3 +811,70 @@ def test_after_a_clock_was_set_back_an_evaluation_waits_no_longer_than_a_term(de
     desk.now += TTL_S + 1
     desk.evaluate(0)
     assert status(desk).under_way is None
+
+
+# Answers that verifiers check.
+
+
+def check(desk: Desk, sampler_id: str, outcome: RewardCheck, *, noise_ratio: float = 0.0) -> trust.Checked:
+    """Settle a finding about the next answer of a sampler that waits for a check."""
+    checks, places = desk.accounts.reward_checks, VerifierPlaces(64)
+    while (held := checks.next(places, desk.now)) is not None and held.sampler_id != sampler_id:
+        pass
+    assert held is not None
+    assert held.answer is not None
+    assert (held.answer.group_id, held.answer.sampler_id) == (held.group_id, sampler_id)
+    checks.left(name for name in places.group_ids if name != held.group_id)
+    checks.answered(held.group_id, desk.now)
+    finding = RewardFinding(held.group_id, outcome, "completion 0 claims 1")
+    checked: trust.Checked = desk.settle(
+        trust.reward_checked(desk.accounts, held, finding, noise_ratio=noise_ratio, now=desk.now)
+    )
+    checks.let_go(held)
+    return checked
+
+
+def test_answers_to_held_out_prompts_are_checked_and_a_lie_takes_back_all_that_its_sampler_said() -> None:
+    desk = make_desk()
+    desk.accounts.reward_checks.open()
+    evaluate(desk, 0, {"s1": [1, 0, 0, 0], "liar": [1, 1, 1, 1]})
+    assert finished(desk).answers == 8
+    assert check(desk, "s1", RewardCheck.AGREED).proof == ""
+    assert check(desk, "liar", RewardCheck.DISAGREED).proof
+    assert desk.accounts.standings.of("liar").is_proven_liar
+    newest = finished(desk)
+    assert (newest.answers, newest.samplers, newest.reward_mean) == (4, 1, 0.25)
+
+
+@pytest.mark.parametrize("outcome", [RewardCheck.UNGRADABLE, RewardCheck.DISAGREED])
+def test_an_answer_that_cannot_be_graded_again_counts_no_longer_and_its_prompt_is_asked_again(
+    desk: Desk, outcome: RewardCheck
+) -> None:
+    desk.accounts.reward_checks.open()
+    answer(desk, 0, 0, sampler_id="odd")
+    answer(desk, 0, 0, 0, 0, sampler_id="s1")
+    check(desk, "odd", outcome, noise_ratio=0.02)
+    under_way = status(desk).under_way
+    assert under_way is not None
+    assert (under_way.counted_prompts, under_way.answers) == (4, 5)
+    answer(desk, 0, 0, 0, sampler_id="s2")  # the other prompt has two answers
+    newest = finished(desk)
+    assert (newest.counted_prompts, newest.answers, newest.reward_mean) == (4, 8, 0.0)
+
+
+def test_an_answer_to_an_evaluation_that_is_over_is_taken_out_of_its_score() -> None:
+    desk = make_desk()
+    desk.accounts.reward_checks.open()
+    evaluate(desk, 0, {"s1": [1, 0, 0, 0], "s2": [1, 0, 0, 0]})
+    before = finished(desk)
+    check(desk, "s2", RewardCheck.UNGRADABLE)
+    after = finished(desk)
+    assert (before.answers, after.answers, after.reward_mean) == (8, 7, 0.25)
+    assert desk.transactions[-1].evaluation is not None
+    assert len(desk.transactions[-1].evaluation.taken_back) == 1
+
+
+def test_in_a_run_without_a_verifier_no_answer_waits_for_a_check() -> None:
+    desk = make_desk()
+    evaluate(desk, 0, {"s1": [1, 0, 0, 0]})
+    assert desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now) is None

@@ -89,3 +89,6 @@ def test_the_newest_evaluation_is_shown_and_nothing_of_it_before_there_is_one() 
     under_way = Evaluation(30, 0, 8, 1, 0.0, 32, 3.0, counted_prompts=2, dropped_prompts=1)
     metrics.evaluations.status = EvaluationStatus(newest, best, best, under_way)
     assert [value(name) for name in names] == [20, 0.5, 0.25, 10, 5]
+    unanswered = replace(newest, counted_prompts=0, dropped_prompts=8, reward_mean=0.0)
+    metrics.evaluations.status = EvaluationStatus(unanswered, best, best, under_way)
+    assert [value(name) for name in names] == [20, None, None, 10, 5]

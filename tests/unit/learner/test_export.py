@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from bench.forked_context import forked_context
 from bench.whole_versions import encode_version
 from learner.export import export_version
 from learner.journal.progress import BestVersion, Progress
-from learner.publishing.kept_versions import KeptVersions, published_versions
+from learner.publishing.kept_versions import KeptVersions, Wanted, published_versions
 from learner.publishing.model_copy import ModelCopy
 from learner.training import checkpoint
 from learner.training.checkpoint import versions_in
@@ -246,7 +246,7 @@ def publish(
     kept = KeptVersions(
         state_dir / "learner/kept",
         StoredVersions(store, policy.layout, words0),
-        wanted=lambda: (2, 4),
+        wanted=lambda: Wanted((2, 4)),
     )
     roots = {}
     for version in range(1, versions + 1):
@@ -357,3 +357,18 @@ def test_a_damaged_or_missing_checkpoint_and_a_directory_that_exists_are_refused
     with pytest.raises(StartupError, match="does not have its digest"):
         export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=1)
     assert not (tmp_path / "out").exists()
+
+
+def test_nothing_that_was_kept_is_removed_before_a_coordinator_has_said_what_is_worth_keeping(
+    model_dir: Path, state_dir: Path
+) -> None:
+    publish(model_dir, state_dir, versions=6, keyframes=(3, 6))
+    directory = state_dir / "learner/kept"
+    there = sorted(path.name for path in directory.iterdir())
+    assert len(there) == 2
+    said = [Wanted((2,), is_all=False), Wanted((2,))]
+    kept = KeptVersions(directory, cast(StoredVersions, None), wanted=lambda: said.pop(0))
+    kept.secure()
+    assert sorted(path.name for path in directory.iterdir()) == there
+    kept.secure()
+    assert [path.name for path in directory.iterdir()] == there[:1]

@@ -217,6 +217,24 @@ def test_the_best_version_is_shown_as_exportable_only_once_the_learner_has_writt
         assert "best is version 20: reward 0.125 +- 0.010; the learner has not written that down yet" in text
 
 
+def test_a_version_that_scored_more_and_is_in_doubt_is_shown_with_why_and_that_it_is_kept() -> None:
+    doubted = replace(FIRST, version=550, reward_mean=0.6)
+    status = EvaluationStatus(FIRST, FIRST, FIRST, doubted=doubted)
+    assert (
+        "version 550 scored more, reward 0.600 +- 0.010: by the word of one sampler alone; it is kept, "
+        "`export --version 550` takes it"
+    ) in rendered(replace(RUN, evaluation=status))
+    disputed = replace(status, doubted=replace(doubted, disputed_by="s1, s2"))
+    assert "reward 0.600 +- 0.010: s1, s2 differ; it is kept" in rendered(replace(RUN, evaluation=disputed))
+
+
+def test_an_evaluation_without_answers_has_no_score() -> None:
+    none = replace(FIRST, version=20, counted_prompts=0, reward_mean=0.0)
+    text = rendered(replace(RUN, evaluation=EvaluationStatus(none, FIRST, FIRST)))
+    assert f"version 20 has no score: none of its {FIRST.prompts} prompts counts" in text
+    assert "reward 0.000" not in text
+
+
 def test_what_decides_on_the_best_is_shown_and_that_nobody_measures_it() -> None:
     newest = replace(FIRST, metrics='{"exact": 0.25, "words": 3.0}')
     run = replace(RUN, evaluation=EvaluationStatus(newest, FIRST, newest, best_by="exact"), exportable_best=0)

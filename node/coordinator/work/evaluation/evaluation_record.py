@@ -29,15 +29,23 @@ class Record:
         alike = [one for one in finished if newest is not None and one.terms == newest.terms]
         # One sampler's word, as of the first to join, holds only until two have been asked.
         confirmed = min((one.version for one in alike if one.samplers > 1), default=0)
-        by_score = [
-            (score, one)
-            for one in alike
-            if one.is_sound and one.version >= confirmed and (score := decider(one, self.best_by)) is not None
-        ]
-        # Of equals the oldest.
-        best = max(by_score, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]
-        first = alike[0] if alike else None
-        return EvaluationStatus(newest, first, best, under_way=under_way, best_by=self.best_by)
+        by_score = [(score, one) for one in alike if (score := decider(one, self.best_by)) is not None]
+        best = _highest((s, one) for s, one in by_score if one.is_sound and one.version >= confirmed)
+        doubted = _highest((s, one) for s, one in by_score if one.is_measured)
+        if (
+            best is not None
+            and doubted is not None
+            and decider(best, self.best_by) == decider(doubted, self.best_by)
+        ):
+            doubted = None
+        return EvaluationStatus(
+            newest,
+            first=next((one for one in alike if one.has_score), None),
+            best=best,
+            under_way=under_way,
+            doubted=doubted,
+            best_by=self.best_by,
+        )
 
     def add(self, evaluation: Evaluation, answers: Iterable[PromptScore]) -> None:
         self.finished[evaluation.version] = evaluation
@@ -89,10 +97,16 @@ class Record:
     def surplus(self, further: int) -> tuple[int, ...]:
         """Return the versions whose answers go when so many more are kept."""
         excess = further + sum(map(len, self.kept.values())) - ANSWERS_KEPT
-        best = self.status(None).best
+        status = self.status(None)
+        worth = {one.version for one in (status.best, status.doubted) if one is not None}
         forgotten = []
         for version in sorted(self.kept):
-            if excess > 0 and (best is None or version != best.version):
+            if excess > 0 and version not in worth:
                 forgotten.append(version)
                 excess -= len(self.kept[version])
         return tuple(forgotten)
+
+
+def _highest(scored: Iterable[tuple[float, Evaluation]]) -> Evaluation | None:
+    """Return the evaluation with the highest score; of equals the oldest."""
+    return max(scored, key=lambda pair: (pair[0], -pair[1].version), default=(0.0, None))[1]

@@ -136,6 +136,8 @@ def _agreed_values(answers: dict[int, dict[str, PromptScore]], *, is_exact: bool
 
 def decider(evaluation: Evaluation, best_by: str) -> float | None:
     """Return the number by which versions are compared; None: the evaluation lacks it."""
+    if not evaluation.has_score:
+        return None
     if best_by == REWARD:
         return evaluation.reward_mean
     return _from_json(evaluation.metrics).get(best_by)
