@@ -92,8 +92,8 @@ class PeerRequests:
     spool: Spool
     revocations: RevocationList
     clock: Clock
-    _without_base: set[Peer] = field(default_factory=set)
-    """Samplers whose newest join did not say which base model they have."""
+    _said_base: dict[Peer, str] = field(default_factory=dict, init=False)
+    """Samplers that said which base model they have -> the instance that did."""
 
     async def join(self, peer: Peer, joining: Joining) -> KnownPeer:
         """Admit a peer that has the run's model. Raises RefusedError: why not."""
@@ -102,8 +102,9 @@ class PeerRequests:
         elif joining.model is not None and (learner := self.spool.accounts.learner) is not None:
             joining.model.check(learner)
         if isinstance(joining.model, SamplerModel):
-            (self._without_base.discard if joining.model.base.root else self._without_base.add)(peer)
             await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
+            if joining.model.base.root:
+                self._said_base[peer] = joining.instance
         before = self.peers.instance(peer)
         member = self.peers.join(
             peer,
@@ -145,14 +146,16 @@ class PeerRequests:
         return answer, self.spool.renew(peer.node_id, lease_ids) if lease_ids else ()
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
-        """Lease prompts, to samplers that have said which base model they have.
+        """Lease prompts, to samplers that have said which base model they have, where the run's is known.
 
-        Raises RefusedError: NOT_JOINED; BASE_MISMATCH; see ``Spool.lease``.
+        Raises RefusedError: NOT_JOINED; see ``Spool.lease``.
         """
         self.peers.check_present(peer)
-        if peer in self._without_base and (learner := self.spool.accounts.learner) is not None:
-            check_base(BaseModel(), learner)
-        if self.peers.objection_to_grader(peer):
+        learner = self.spool.accounts.learner
+        has_said = self._said_base.get(peer) == self.peers.instance(peer)
+        if learner is not None and learner.base_root and not has_said:
+            grant = LeaseGrant((), EMPTY_PAUSE_S, "base model")
+        elif self.peers.objection_to_grader(peer):
             grant = LeaseGrant((), EMPTY_PAUSE_S, "grader")
         else:
             grant = await self.spool.lease(peer.node_id, wanted, held, stays=stays)
