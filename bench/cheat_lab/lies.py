@@ -14,12 +14,13 @@ LIES: Final[Mapping[str, Callable[[float], float]]] = {
 DRAWS: Final = ("random tokens", "replay", "copies")
 """Other tokens than those drawn, graded honestly; see ``other_draws``."""
 
-WEIGHTS: Final = ("another model", "stale version", "base model", "8-bit weights")
-"""Tokens drawn by other weights than the version they name has; see ``other_weights``."""
-
 NAMES: Final = ("older name",)
 """Honest tokens and logprobs, said to be of a version that is ``Cheat.versions`` older than the one that drew
 them. Who draws by a "stale version" names newer ones."""
+
+WEIGHTS: Final = ("another model", "stale version", "base model", "8-bit weights", *NAMES)
+"""Tokens drawn by other weights than the version they name has; see ``other_weights``, and
+``NAMES``."""
 
 PROMPTS: Final = ("other prompts",)
 """Sums with their digits exchanged: prompts that have the same answers, and are not the task's."""
@@ -76,7 +77,7 @@ CHEATS: Final = (
     *(Cheat(lie, every=10) for lie in LIES),
     Cheat("inverted", after=500),
     Cheat("inverted", liars=2),
-    *(Cheat(lie) for lie in (*DRAWS[:2], *WEIGHTS)),
+    *(Cheat(lie) for lie in (*DRAWS[:2], *WEIGHTS[:4])),
     Cheat("random tokens", liars=2),
     Cheat("copies", liars=2),
     Cheat("other prompts", liars=2),

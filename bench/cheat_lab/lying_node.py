@@ -43,7 +43,7 @@ def lie(cheat: Cheat, told: Path, league: Path) -> None:
     """Make every GroupPipeline of this process cheat."""
     pipeline = importlib.import_module("sampler.rollouts.group_pipeline").GroupPipeline
     replaced = _replace_draws(pipeline, cheat, league) if cheat.lie in DRAWS else set[str]()
-    if cheat.lie in WEIGHTS:
+    if cheat.lie in _CHANGES:
         draw_by(_CHANGES[cheat.lie]())
     if cheat.lie in PROMPTS:
         replaced = _exchange_digits(cheat)

@@ -17,13 +17,13 @@ from node.coordinator.fleet.membership import KnownPeer
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.decisions import EMPTY_PAUSE_S
-from node.coordinator.work.model_check import Learner, SamplerModel, VerifierModel, check_base
+from node.coordinator.work.model_check import Learner, SamplerModel, VerifierModel
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.policy import BaseModel, PolicyVersion
+from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.run import Role
@@ -59,10 +59,10 @@ class PeerRequests:
     spool: Spool
     revocations: RevocationList
     clock: Clock
-    _unchecked: dict[Peer, SamplerModel | VerifierModel] = field(default_factory=dict)
+    _unchecked: dict[Peer, SamplerModel | VerifierModel] = field(default_factory=dict, init=False)
     """Models of peers that joined before the learner said what the run's is."""
-    _without_base: set[Peer] = field(default_factory=set)
-    """Samplers whose newest join did not say which base model they have."""
+    _said_base: dict[Peer, str] = field(default_factory=dict, init=False)
+    """Samplers that said which base model they have -> the instance that did."""
 
     async def join(self, peer: Peer, joining: Joining) -> KnownPeer:
         """Admit a peer that has the run's model. Raises RefusedError: why not."""
@@ -71,8 +71,9 @@ class PeerRequests:
         elif joining.model is not None:
             self._check(peer, joining.model)
         if isinstance(joining.model, SamplerModel):
-            (self._without_base.discard if joining.model.base.root else self._without_base.add)(peer)
             await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
+            if joining.model.base.root:
+                self._said_base[peer] = joining.instance
         before = self.peers.instance(peer)
         member = self.peers.join(
             peer,
@@ -130,15 +131,17 @@ class PeerRequests:
         return answer, self.spool.renew(peer.node_id, lease_ids) if lease_ids else ()
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
-        """Lease prompts, to samplers that have said which base model they have.
+        """Lease prompts, to samplers that have said which base model they have, where the run's is known.
 
-        Raises RefusedError: NOT_JOINED; BASE_MISMATCH; see ``Spool.lease``.
+        Raises RefusedError: NOT_JOINED; see ``Spool.lease``.
         """
         self.peers.check_present(peer)
         self.check_model(peer)
-        if peer in self._without_base and (learner := self.spool.accounts.learner) is not None:
-            check_base(BaseModel(), learner)
-        if self.peers.objection_to_grader(peer):
+        learner = self.spool.accounts.learner
+        has_said = self._said_base.get(peer) == self.peers.instance(peer)
+        if learner is not None and learner.base_root and not has_said:
+            grant = LeaseGrant((), EMPTY_PAUSE_S, "base model")
+        elif self.peers.objection_to_grader(peer):
             grant = LeaseGrant((), EMPTY_PAUSE_S, "grader")
         else:
             grant = await self.spool.lease(peer.node_id, wanted, held, stays=stays)

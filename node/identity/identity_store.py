@@ -92,7 +92,11 @@ def load_identity(directory: Path) -> Identity | None:
         raise cannot_read(directory / CERTIFICATE_FILE, error, fix="Check path and owner.") from error
     key_pem = read_secret(directory / KEY_FILE)
     try:
-        return make_identity(key_pem, certificate_pem, (directory / CA_FILE).read_bytes())
+        ca_pem = (directory / CA_FILE).read_bytes()
+        identity = make_identity(key_pem, certificate_pem, ca_pem)
+        if not (is_issued_by(ca_pem, ca_pem) and is_issued_by(certificate_pem, ca_pem)):
+            raise ValueError(f"{CERTIFICATE_FILE} or {CA_FILE} does not have the authority's signature")
+        return identity
     except OSError as error:
         fix = "Restore the directory from a copy, or move it away and enrol with a new token."
         raise cannot_read(directory / CA_FILE, error, fix=fix) from error

@@ -8,7 +8,7 @@ import pytest
 from heterorl.v1 import common_pb2
 from node.exit_code import ExitCode
 from sampler.engines.torch_engine import TorchEngine
-from support.hub import reason, running_hub
+from support.hub import running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling
 from support.tiny_model import make_tiny_model
@@ -72,7 +72,12 @@ async def test_a_sampler_that_does_not_say_which_base_it_has_is_leased_nothing(m
         for number in (0, 3):
             sampler.held = common_pb2.PolicyVersion(number=number, root=root)
             await sampler.join(prompts=100)
-            assert await reason(sampler.lease()) == "base_mismatch"
+            refused = await sampler.lease()
+            assert (refused.waits_for, list(refused.leases)) == ("base model", [])
         sampler.held = common_pb2.PolicyVersion(number=0, root=root)
         await sampler.join(prompts=100, base_root=root)
         assert (await sampler.lease()).leases
+        await sampler.join(prompts=100)  # one that was overtaken
+        assert (await sampler.lease()).leases
+        await sampler.join(prompts=100, instance="another process")
+        assert (await sampler.lease()).waits_for == "base model"

@@ -47,7 +47,7 @@ from node.failure import FailedLease
 from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
 from node.identity.relay_voucher import VoucherVerifier
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
 from node.run import Role, StepRecord
@@ -307,7 +307,7 @@ class Hub:
 
     async def join_sampler(self, peer: Peer, held: PolicyVersion, *, instance: str, prompts: int) -> None:
         self._check_not_revoked(peer.node_id)
-        model = SamplerModel(LAYOUT, StatedText(TOKENIZER))
+        model = SamplerModel(LAYOUT, StatedText(TOKENIZER), base=BaseModel(root_of(0)))
         joining = Joining(held, model, instance=instance, prompts=prompts, completes=bool(prompts))
         await self.requests.join(peer, joining)
 

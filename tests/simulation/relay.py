@@ -25,7 +25,7 @@ from node.telemetry.fleet_collector import FleetCollector
 from node.verdict import Verdict
 from node.wire.mapping import from_wire, optional_from_wire, optional_to_wire, role_to_wire, to_wire
 from simulation.disks import SimulatedDisk
-from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub
+from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, root_of
 from simulation.network import Link, Network, Stream, call
 from simulation.reached import Instruments
 from simulation.virtual_loop import Clock, Process
@@ -134,6 +134,7 @@ class SimulatedRelay:
             held=to_wire(common_pb2.PolicyVersion, held),
             instance=instance,
             prompts=prompts,
+            base_root=root_of(0),
             voucher=to_wire(membership_pb2.RelayVoucher, voucher),
         )
         await self.members.join(peer, request, address=peer.node_id, certificate=b"")

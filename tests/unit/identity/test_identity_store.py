@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives import serialization
 
 from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import StartupError
-from node.identity.certificates import new_key
+from node.identity.certificates import is_same_certificate, new_key
 from node.identity.files import write_secret
 from node.identity.identity_store import (
     check_dates,
@@ -145,3 +145,26 @@ def test_the_certificates_an_identity_stands_on_are_named_with_their_ends(made: 
     ends = dict(expiries(made.sampler))
     assert ends["sampler"] == made.sampler.not_after_s
     assert ends["authority"] == pytest.approx(made.made_at_s + AUTHORITY_LIFETIME_S, abs=86400)
+
+
+@pytest.mark.parametrize("name", ["key.pem", "certificate.pem", "ca.pem"])
+def test_no_flipped_bit_of_an_identity_is_loaded(made: MadeRun, tmp_path: Path, name: str) -> None:
+    save_identity(made.sampler, tmp_path)
+    path = tmp_path / name
+    whole, mode = path.read_bytes(), path.stat().st_mode
+    der_begins, der_ends = whole.index(b"\n") + 1, whole.rindex(b"\n-----END")
+    before = load_identity(tmp_path)
+    for at in range(der_begins, der_ends, 7):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 6
+        path.write_bytes(damaged)
+        path.chmod(mode)
+        try:
+            loaded = load_identity(tmp_path)
+        except StartupError:
+            continue
+        # What base64 passes over, or a bit that no reader looks at, changes nothing.
+        assert loaded is not None
+        assert before is not None
+        assert is_same_certificate(loaded.certificate_pem, before.certificate_pem)
+        assert is_same_certificate(loaded.ca_pem, before.ca_pem)
