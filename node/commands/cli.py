@@ -19,6 +19,7 @@ from node.descriptors import fill_standard_descriptors
 from node.errors import ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
 from node.process.role_context import ROLE_MODULES
+from node.visible_text import visible
 
 COMMANDS: Final = {
     "init": ("node.commands.init_command", "make a new run: its keys and certificates"),
@@ -208,4 +209,5 @@ def _report_faults(faults: Sequence[StartupError | ConfigError]) -> ExitCode:
 
 
 def _report(what: str, *, fix: str = "") -> None:
-    print(f"heterorl-node: {what}", *filter(None, [fix and f"  {fix}"]), sep="\n", file=sys.stderr)
+    lines = (f"heterorl-node: {what}", *filter(None, [fix and f"  {fix}"]))
+    print(*map(visible, lines), sep="\n", file=sys.stderr)  # hubs and files of others have a part in it
