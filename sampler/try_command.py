@@ -34,6 +34,7 @@ from node.exit_code import ExitCode
 from node.process.preflight import check_before_torch
 from node.rollout import Finish, PromptLease
 from node.run import Role
+from node.telemetry import printed_lines
 from node.visible_text import quoted, visible
 from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, GenerationRequest
@@ -189,7 +190,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = load(roles=roles, files=arguments.files, environ=os.environ, flags=flags).config
     check_before_torch(config, (Role.COORDINATOR, Role.SAMPLER))
     coordinator, sampler = config.section(CoordinatorConfig), config.section(SamplerConfig)
-    groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=max(1, arguments.prompts)))
+    with printed_lines.shown():
+        groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=max(1, arguments.prompts)))
     totals = {**summary(groups), **facts}
     tokenizer = Tokenizer.from_file(str(sampler.model_dir / "tokenizer.json"))
     if arguments.json:
