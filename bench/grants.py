@@ -37,6 +37,7 @@ from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant
 from node.sampling_parameters import SamplingParameters
+from node.telemetry.own_faults import OwnFaults
 
 OPEN_SLOTS: Final = (64, 512, 4096, 65_536)
 SAMPLERS: Final = 1024
@@ -143,8 +144,13 @@ async def _recorded(slots: tuple[Slot, ...], *, seconds: float) -> float:
         ledger = Ledger.open(Path(directory) / "ledger.sqlite", run_id=_WORK.run_id)
         ledger.record(Transaction(slots=slots, learner=_LEARNER))
         accounts = _accounts(slots)
+        clock = SystemClock()
         transactions = Transactions(
-            ledger, accounts, metrics=CoordinatorMetrics(CollectorRegistry()), clock=SystemClock()
+            ledger,
+            accounts,
+            metrics=CoordinatorMetrics(CollectorRegistry()),
+            faults=OwnFaults(clock.monotonic),
+            clock=clock,
         )
         ends_s = time.perf_counter() + seconds
 

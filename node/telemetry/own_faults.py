@@ -1,4 +1,4 @@
-"""What fails in this very process: told before anything that its peers wait for, since they wait for this.
+"""Faults of this very process: told before anything that its peers wait for, since they wait for this.
 
     works --failed--> faulty --works, SETTLED_S after the last failure--> works
                         '--no failure for FORGOTTEN_S, where nobody says that it works--> works

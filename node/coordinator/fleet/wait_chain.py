@@ -93,7 +93,7 @@ class Facts:
     """Finished, graded and not trained on."""
     batch_groups: int
     own_fault: str = ""
-    """What of the coordinator itself does not work; empty: nothing."""
+    """A fault of the coordinator itself; empty: none."""
     own_fault_s: float = 0.0
     own_fault_fix: str = ""
     paused: str = ""
