@@ -37,6 +37,7 @@ from node.questions.row_error import RowError
 from node.rollout import Finish, PromptLease
 from node.run import Role
 from node.task_options import GRADERS, JsonlOptions, PromptOptions, TaskOptions
+from node.telemetry import printed_lines
 from node.visible_text import quoted, visible
 from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, GenerationRequest
@@ -254,7 +255,8 @@ def run(arguments: argparse.Namespace) -> int:
     coordinator, sampler = config.section(CoordinatorConfig), config.section(SamplerConfig)
     from tokenizers import Tokenizer  # a core install, whose --help and refusal these are too, lacks it
 
-    groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=arguments.prompts))
+    with printed_lines.shown():
+        groups, facts = asyncio.run(_tried(coordinator, sampler, wanted=arguments.prompts))
     totals = {**summary(groups), **facts}
     tokenizer = Tokenizer.from_file(str(sampler.model_dir / "tokenizer.json"))
     if arguments.json:

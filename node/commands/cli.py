@@ -22,6 +22,7 @@ from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError,
 from node.exit_code import ExitCode, exit_code_of_faults
 from node.extras import extra_of, install_line
 from node.process.role_context import ROLE_MODULES
+from node.visible_text import visible
 
 COMMANDS: Final = {
     "init": ("node.commands.init_command", "make a new run: its keys and certificates"),
@@ -239,4 +240,5 @@ def _report_faults(faults: Sequence[StartupError | ConfigError], *, is_start: bo
 
 
 def _report(what: str, *, fix: str = "") -> None:
-    print(f"heterorl-node: {what}", *filter(None, [fix and f"  {fix}"]), sep="\n", file=sys.stderr)
+    lines = (f"heterorl-node: {what}", *filter(None, [fix and f"  {fix}"]))
+    print(*map(visible, lines), sep="\n", file=sys.stderr)  # hubs and files of others have a part in it

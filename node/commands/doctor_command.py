@@ -52,7 +52,7 @@ async def _examine(arguments: argparse.Namespace) -> ExitCode:
         else:
             print(f"{finding.grade:5} {finding.layer:13} {printable(finding.what)}", flush=True)
             if finding.fix:
-                print(f"{'':20}-> {finding.fix}", flush=True)
+                print(f"{'':20}-> {printable(finding.fix)}", flush=True)
 
     patient, findings = _configured(arguments) if arguments.roles else (_unconfigured(arguments), [])
     for finding in findings:

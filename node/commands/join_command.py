@@ -43,6 +43,7 @@ from node.rpc.channel import ConnectionLost
 from node.rpc.hub import Hub
 from node.run import PeerQuery, Role
 from node.verdict import Verdict
+from node.visible_text import visible
 from node.weights.transfer.model_download import Progress as Show
 from node.weights.transfer.model_download import download_model
 
@@ -367,4 +368,4 @@ def _bad(key: str, value: str, rule: str) -> ConfigError:
 
 
 def _say(sentence: str) -> None:
-    print(f"heterorl-node: {sentence}", file=sys.stderr)
+    print(f"heterorl-node: {visible(sentence)}", file=sys.stderr)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from node.commands.terminal import add_coordinator_state
+from node.commands.terminal import add_coordinator_state, printable
 from node.coordinator.ledger.backup_record import FILE_NAME as BACKUPS_FILE
 from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.ledger.ledger_check import Findings, examine, no_ledger
@@ -159,9 +159,9 @@ def _show_slot(path: Path, named: str, *, as_json: bool) -> None:
     print(f"{'slot':10}{life.slot}: prompt {life.prompt_index}, {life.state}")
     for attempt in life.attempts:
         ended = attempt.get("failure") or ("handed in" if attempt["is_submitted"] else "no group yet")
-        print(f"{'attempt':10}{attempt['number']} by {attempt['sampler_id']}: {ended}")
+        print(printable(f"{'attempt':10}{attempt['number']} by {attempt['sampler_id']}: {ended}"))
     for title, text in _lines_of(life):
-        print(f"{title:10}{text}")
+        print(printable(f"{title:10}{text}"))
 
 
 def _lines_of(life: SlotLife) -> Iterator[tuple[str, str]]:
@@ -238,7 +238,7 @@ def _show(findings: Findings, verdict: str, story: Story | None = None, *, as_js
         return
     print(f"{'ledger':10}{findings.path}: {verdict}")
     for problem in (*findings.problems, *(story.contradictions if story else ())):
-        print(f"{'problem':10}{problem}")
+        print(printable(f"{'problem':10}{problem}"))
     if not findings.schema:
         return
     lost = f", {findings.lost_steps} of them lost as accepted" if findings.lost_steps else ""

@@ -41,6 +41,7 @@ from node.run import (
     RunStatus,
     SamplerStanding,
 )
+from node.visible_text import visible
 from node.wire.mapping import from_wire, known, optional_to_wire
 
 TIMEOUT_S: Final = 10.0
@@ -290,4 +291,4 @@ async def _caller(
 
 
 def _say(sentence: str) -> None:
-    print(f"heterorl-node: {sentence}", file=sys.stderr)
+    print(f"heterorl-node: {visible(sentence)}", file=sys.stderr)

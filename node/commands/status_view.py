@@ -296,10 +296,10 @@ def _answers(evaluation: Evaluation) -> str:
 def _row(peer: PeerStatus) -> tuple[Text, ...]:
     has_groups = bool(peer.verdicts.get(Verdict.TRAINED))
     return (
-        Text(peer.node_id),
+        Text(printable(peer.node_id)),
         Text(peer.role),
         Text(
-            f"{peer.state} via {peer.via}" if peer.via else peer.state,
+            printable(f"{peer.state} via {peer.via}" if peer.via else peer.state),
             style=_STATE_STYLES.get(peer.state, ""),
         ),
         Text(_number(peer.held)),

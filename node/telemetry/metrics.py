@@ -151,7 +151,7 @@ class NodeMetrics:
         self._numbers = itertools.count()
         self._open_waits: dict[int, str] = {}
         self.faults = OwnFaults(clock.monotonic)
-        """The parts of this process that do not work."""
+        """Faults of this process itself."""
         new = MetricFactory(registry, "node")
         info = new.gauge("info", "Always 1; the labels say what runs.", "version", "roles")
         info.labels(version("heterorl-node"), "+".join(roles)).set(1)

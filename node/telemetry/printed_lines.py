@@ -5,12 +5,13 @@ error: bytes that a terminal obeys (``\x1b[2J``), or a line feed and a JSON obje
 event of ours. Here each line becomes ``printed`` with the name of the program and the visible text.
 """
 
+import contextlib
 import io
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
 from node.visible_text import visible
@@ -81,6 +82,28 @@ class PrintedLines:
             fields = {"program": self._program, "lines": self._lines - LINES_PER_INTERVAL}
             logger.warning("prints too much, not logged", extra=fields)
         self._began_at, self._lines = self._now(), 0
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[None]:
+    """Show what programs print on standard error while the body runs: for a command, which has no log."""
+
+    class _Shower(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            fields = vars(record)
+            said = fields.get("text", f"prints too much: {fields.get('lines')} lines left out")
+            print(f"{fields.get('program')}: {said}", file=sys.stderr)
+
+    shower, level, passes_on = _Shower(), logger.level, logger.propagate
+    logger.addHandler(shower)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(shower)
+        logger.setLevel(level)
+        logger.propagate = passes_on
 
 
 class PrintingStream(io.RawIOBase):

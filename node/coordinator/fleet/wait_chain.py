@@ -108,7 +108,7 @@ class Facts:
     """Finished, graded and not trained on."""
     batch_groups: int
     own_fault: str = ""
-    """The part of the coordinator itself that does not work; empty: all work."""
+    """A fault of the coordinator itself; empty: none."""
     own_fault_s: float = 0.0
     own_fault_fix: str = ""
     paused: str = ""

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from node.commands import cli
 from node.commands.cli import COMMANDS, main
 from node.config.settings import _SECTIONS
 from node.enrolment.init_run import init_run
+from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from support.model_files import write_model_files
 
@@ -346,3 +348,18 @@ def test_text_that_the_locale_lacks_is_printed_as_its_escape(encoding: str) -> N
     )
     assert done.returncode == 0
     assert done.stdout.decode(encoding).startswith("answer ")
+
+
+def test_what_a_hub_or_a_file_says_in_an_error_cannot_command_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> int:
+        raise RefusedError(
+            Reason.FOREIGN_RUN, "run \x1b[2J\x1b]0;title\x07", fix="see \u202e", is_remote=True
+        )
+
+    monkeypatch.setattr(cli, "_run_command", refused)
+    assert main(["status"]) == ExitCode.FAILED
+    said = capsys.readouterr().err
+    assert "run \\x1b[2J\\x1b]0;title\\x07; see \\u202e" in said
+    assert "\x1b" not in said

@@ -3,6 +3,7 @@ from typing import Any, Final
 
 import pytest
 
+from node.telemetry import printed_lines
 from node.telemetry.printed_lines import INTERVAL_S, LINE_CHARACTERS, LINES_PER_INTERVAL, PrintedLines
 
 
@@ -68,3 +69,14 @@ def test_of_what_prints_too_much_the_first_lines_of_each_interval_are_logged_and
     assert len(told) == LINES_PER_INTERVAL + 2
     assert told[-2] == {"program": "grader", "lines": 10_000 - LINES_PER_INTERVAL}
     assert told[-1]["text"] == "later"
+
+
+def test_a_command_shows_what_programs_print_and_leaves_the_log_as_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = list(printed_lines.logger.handlers)
+    with printed_lines.shown():
+        PrintedLines("grader").feed(b"hello \x1b[2J\n")
+    assert capsys.readouterr().err == "grader: hello \\x1b[2J\n"
+    assert printed_lines.logger.handlers == before
+    assert printed_lines.logger.propagate
