@@ -300,8 +300,9 @@ class PeerQuery:
     """0: ``PEERS_A_PAGE``."""
 
 
-PEER_ORDERS: Final = ("joined", "name", "behind", "lag", "seen", "clock", "leases")
-"""Orders of peers: the first two ascend, the others begin with the largest."""
+PEER_ORDERS: Final = ("joined", "name", "behind", "lag", "seen", "clock", "leases", "state")
+"""Orders of peers: the first two ascend, the others begin with the largest. By state, the silent ones come
+first and those that left last, each as they joined."""
 
 PEERS_A_PAGE: Final = 200
 MOST_PEERS_A_PAGE: Final = 1000

@@ -62,7 +62,8 @@ def chart(series: Sequence[Series], *, x_label: str, marks: Sequence[tuple[float
     ]
     for number, one in enumerate(drawn):
         parts += _drawn(frame, one, COLOURS[number % len(COLOURS)])
-        parts.append(_legend(number, one.name))
+        if one.name:
+            parts.append(_legend(number, one.name))
     return f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(parts)}</svg>\n'
 
 

@@ -13,8 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isfinite
 from typing import Final
 
+from node.clock import moment
 from node.coordinator.run_status import RunReport
-from node.run import Evaluation, EvaluationStatus, PeerQuery, PeerStatus, RunStatus, StepReport
+from node.run import Evaluation, EvaluationStatus, PeerQuery, PeerStatus, Role, RunStatus, StepReport
+from node.svg_chart import STYLE as CHART_STYLE
+from node.svg_chart import Series, chart
 from node.web_page import table, text, web_page
 
 REFRESH_S: Final = 5
@@ -30,16 +33,14 @@ _CURVES: Final[tuple[tuple[str, Callable[[StepReport], float]], ...]] = (
     ("staleness, versions", lambda step: step.staleness_mean_versions),
     ("effective sample size", lambda step: step.ess_ratio),
 )
-_WIDTH: Final = 320
-_HEIGHT: Final = 80
+_OF_A_PEER: Final = ("peer", "role", "state", "heard of", "versions behind", "waits for")
 
 _STYLE: Final = """\
 h1 { margin: 0; }
 h2 { font-size: 1.1em; margin: 1.4em 0 .3em; }
 p, ul { margin: .3em 0; }
-svg { display: block; width: 100%; overflow: visible; border-bottom: 1px solid #8888; }
-polyline { fill: none; stroke: #38c; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
-figure { display: inline-block; vertical-align: bottom; width: 22%; min-width: 13em; margin: 0 1em .5em 0; }
+svg.chart text { font-size: 16px; }
+figure { display: inline-block; vertical-align: bottom; width: 46%; min-width: 22em; margin: 0 1em .5em 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .1em 1em .1em 0; overflow-wrap: anywhere; }
 """
@@ -88,7 +89,7 @@ class LivePage:
 
     async def _look(self) -> tuple[RunStatus, tuple[StepReport, ...]]:
         self.note(self._report.table.peers.step)
-        return self._report.status(PeerQuery(limit=PEERS_SHOWN)), tuple(self._steps)
+        return self._report.status(PeerQuery(sort_by="state", limit=PEERS_SHOWN)), tuple(self._steps)
 
 
 def live_page(status: RunStatus, steps: Sequence[StepReport], *, has_samples: bool) -> bytes:
@@ -105,16 +106,17 @@ def live_page(status: RunStatus, steps: Sequence[StepReport], *, has_samples: bo
     counts = ((one.role, one.state, one.peers) for one in status.peer_counts)
     listed = f"Peers ({len(status.peers)} of {status.matching_peers})"
     body = (
-        f"<h1>{text(status.run_id)}</h1>\n{doing}"
+        f"<h1>{text(status.run_id)}</h1>\n<p><small>{moment(status.now_s)}, by the coordinator's clock; "
+        f"anew every {REFRESH_S} s</small></p>\n{doing}"
         + _section("Who waits for whom", f"<ul>\n{waits}</ul>\n" if waits else "<p>It moves.</p>\n")
         + (_section("Unusual", f"<ul>\n{unusual}</ul>\n") if unusual else "")
         + _section("Steps", "".join(_curve(name, steps, of) for name, of in _CURVES))
         + _section("Held-out prompts", _evaluations(status.evaluation))
         + _section("Fleet", _table(("role", "state", "peers"), counts))
-        + _section(listed, _table(("peer", "role", "state", "behind", "waits for"), map(_row, status.peers)))
+        + _section(listed, _table(_OF_A_PEER, map(_row, status.peers)))
         + ('<p><a href="/samples">Samples</a></p>\n' if has_samples else "")
     )
-    return web_page(status.run_id, body, style=_STYLE, refresh_s=REFRESH_S)
+    return web_page(status.run_id, body, style=CHART_STYLE + _STYLE, refresh_s=REFRESH_S)
 
 
 def _section(title: str, body: str) -> str:
@@ -126,19 +128,11 @@ def _curve(name: str, steps: Sequence[StepReport], of: Callable[[StepReport], fl
     points = [(step.version, of(step)) for step in steps if isfinite(of(step))]
     if not points:
         return f"<figure>{name}: none yet</figure>\n"
-    versions, values = zip(*points, strict=True)
-    first, high, spread = versions[0], max(values), max(values) - min(values)
-    per_version = max(1, versions[-1] - first)
-    line = " ".join(
-        f"{_WIDTH * (version - first) / per_version:.1f},"
-        f"{_HEIGHT * ((high - value) / spread if spread else 0.5):.1f}"  # a level curve in the middle
-        for version, value in points
-    )
+    values = [value for _, value in points]
     return (
         f"<figure><figcaption>{name}: <b>{values[-1]:.4g}</b><br>"
-        f"<small>at version {versions[-1]}; {min(values):.4g} to {high:.4g}</small></figcaption>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none">'
-        f'<polyline points="{line}"/></svg></figure>\n'
+        f"<small>at version {points[-1][0]}; {min(values):.4g} to {max(values):.4g}</small></figcaption>"
+        f"{chart([Series('', points)], x_label='version')}</figure>\n"
     )
 
 
@@ -155,7 +149,9 @@ def _evaluations(status: EvaluationStatus) -> str:
 
 
 def _row(peer: PeerStatus) -> tuple[object, ...]:
-    return peer.node_id, peer.role, peer.state, peer.version_lag_versions, peer.waits_for
+    behind = "-" if peer.role is Role.VERIFIER else peer.version_lag_versions
+    seen = f"{peer.last_seen_s:.0f} s ago"
+    return peer.node_id, peer.role, peer.state, seen, behind, peer.waits_for
 
 
 def _table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

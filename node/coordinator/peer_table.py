@@ -114,6 +114,9 @@ class PeerTable:
             return members[::-1] if query.is_reversed else members
         if order == "name":
             return sorted(members, key=lambda one: one.peer.node_id, reverse=query.is_reversed)
+        if order == "state":
+            ranks = {state: rank for rank, state in enumerate(_BY_STATE)}
+            return sorted(members, key=lambda one: ranks[view.state(one)], reverse=query.is_reversed)
         keys: dict[str, Callable[[KnownPeer], float]] = {
             "behind": lambda one: lag(one)[0],
             "lag": lambda one: lag(one)[1],
@@ -219,6 +222,8 @@ class _View:
             now=self.now,
         )
 
+
+_BY_STATE: Final = (PeerState.SILENT, PeerState.JOINED, PeerState.LIVE, PeerState.REVOKED, PeerState.LEFT)
 
 _CLOSED: Final[dict[str, frozenset[str]]] = {
     "states": frozenset(PeerState),

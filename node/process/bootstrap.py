@@ -86,6 +86,7 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
     if (listen := config.telemetry.http_listen) is not None:
         server = TelemetryServer(
             listen=listen,
+            may_move="http_listen" not in config.telemetry.model_fields_set,
             registry=registry,
             pages=pages,
             clock=clock,

@@ -16,6 +16,7 @@ A proxy on this machine names one of these, as nginx does unless told otherwise.
 """
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import socket
@@ -74,14 +75,19 @@ class TelemetryServer:
         self,
         *,
         listen: str,
+        may_move: bool = False,
         registry: CollectorRegistry,
         pages: Mapping[str, Callable[[], bytes]],
         clock: Clock,
         count_refusal: CountRefusal,
         faults: OwnFaults,
     ) -> None:
-        """Prepare; ``pages`` by path, which roles may add to later."""
+        """Prepare; ``pages`` by path, which roles may add to later.
+
+        ``may_move``: take any free port of the address where its own is taken.
+        """
         self._listen = listen
+        self._may_move = may_move
         self._registry = registry
         self._pages = pages
         self._clock = clock
@@ -142,6 +148,8 @@ class TelemetryServer:
         try:
             return listening_socket(self._listen)
         except OSError as error:
+            if self._may_move and error.errno == errno.EADDRINUSE:
+                return listening_socket(f"{self._listen.rpartition(':')[0]}:0")
             raise StartupError(
                 f"telemetry cannot listen on {self._listen}: {error.strerror or error}",
                 fix="Set telemetry.http_listen to a free address; port 0 takes any free port.",

@@ -59,7 +59,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
 }
 _SECTION: Final = "|".join(SECTIONS)
 
-README_LINES: Final = 190
+README_LINES: Final = 240
 LEAST_QUOTED: Final = 10
 """Characters between two ``…`` of a quoted message from which on they are looked for."""
 
@@ -211,7 +211,7 @@ def test_the_readmes_own_task_is_a_configuration_of_the_coordinator() -> None:
     )
     table = tomllib.loads(text)
     settings = CoordinatorConfig.model_validate(table["coordinator"])
-    assert settings.evaluation_settings.prompts == 20
+    assert settings.evaluation_settings.prompts == 100
 
 
 def test_the_readme_is_short() -> None:

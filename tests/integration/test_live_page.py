@@ -1,6 +1,7 @@
 """The page ``/`` of a coordinator that serves, and what it makes of hostile texts."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from heterorl.v1 import membership_pb2
 from node.coordinator import live_page as live_page_module
 from node.coordinator.live_page import REFRESH_S, live_page
-from node.run import RunStatus, StepReport, Wait
+from node.identity.peer import Peer
+from node.run import Role, RunStatus, StepReport, Wait
 from support.hub import joined, running_hub
 from support.identity import MadeRun
 
@@ -59,5 +61,24 @@ def test_texts_of_strangers_are_shown_and_never_obeyed() -> None:
 def test_curves_go_over_versions_and_leave_out_what_is_no_number() -> None:
     steps = [replace(STEP, version=v, reward_mean=r) for v, r in ((1, 0.0), (2, float("nan")), (5, 1.0))]
     page = live_page(RUN, steps, has_samples=False).decode()
-    assert '<polyline points="0.0,80.0 320.0,0.0"/>' in page
+    (reward,) = re.findall(r"<figcaption>reward: .*?</figure>", page, re.DOTALL)
+    (line,) = re.findall(r'<polyline points="([^"]*)"', reward)
+    assert len(line.split()) == 2
+    assert {">0<", ">1<", ">0.4<", ">5<", ">version<"} <= set(re.findall(r">[^<>]+<", reward)), "both axes"
     assert page.count("<polyline") == 4
+
+
+async def test_the_page_has_its_time_and_begins_with_peers_that_are_silent(made: MadeRun) -> None:
+    async with joined(made) as (hub, learner, _):
+        peers = hub.hub.peers
+        for name in ("gone", "here"):
+            peers.join(Peer(made.run_id, Role.SAMPLER, name), None, now=hub.clock.now())
+        peers.expire(hub.clock.now() + 1000)
+        hub.clock.advance(REFRESH_S)
+        await learner.heartbeat()
+        page = (await asyncio.to_thread(hub.hub.live.render)).decode()
+    assert re.search(r"<small>\d{4}-\d\d-\d\d.*, by the coordinator", page)
+    rows = re.findall(r"<tr><td>([^<]+)</td><td>\w+</td><td>(\w+)</td>", page)
+    states = [state for _, state in rows if state in ("silent", "live", "joined")]
+    assert states == sorted(states, key=["silent", "joined", "live"].index)
+    assert "silent" in states

@@ -925,7 +925,7 @@ class PeerQuery(_message.Message):
     """Part of what the peer waits for, at most 100 characters. Empty: any."""
     sort_by: _builtins.str
     """joined (in the order of first joining), name, behind, lag, seen, clock or leases; the largest first, but for the first
-    two. Empty: joined.
+    two. Or state: the silent ones first, those that left last. Empty: joined.
     """
     is_reversed: _builtins.bool
     """The other way round."""

@@ -249,6 +249,8 @@ def test_pages_have_each_peer_once_in_the_order_of_joining(peers: Peers) -> None
         ({"sort_by": "seen", "name": "t", "limit": 2}, ["t0", "t1"]),
         ({"sort_by": "clock", "limit": 2}, ["t5", "t4"]),
         ({"sort_by": "clock", "is_reversed": True, "name": "t", "limit": 2}, ["t0", "t1"]),
+        ({"sort_by": "state", "limit": 3}, ["t0", "t1", "t2"]),
+        ({"sort_by": "state", "offset": 6}, ["s1"]),
         ({"sort_by": "leases", "name": "t", "limit": 2}, ["t0", "t1"]),
     ],
 )

@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,9 @@ def test_a_start_up_script_says_how_its_token_is_made(file: Path) -> None:
     token_command.add_arguments(parser)
     made = parser.parse_args(shlex.split(line.replace("$HUB", "hub")))
     assert (made.role, made.uses) == ("sampler", 20)
+
+
+def test_the_wheel_that_a_script_fetches_is_this_release() -> None:
+    version = tomllib.loads((CLOUD.parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    named = re.findall(r"heterorl_node-([0-9.]+)-py3", "".join(file.read_text() for file in FILES))
+    assert named == [version]

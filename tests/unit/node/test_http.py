@@ -37,6 +37,7 @@ def make_server(
     registry: CollectorRegistry | None = None,
     *,
     listen: str = "127.0.0.1:0",
+    may_move: bool = False,
     clock: ManualClock | None = None,
     pages: dict[str, Callable[[], bytes]] | None = None,
     refusals: list[Reason] | None = None,
@@ -48,6 +49,7 @@ def make_server(
 
     return TelemetryServer(
         listen=listen,
+        may_move=may_move,
         registry=registry or CollectorRegistry(),
         pages={} if pages is None else pages,
         clock=clock or ManualClock(),
@@ -114,6 +116,20 @@ async def test_a_taken_port_is_a_startup_error_that_says_what_to_do() -> None:
         with pytest.raises(StartupError, match="cannot listen") as caught:
             await server.run(ready=lambda: None, stopping=asyncio.Event())
     assert "telemetry.http_listen" in caught.value.fix
+
+
+async def test_where_the_usual_port_is_taken_a_second_process_of_the_machine_takes_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = make_server(listen=f"127.0.0.1:{port}", may_move=True)
+        async with serving(server):
+            assert server.address is not None
+            host, moved = server.address
+            assert (host, moved != port) == ("127.0.0.1", True)
+            assert (await asyncio.to_thread(get, server, "/healthz"))[0] == 200
+    server = make_server(listen=f"127.0.0.1:{port}", may_move=True)
+    async with serving(server):
+        assert server.address == ("127.0.0.1", port)
 
 
 async def test_clients_that_say_nothing_cannot_pile_up_the_oldest_goes() -> None:
