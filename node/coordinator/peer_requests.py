@@ -59,7 +59,7 @@ class PeerRequests:
     spool: Spool
     revocations: RevocationList
     clock: Clock
-    _unchecked: dict[Peer, SamplerModel | VerifierModel] = field(default_factory=dict)
+    _unchecked: dict[Peer, SamplerModel | VerifierModel] = field(init=False, default_factory=dict)
     """Models of peers that joined before the learner said what the run's is."""
 
     async def join(self, peer: Peer, joining: Joining) -> KnownPeer:

@@ -18,7 +18,7 @@ from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.live_page import LivePage
-from node.coordinator.peer_requests import Joining, PeerRequests, SamplerModel
+from node.coordinator.peer_requests import Joining, PeerRequests
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.published import Published
@@ -36,7 +36,7 @@ from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.group_check import Work
-from node.coordinator.work.model_check import Learner
+from node.coordinator.work.model_check import Learner, SamplerModel, StatedText
 from node.coordinator.work.step_history import Hello
 from node.coordinator.work.trust import task_is
 from node.coordinator.work.verdicts import Submitted
@@ -304,7 +304,7 @@ class Hub:
 
     async def join_sampler(self, peer: Peer, held: PolicyVersion, *, instance: str, prompts: int) -> None:
         self._check_not_revoked(peer.node_id)
-        model = SamplerModel(LAYOUT, TOKENIZER)
+        model = SamplerModel(LAYOUT, StatedText(TOKENIZER))
         joining = Joining(held, model, instance=instance, prompts=prompts, completes=bool(prompts))
         await self.requests.join(peer, joining)
 
