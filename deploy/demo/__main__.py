@@ -79,8 +79,8 @@ async def _demo(
 ) -> summary.Outcome:
     session = Session(plan, directory, children=children)
     view.say(f"run {directory.run_id} in {directory.root}")
-    await session.begin()
-    view.say("all processes serve")
+    await session.begin(view.say)
+    view.say("all processes serve; the first groups are sampled")
     chaos = Chaos(session, versions=plan.versions) if plan.has_chaos else None
     observer = session.observer(began_s=began_s)
     async with asyncio.TaskGroup() as strikes:

@@ -1,6 +1,7 @@
 """The demo's processes: a run whose second sampler is behind an emulated link."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from deploy.demo.plan import BASE_ACCURACY, LINK, LINK_FLAGS, SAMPLERS, Plan, configurations
@@ -22,12 +23,13 @@ class Session(RunSession):
         super().__init__(directory, enrolled=SAMPLERS, children=children, others=(LINK,))
         self._plan = plan
 
-    async def begin(self) -> None:
-        """Make the run and start every process.
+    async def begin(self, say: Callable[[str], None]) -> None:
+        """Make the run and start every process; ``say`` what happens meanwhile.
 
         Raises:
             ChildError: one did not start.
         """
+        say("making keys, certificates and configurations")
         await self.make_run(configurations(self._plan, self._directory, self.ports))
         listen, target = self.ports.others[LINK], self.ports.members
         await self._children.start(
@@ -36,11 +38,13 @@ class Session(RunSession):
             *("--listen", f"127.0.0.1:{listen}", "--target", f"127.0.0.1:{target}"),
             environ={},
         )
+        say("teaching a tiny base model to add, a third of the time right, while the coordinator starts")
         async with asyncio.TaskGroup() as group:
             group.create_task(self.start(COORDINATOR, environ={}))
             group.create_task(self._make_base_model())
             for name in SAMPLERS:
                 group.create_task(self.let_in(name))
+        say("starting learner and samplers, which load torch and the model")
         await self.start_others()
 
     async def wait_until_busy(self, name: str) -> None:

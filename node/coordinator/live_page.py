@@ -39,6 +39,7 @@ _STYLE: Final = """\
 h1 { margin: 0; }
 h2 { font-size: 1.1em; margin: 1.4em 0 .3em; }
 p, ul { margin: .3em 0; }
+svg.chart { overflow: visible; }
 svg.chart text { font-size: 16px; }
 figure { display: inline-block; vertical-align: bottom; width: 46%; min-width: 22em; margin: 0 1em .5em 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
