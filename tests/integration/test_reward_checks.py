@@ -182,12 +182,14 @@ async def test_a_verifier_survives_groups_that_nobody_honest_sends(
         running_hub(made, max_staleness_versions=500) as hub,
         learning(hub, base, model_dir) as learner,
         verifying(made, hub.address, model_dir) as verifier,
-        sampling(made, hub.address, model_dir),
     ):
-        await learner.drain(credits=1000)
-        await until(lambda: checks(hub, "ungradable") == 2)
-        await has_checked(hub, verifier, 1)
-        assert (await standing(learner)).standing == "established"
+        # Groups that come before there is a verifier are believed.
+        await until(lambda: hub.metric("heterorl_coordinator_verifiers") == 1)
+        async with sampling(made, hub.address, model_dir):
+            await learner.drain(credits=1000)
+            await until(lambda: checks(hub, "ungradable") == 2)
+            await has_checked(hub, verifier, 1)
+            assert (await standing(learner)).standing == "established"
 
 
 async def test_a_run_that_requires_a_verifier_waits_for_one_and_says_so(
