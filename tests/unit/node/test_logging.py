@@ -116,11 +116,10 @@ def test_the_first_line_has_all_settings_off_a_terminal_and_on_one_those_that_di
 
 
 def test_of_a_table_a_terminal_has_the_keys_that_were_given() -> None:
-    flags = read_flags(
-        {}, ["node.state_dir=/s", "coordinator.task=x", "coordinator.evaluation.every_versions=7"]
-    )
+    evaluation = ["coordinator.evaluation.every_versions=7", "coordinator.evaluation.prompts=9"]
+    flags = read_flags({}, ["node.state_dir=/s", "coordinator.task=x", *evaluation])
     settings = shown_settings(load(roles=["coordinator"], files=[], environ={}, flags=flags))
-    assert 'coordinator.evaluation={"every_versions": 7}' in settings.shown
+    assert 'coordinator.evaluation={"every_versions": 7, "prompts": 9} ' in settings.shown
     assert "'answers': 2" in str(settings["coordinator.evaluation"])
 
 
