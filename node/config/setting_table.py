@@ -25,6 +25,8 @@ class SettingRow:
     name: str
     value: Any
     """As JSON has it; None too where it is required and not given."""
+    brief: Any
+    """The value, of a table without the keys that have their defaults."""
     source: str
     default: Any
     """None too where it follows from another key."""
@@ -52,6 +54,7 @@ def rows_of(
         valid: the section as validated; None: a setting is wrong, and those given are shown as they are.
     """
     dumped = None if valid is None else valid.model_dump(mode="json")
+    brief = {} if valid is None else valid.model_dump(mode="json", exclude_defaults=True)
     for key, field in model.model_fields.items():
         default = _default(field)
         source = given[key].source if key in given else NOWHERE if field.is_required() else DEFAULT
@@ -60,7 +63,9 @@ def rows_of(
         else:
             value = to_jsonable_python(given[key].value, fallback=str) if key in given else default
         meaning = " ".join((field.description or "").split())
-        yield SettingRow(f"{section}.{key}", value, source, default, field.is_required(), meaning)
+        yield SettingRow(
+            f"{section}.{key}", value, brief.get(key, value), source, default, field.is_required(), meaning
+        )
 
 
 def _default(field: FieldInfo) -> Any:

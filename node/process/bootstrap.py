@@ -66,7 +66,7 @@ def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
 def shown_settings(resolved: Resolved) -> ForPeople:
     """Return every value with its source; on a terminal only those that differ from their defaults."""
     whole = {row.name: f"{row.value} ({row.source})" for row in resolved.values}
-    differing = (f"{row.name}={to_json(row.value)}" for row in resolved.values if row.differs)
+    differing = (f"{row.name}={to_json(row.brief)}" for row in resolved.values if row.differs)
     return ForPeople(whole, shown=" ".join([*differing, "(all others have their defaults)"]))
 
 

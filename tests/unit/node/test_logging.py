@@ -115,6 +115,14 @@ def test_the_first_line_has_all_settings_off_a_terminal_and_on_one_those_that_di
     assert len(whole) > 10
 
 
+def test_of_a_table_a_terminal_has_the_keys_that_were_given() -> None:
+    evaluation = ["coordinator.evaluation.every_versions=7", "coordinator.evaluation.prompts=9"]
+    flags = read_flags({}, ["node.state_dir=/s", "coordinator.task=x", *evaluation])
+    settings = shown_settings(load(roles=["coordinator"], files=[], environ={}, flags=flags))
+    assert 'coordinator.evaluation={"every_versions": 7, "prompts": 9} ' in settings.shown
+    assert "'answers': 2" in str(settings["coordinator.evaluation"])
+
+
 def test_a_field_from_a_peer_cannot_forge_a_line() -> None:
     with logged(Terminal()) as stream:
         _log.info("refused", extra={"detail": "x\n12:00:00.000 ERROR   forged", "empty": ""})
