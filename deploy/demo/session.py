@@ -23,7 +23,7 @@ class Session(RunSession):
         super().__init__(directory, enrolled=SAMPLERS, children=children, others=(LINK,))
         self._plan = plan
 
-    async def begin(self, say: Callable[[str], None]) -> None:
+    async def begin(self, say: Callable[[str], None] = lambda said: None) -> None:
         """Make the run and start every process; ``say`` what happens meanwhile.
 
         Raises:
