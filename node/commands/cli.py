@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
@@ -80,9 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     fill_standard_descriptors()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # where the locale lacks a character of others' text
+            with suppress(OSError):  # its descriptor is another file's by now, one without positions
+                stream.reconfigure(errors="backslashreplace")  # the locale may lack others' characters
     # gRPC's own lines are not events of the log; our errors carry what they say. grpc reads this at import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # The resolver of all other programs. gRPC's own asks the name servers, for a minute where they are gone,
