@@ -20,6 +20,7 @@ from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
@@ -399,7 +400,8 @@ def _record_groups(path: Path) -> Iterator[None]:
     ledger = Ledger.open(path, run_id="run")
     for number in range(3):
         group = EncodedGroup(b"", bytes([number]) * 700, f"{number}.1", "s1", spooled_at_s=1.0)
-        ledger.record(Transaction(stored=group, verdicts=(("s1", Verdict.SPOOLED),)))
+        slot = Slot(number, number, SlotState.SPOOLED, (Attempt(1, "s1", is_submitted=True),), 1, 1)
+        ledger.record(Transaction(slots=(slot,), stored=group, verdicts=(("s1", Verdict.SPOOLED),)))
         yield
     ledger.close()
 
