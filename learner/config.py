@@ -106,7 +106,8 @@ class LearnerConfig(BaseModel):
     quarantine_mismatch_nats: float = Field(default=0.05, gt=0)
     """Mean KL a token from a sampler's groups to the versions that they name, scored again with the words of
     these, beyond which, by three standard errors, that sampler's groups are refused, but for one now and then
-    that shows whether it fits again. Scoring takes up to 5 % of the learner's time. A learner of several
+    that shows whether it fits again. Scoring takes up to 5 % of the learner's time, 20 %
+    while a sampler is there that has named another version than it drew from. A learner of several
     ranks cannot, and goes by what groups show in excess of others at the same staleness. Infinity: never."""
 
     micro_batch_tokens: int = Field(default=16_384, ge=1)

@@ -35,9 +35,9 @@ is in both divergences: it hides a wrong name, and makes one of a right name onl
 most of it."""
 
 MISNAMED_GROUPS: Final = 3
-REMEMBERED_GROUPS: Final = 64
-"""Groups of one sampler whose names are remembered: one that names another version in one group of ten
-shows three in thirty."""
+REMEMBERED_GROUPS: Final = 512
+"""Groups of one sampler whose names are remembered. Where the policy hardly moves, a wrong name shows in few
+groups: of a sampler that named versions 8 older in one group of three, 3 in 400 versions of the demo."""
 
 LEAST_OFF_GROUPS: Final = 4
 OFF_GROUPS: Final = 16
@@ -46,10 +46,9 @@ OFF_GROUPS: Final = 16
 SPREADS: Final = 3.0
 
 CLEARED_GROUPS: Final = 16
-CLEARED_GROUPS_ONCE_MISNAMED: Final = 64
 CLEARED_STEPS: Final = 64
-"""A sampler is not suspected for so many steps once so many of its groups in a row fitted, more of one that
-has named another version."""
+"""A sampler is not suspected for so many steps once so many of its groups in a row fitted; one that has named
+another version is followed until that is forgotten."""
 
 OUT_OF_REACH_GROUPS: Final = 8
 
@@ -59,7 +58,9 @@ SPOT_STEPS: Final = 4
 """One group in the batches of so many steps is drawn from all where nobody is suspected."""
 
 LARGEST_SHARE: Final = 0.05
-"""Share of the learner's time that may go into scoring, beyond probes of quarantined samplers."""
+FOLLOWING_SHARE: Final = 0.2
+"""Share of the learner's time that may go into scoring, beyond probes of quarantined samplers; and while a
+sampler is there that has named another version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class NamedVersions:
         self._random = random
         self._records: dict[str, _Record] = {}
         self._step = 0
-        self._free_at_s = -math.inf
+        self._scored_at_s, self._took_s = -math.inf, 0.0
 
     def drawn(self, samplers: Sequence[str], *, suspected: frozenset[str], now: float) -> tuple[int, ...]:
         """Draw a sampler whose groups are scored after a step; return their places, in a random order.
@@ -125,11 +126,11 @@ class NamedVersions:
             suspected: by the panel.
         """
         self._step += 1
-        if not samplers or now < self._free_at_s:
+        followed = {name for name in samplers if self._is_followed(name)}
+        share = FOLLOWING_SHARE if followed else LARGEST_SHARE
+        if not samplers or now < self._scored_at_s + self._took_s * (1 / share - 1):
             return ()
-        there = {name for name in samplers if not self._is_cleared(name)}
-        followed = {name for name in there if self._is_followed(name)}
-        asked = followed or there & suspected
+        asked = followed or {name for name in samplers if name in suspected and not self._is_cleared(name)}
         if not asked and self._random() >= 1 / SPOT_STEPS:
             return ()
         names = sorted(asked or set(samplers))
@@ -140,7 +141,7 @@ class NamedVersions:
 
     def took(self, seconds: float, *, now: float) -> None:
         """Note how long a scoring took: the next one waits until all were a small share of the time."""
-        self._free_at_s = now + seconds * (1 / LARGEST_SHARE - 1)
+        self._scored_at_s, self._took_s = now, seconds
 
     def note(self, sampler_id: str, scored: Scored | None) -> None:
         """Note what scoring a group showed; None: the words of its version are gone."""
@@ -156,8 +157,7 @@ class NamedVersions:
         record.nats.append(scored.nats)
         fits = not scored.is_misnamed and scored.nats <= self._threshold_nats
         record.fitting = record.fitting + 1 if fits else 0
-        needed = CLEARED_GROUPS_ONCE_MISNAMED if any(record.misnamed) else CLEARED_GROUPS
-        if record.fitting >= needed:
+        if record.fitting >= CLEARED_GROUPS:
             record.fitting, record.cleared_until = 0, self._step + CLEARED_STEPS
 
     def verdict(self, sampler_id: str, scored: Scored) -> str:

@@ -16,6 +16,7 @@ from learner.intake.named_versions import (
     LEAST_TOKENS,
     MISNAMED_GROUPS,
     OUT_OF_REACH_GROUPS,
+    REMEMBERED_GROUPS,
     NamedVersions,
     Scored,
     fits_better,
@@ -156,6 +157,19 @@ def test_who_named_another_version_once_is_asked_before_those_that_the_panel_sus
     record = named()
     record.note("a", MISNAMED)
     assert record.drawn(["b", "a", "b", "a"], suspected=frozenset(["b"]), now=0.0) == (3, 1)
+
+
+def test_a_sampler_that_named_another_version_is_followed_however_many_of_its_groups_fit_since() -> None:
+    record = named()
+    record.note("a", MISNAMED)
+    for _ in range(REMEMBERED_GROUPS - 1):
+        record.note("a", FITS)
+        assert record.drawn(["b", "a"], suspected=frozenset(), now=0.0) == (1,)
+    record.took(1.0, now=0.0)
+    assert record.drawn(["a"], suspected=frozenset(), now=3.9) == ()
+    assert record.drawn(["a"], suspected=frozenset(), now=4.0) == (0,)  # a fifth of the time, not a twentieth
+    record.note("a", FITS)
+    assert record.drawn(["b", "a"], suspected=frozenset(), now=100.0) == ()
 
 
 def test_now_and_then_a_group_is_drawn_of_whoever_is_there() -> None:
