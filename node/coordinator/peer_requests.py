@@ -10,7 +10,7 @@ The same for a peer with a connection of its own and for a sampler that a relay 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from node.clock import Clock
 from node.coordinator.fleet.membership import KnownPeer
@@ -30,8 +30,10 @@ from node.run import Role
 from node.telemetry.metrics import MetricFamily
 from node.verdict import GroupVerdict, Verdict
 
+Known = TypeVar("Known")
+
 _GONE: Final = 64
-"""Models that are kept of peers that were forgotten, so that a join need not look at all of them."""
+"""Peers that are gone whose words are kept, so that a join need not look at all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class PeerRequests:
             await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
             if joining.model.base.root:
                 self._said_base[peer] = joining.instance
+                if len(self._said_base) > len(self.peers) + _GONE:
+                    self._said_base = {
+                        one: said for one, said in self._said_base.items() if one in self.peers
+                    }
         before = self.peers.instance(peer)
         member = self.peers.join(
             peer,
@@ -101,9 +107,14 @@ class PeerRequests:
         if learner is not None and learner.text_digest:
             self._unchecked.pop(peer, None)
             return
-        self._unchecked[peer] = model
-        if len(self._unchecked) > len(self.peers) + _GONE:
-            self._unchecked = {one: known for one, known in self._unchecked.items() if one in self.peers}
+        self._note(self._unchecked, peer, model)
+
+    def _note(self, known: dict[Peer, Known], peer: Peer, value: Known) -> None:
+        """Keep what a joining peer said, and little of what peers that are gone have said."""
+        if len(known) > len(self.peers) + _GONE:
+            for gone in [one for one in known if one not in self.peers]:
+                del known[gone]
+        known[peer] = value
 
     def heartbeat(
         self,

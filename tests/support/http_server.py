@@ -10,6 +10,12 @@ Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
 """Takes a request and its body."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """Connections that wait to be accepted; with the library's 5 the kernel may reset some of a burst."""
+
+
 def posted_to(answer: Answer, *, version: str = "HTTP/1.0") -> AbstractContextManager[str]:
     """Serve on a free port, where every POST is answered with what was sent; yield the address."""
     return served("POST", answer, version=version)
@@ -31,8 +37,7 @@ def served(method: str, answer: Answer, *, version: str = "HTTP/1.0") -> Iterato
             pass
 
     setattr(Handler, f"do_{method}", Handler.answer_it)
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
+    http = _Server(("127.0.0.1", 0), Handler)
     serving = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
     serving.start()
     try:
