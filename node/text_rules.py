@@ -138,7 +138,7 @@ def _ids(settings: Mapping[str, Any], path: Path) -> frozenset[int]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one where there is no file."""
+    """Return the object in a file, or an empty one if the file is missing."""
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -216,7 +216,7 @@ class TelemetryServer:
         return _answered(status, content_type, body)
 
     def _is_own(self, host: str | None, *, at: str) -> bool:
-        """Whether a request is meant for this server; one without a host is no browser's."""
+        """Whether a request is meant for this server; browsers always name a host."""
         if host is None or not is_loopback(at.removeprefix(_MAPPED)):
             return True
         return _is_local_name(host) or host.lower() == split_address(self._listen)[0].lower()

@@ -42,7 +42,7 @@ WARNING: Final = (
 
 
 _NUMBER: Final = re.compile(r"(?:(?<![\w.-])-)?\d+(?:\.\d+)?")
-"""A number of an answer; a hyphen after a word is no sign."""
+"""A number of an answer; a hyphen after a word is not a minus."""
 
 
 class _AttemptError(GraderOutageError):
