@@ -5,7 +5,7 @@ The one list of them: ``heterorl-node --help`` prints it, and a test holds docs/
 
 import enum
 from collections.abc import Iterable
-from typing import Self
+from typing import Final, Self
 
 from node.errors import ConfigError, DeposedError, Reason, RefusedError
 
@@ -28,10 +28,16 @@ class ExitCode(enum.IntEnum):
         3,
         "could not start, or a command could not do it: a port is taken, another process has the state "
         "directory, a certificate is missing or expired, a file is not there, "
-        "the model is not the run's base",
+        "the model, the tokenizer or the grader is not the run's",
     )
     DEPOSED = 4, "another coordinator of the run leads, or the ledger's database was lost for a moment"
     SHUT_OUT = 5, "shut out until an operator acts: this node was revoked, or a newer learner has taken over"
+
+
+_OTHER_FILES: Final = frozenset(
+    {Reason.BASE_MISMATCH, Reason.LAYOUT_MISMATCH, Reason.TOKENIZER_MISMATCH, Reason.TASK_MISMATCH}
+)
+"""Refusals of a peer whose model, tokenizer or grader is not the run's."""
 
 
 def exit_code_of_faults(faults: Iterable[Exception]) -> ExitCode:
@@ -43,11 +49,12 @@ def exit_code_of_faults(faults: Iterable[Exception]) -> ExitCode:
 def exit_code_of_failure(error: Exception, *, was_serving: bool) -> ExitCode:
     """Return the exit code of a daemon whose service raised ``error``, before or after all were ready.
 
-    A sampler may hear that its model is not the run's only after it is ready, once the learner has joined.
+    A peer may hear that its model, its tokenizer or its grader is not the run's only after it is ready, once
+    the learner has joined.
     """
     if isinstance(error, DeposedError):
         return ExitCode.DEPOSED
     if isinstance(error, RefusedError) and error.reason in (Reason.REVOKED, Reason.FENCED):
         return ExitCode.SHUT_OUT
-    is_another_model = isinstance(error, RefusedError) and error.reason is Reason.BASE_MISMATCH
-    return ExitCode.FAILED if was_serving and not is_another_model else exit_code_of_faults([error])
+    has_other_files = isinstance(error, RefusedError) and error.reason in _OTHER_FILES
+    return ExitCode.FAILED if was_serving and not has_other_files else exit_code_of_faults([error])

@@ -139,11 +139,15 @@ async def _exchange(
     backoff = Backoff(random.random, cap_s=5.0)
     clock = asyncio.get_running_loop().time
     give_up_at_s = clock() + patience_s
+    said = ""
     while True:
         try:
             return await call(stub.Enrol, request, timeout_s=CALL_TIMEOUT_S)
         except ConnectionLost as lost:
             if clock() >= give_up_at_s:
                 raise
-            logger.warning("enrolment port not reached, trying again", extra={"detail": str(lost)})
+            if str(lost) != said:
+                said = str(lost)
+                fields = {"detail": said, "patience_s": patience_s}
+                logger.warning("enrolment port not reached, trying again", extra=fields)
         await backoff.wait()

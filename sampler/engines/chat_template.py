@@ -49,6 +49,8 @@ class ChatTemplate:
         self._process = process
         self._reads_parts: bool | None = None
         """Whether it writes the texts of content parts; None: not tried yet."""
+        self._writes_calls: dict[bool, bool] = {}
+        """Prompts have tools -> whether calls of them are written; what is missing was not tried yet."""
         self._has_opening = True
         """Whether it writes the beginning of an answer when asked for one, if there is one."""
         self.turn_end: str | None = None
@@ -110,6 +112,12 @@ class ChatTemplate:
 
     def _up_to_answer(self, messages: Messages, arguments: Mapping[str, Any], *, what: str) -> str:
         readable = [self._readable(message) for message in messages]
+        if any(message.get("tool_calls") for message in readable) and not self._takes_calls(arguments):
+            raise RefusedError(
+                Reason.MALFORMED,
+                f"the {what} has calls of tools, which the chat template ({self._path}) leaves out: write "
+                "them into the content, or use a model whose template knows tools",
+            )
         if readable and readable[-1].get("role") == "assistant":
             readable[-1] = _with_mark(readable[-1], what=what)
         elif not self._has_opening:
@@ -153,6 +161,22 @@ class ChatTemplate:
             # One that takes any content for a text writes the list as Python does.
             self._reads_parts = _HERE in written and "'type'" not in written and '"type"' not in written
         return self._reads_parts
+
+    def _takes_calls(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether the template writes calls of tools; where it takes no such messages, that is said
+        when they are rendered."""
+        has_tools = bool(arguments.get("tools"))
+        if has_tools not in self._writes_calls:
+            call = {"type": "function", "id": "call00000", "function": {"name": _HERE, "arguments": {}}}
+            calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+            answer = {"role": "tool", "content": "a", "name": _HERE, "tool_call_id": "call00000"}
+            try:
+                written = self._rendered([_QUESTION, calling, answer], arguments, opens=False)
+                without = self._rendered([_QUESTION, answer], arguments, opens=False)
+            except TemplateFailedError:
+                return True
+            self._writes_calls[has_tools] = written.count(_HERE) > without.count(_HERE)
+        return self._writes_calls[has_tools]
 
     def _rendered(
         self, messages: Messages, arguments: Mapping[str, Any], *, opens: bool, what: str = "question"

@@ -213,7 +213,9 @@ def test_a_template_for_prompts_with_tools_is_taken_for_them(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("template", "messages", "said"),
     [
-        (CHATML, [ASKED, {**SAID, "content": "", "tool_calls": [{}]}], "the tool's answer has to follow"),
+        (TOOLS, [ASKED, {**SAID, "content": "", "tool_calls": [CALL]}], "the tool's answer has to follow"),
+        (CHATML, [ASKED, {**SAID, "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "42"}],
+         "has calls of tools, which the chat template .* leaves out"),
         ("{% for m in messages %}{{ m['role'] }}{% endfor %}", [ASKED, {**SAID, "content": "a"}], "0 times"),
         (CHATML, [{"role": "user", "content": [{"type": "image_url"}]}], "content part of type 'image_url'"),
         (None, [ASKED], "has no chat template"),
