@@ -1,0 +1,17 @@
+"""A run's coordinator, for tests that know it by its rpcs alone: whatever is inside may change."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.hub import RunningHub, running_hub
+from support.identity import MadeRun
+from support.tiny_run import made
+
+__all__ = ["made"]
+
+
+@pytest.fixture
+async def hub(made: MadeRun) -> AsyncIterator[RunningHub]:
+    async with running_hub(made) as hub:
+        yield hub
