@@ -57,7 +57,10 @@ COMMANDS: Final = {
         "show which layouts of a learner's ranks fit, how fast, how far samplers lag",
     ),
     "export": ("learner.export_command", "write a version as a model directory, named as the base model is"),
-    "report": ("node.commands.report_command", "write what a run was, with curves, as one HTML file"),
+    "report": (
+        "node.commands.report_command",
+        "write the page of a run, with its curves, as one HTML file",
+    ),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
