@@ -188,7 +188,7 @@ class LearnerConfig(BaseModel):
 
     samples_every_versions: int = Field(default=10, ge=0)
     """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for
-    ``heterorl-node samples`` and the page /samples of ``telemetry.http_listen``; 0: none. Up to 64 MiB."""
+    ``heterorl-node samples`` and the page of ``telemetry.http_listen``; 0: none. Up to 64 MiB."""
 
     samples_groups: int = Field(default=2, ge=1, le=64)
     """Groups of each such batch, drawn at random."""

@@ -35,8 +35,6 @@ from learner.publishing.signer import Signer
 from learner.publishing.spaced_versions import Spacing
 from learner.publishing.version_scorer import VersionScorer
 from learner.records.sample_writer import SampleWriter, load_tokenizer
-from learner.records.samples_file import FILE_NAME, SamplesFile
-from learner.records.samples_page import GROUPS, render_page
 from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.records.writer_thread import StepWriter, WriterThread
 from learner.step_log import StepLine, StepLog
@@ -54,6 +52,8 @@ from node.clock import Clock
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.peer import Peer
+from node.page.run_sections import SHOWN_GROUPS, RunView, run_sections
+from node.page.samples_file import FILE_NAME, SamplesFile
 from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
@@ -363,7 +363,9 @@ def _writer_threads(
     context: RoleContext, config: LearnerConfig, *, metrics: LearnerMetrics
 ) -> list[WriterThread]:
     samples = SamplesFile(context.state_dir / FILE_NAME)
-    context.pages["/samples"] = lambda: render_page(reversed(samples.newest(GROUPS)))
+    context.page.add(
+        context.run.run_id, lambda: run_sections(RunView(samples=samples.newest(SHOWN_GROUPS)[::-1]))
+    )
     writers: list[StepWriter] = []
     if config.samples_every_versions:
         tokenizer = load_tokenizer(config.model_dir)

@@ -1,6 +1,7 @@
 """Text from strangers made harmless: what a terminal or browser would obey becomes visible instead."""
 
 import unicodedata
+from html import escape
 from typing import Final
 
 _KEPT: Final = frozenset("\n\t")
@@ -17,6 +18,11 @@ def visible(text: str) -> str:
         character if _is_harmless(character) else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def as_html(of: object) -> str:
+    """Return a text for a page's body or attribute: every character visible, none of them markup."""
+    return escape(visible(str(of)))
 
 
 def quoted(text: str) -> str:

@@ -9,3 +9,10 @@ def counted(number: int, noun: str, verbs: str = "") -> str:
     one, _, several = verbs.partition("/")
     words = (str(number), noun, one) if number == 1 else (str(number), f"{noun}s", several)
     return " ".join(filter(None, words))
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people, in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from learner.objective.advantage import standardised_advantage
-from learner.records.samples_file import CompletionSample, GroupSample, SamplesFile
 from learner.step_log import StepLine
+from node.page.samples_file import CompletionSample, GroupSample, SamplesFile
 from node.rollout import Completion, RolloutGroup
 
 MOST_COMPLETIONS: Final = 16

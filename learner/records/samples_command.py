@@ -11,11 +11,10 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from learner.records.samples_file import FILE_NAME, GroupSample, SamplesFile
-from learner.records.samples_page import completion_heading, group_heading
 from learner.state_argument import add_learner_state, learner_state
 from node.errors import StartupError
 from node.exit_code import ExitCode
+from node.page.samples_file import FILE_NAME, GroupSample, SamplesFile
 from node.visible_text import quoted
 
 REFRESH_S: Final = 1.0
@@ -103,10 +102,10 @@ def _print(groups: Iterable[GroupSample], *, as_json: bool) -> None:
             print(group.to_json(), flush=True)
             continue
         # Text, not markup: a completion may hold [square brackets].
-        console.print(Text(group_heading(group), "bold"))
+        console.print(Text(group.heading, "bold"))
         console.print(Text(quoted(group.prompt), "dim"))
         for completion in group.completions:
             style = "green" if completion.advantage > 0 else "red" if completion.advantage < 0 else "yellow"
-            console.print(Text(completion_heading(completion), style))
+            console.print(Text(completion.heading, style))
             console.print(Text(quoted(completion.text)))
         console.print()

@@ -56,9 +56,11 @@ COMMANDS: Final = {
         "learner.plan_command",
         "show which layouts of a learner's ranks fit, how fast, how far samplers lag",
     ),
-    "simulate": ("node.commands.simulate_command", "simulate a run of many samplers and relays"),
     "export": ("learner.export_command", "write a version as a model directory, named as the base model is"),
-    "report": ("node.commands.report_command", "write what a run was, with curves, as one HTML file"),
+    "report": (
+        "node.commands.report_command",
+        "write the page of a run, with its curves, as one HTML file",
+    ),
     "samples": ("learner.records.samples_command", "show what the model writes, with rewards"),
     "config": (
         "node.commands.config_command",
@@ -67,6 +69,11 @@ COMMANDS: Final = {
     "completion": ("node.commands.completion_command", "print what bash, zsh or fish complete, as a script"),
 }
 """Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and its description."""
+
+REMOVED: Final = {
+    "simulate": "Nothing replaces it. `make simulate` in a checkout looks for faults in simulated runs.",
+}
+"""Command that 0.4 removed -> what to do now."""
 
 _EXAMPLE: Final = """\
 example:
@@ -128,13 +135,15 @@ def _has_lost_its_reader() -> bool:
 
 
 def _refuse_command(name: str) -> int:
-    if name in ROLE_MODULES:
+    rule = "there is no such command"
+    if name in REMOVED:
+        rule, fix = f"{name} was removed in 0.4", REMOVED[name]
+    elif name in ROLE_MODULES:
         fix = f"A role is started by a flag: heterorl-node --role {name}"
     elif close := difflib.get_close_matches(name, COMMANDS, n=1):
         fix = f"Did you mean {close[0]}? heterorl-node {close[0]} --help"
     else:
         fix = f"Commands are {', '.join(COMMANDS)}; a role is started by --role. See heterorl-node --help"
-    rule = "there is no such command"
     raise ConfigError(key="command", value=name, source=COMMAND_LINE, rule=rule, fix=fix)
 
 

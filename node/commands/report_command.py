@@ -1,26 +1,38 @@
-"""``heterorl-node report``: what a run was and how it went, as one HTML file."""
+"""``heterorl-node report``: a run's page as one HTML file, from the records of learner and coordinator."""
 
 import argparse
+import json
+import sqlite3
+import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from node import durable
-from node.commands.report_page import report_page
-from node.commands.run_records import read_records
-from node.coordinator.ledger.ledger_check import no_ledger
+from node.clock import moment
+from node.coordinator.ledger.ledger_check import no_ledger, read_evaluations, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
+from node.page.html import rendered
+from node.page.run_sections import SHOWN_GROUPS, RunView, run_sections
+from node.page.samples_file import FILE_NAME as SAMPLES
+from node.page.samples_file import SamplesFile
+from node.page.step_curves import StepCurves
+from node.process.last_start import FILE_NAME as LAST_START
 from node.run import Role
+from node.step_log_parts import log_lines
 
 EXAMPLE: Final = """\
   heterorl-node report runs/first --out first.html
   heterorl-node report --learner /srv/learner-state --ledger /backup/ledger.sqlite --out first.html
 
-The file needs nothing else: no script, no network. Curves come from the learner's log of steps; held-out
-scores, verdicts and times of announcement from the coordinator's ledger. Where the two are on different
-machines, name a copy of each; with one of them, the report has its half. The run may be going on.
+The file needs nothing else: no script, no network. Curves and completions come from the learner's files;
+held-out scores, verdicts and times of announcement from the coordinator's ledger. Where the two are on
+different machines, name a copy of each; with one of them, the page has its half. The run may be going on;
+the page of its telemetry port shows who waits for whom, too.
 """
 
 STEPS: Final = "steps.jsonl"
@@ -37,15 +49,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ledger", type=Path, metavar="FILE", help=f"in place of RUN_DIR/coordinator/{FILE_NAME}"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the report; replaced")
+    parser.add_argument("--no-samples", action="store_true", help="leave prompts and completions out")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page; replaced")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report.
+    """Write the page.
 
     Raises:
         StartupError: there are no records, one cannot be read, or the file cannot be written.
     """
+    learner, ledger = _records(arguments)
+    view, run_id = RunView(), ""
+    if learner is not None:
+        view = _with_learner(view, learner, has_samples=not arguments.no_samples)
+    if ledger is not None:
+        view, run_id = _with_ledger(view, ledger)
+    note = f"written {moment(time.time())}"
+    page = rendered(f"Run {run_id}" if run_id else "A run", note, run_sections(view))
+    try:
+        durable.write(arguments.out, page)
+    except OSError as error:
+        raise cannot_make(arguments.out, error, fix="Choose another path.") from error
+    print(f"{arguments.out} ({len(page)} bytes)")
+    return ExitCode.DRAINED
+
+
+def _records(arguments: argparse.Namespace) -> tuple[Path | None, Path | None]:
+    """Return the learner's directory and the ledger, at least one."""
     learner, ledger = arguments.learner, arguments.ledger
     if learner is not None and not (learner / STEPS).is_file():
         raise StartupError(f"there is no {STEPS} in {learner}", fix="Check --learner, or leave it out.")
@@ -62,18 +93,58 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.run is not None:
         learner = learner or arguments.run / Role.LEARNER
         ledger = ledger or arguments.run / Role.COORDINATOR / FILE_NAME
-    steps = learner if learner is not None and (learner / STEPS).is_file() else None
+    found_learner = learner if learner is not None and (learner / STEPS).is_file() else None
     found_ledger = ledger if ledger is not None and ledger.is_file() else None
-    if steps is None and found_ledger is None:
+    if found_learner is None and found_ledger is None:
         looked = f"{arguments.run / Role.LEARNER / STEPS}, {ledger}"
         raise StartupError(
             f"there is no record of a run; looked for {looked}",
             fix="Name the run's state directory, or --learner and --ledger.",
         )
-    page = report_page(read_records(steps, found_ledger))
+    return found_learner, found_ledger
+
+
+def _with_learner(view: RunView, directory: Path, *, has_samples: bool) -> RunView:
+    samples = SamplesFile(directory / SAMPLES).newest(SHOWN_GROUPS)[::-1] if has_samples else None
+    return replace(
+        view,
+        steps=StepCurves.of_log(log_lines(directory / STEPS)),
+        samples=samples,
+        settings={**view.settings, **_settings(directory)},
+    )
+
+
+def _with_ledger(view: RunView, path: Path) -> tuple[RunView, str]:
+    """Return the view with what the ledger has, and the run's id."""
+    evaluations = [one for one in read_evaluations(path) if one.finished_at_s and one.has_score]
+    best = max((one for one in evaluations if one.is_sound), key=lambda one: one.reward_mean, default=None)
+    verdicts: dict[str, dict[str, int]] = {}
     try:
-        durable.write(arguments.out, page)
-    except OSError as error:
-        raise cannot_make(arguments.out, error, fix="Choose another path.") from error
-    print(f"{arguments.out} ({len(page)} bytes)")
-    return ExitCode.DRAINED
+        with reading(path) as connection:
+            connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing
+            [(run_id,)] = connection.execute("SELECT run_id FROM run")
+            for sampler_id, verdict, n in connection.execute("SELECT sampler_id, verdict, n FROM verdicts"):
+                verdicts.setdefault(sampler_id, {})[verdict] = n
+            slots = dict(connection.execute("SELECT state, count(*) FROM slots GROUP BY state"))
+            announced = dict(connection.execute("SELECT number, at_s FROM versions ORDER BY number"))
+    except (sqlite3.Error, ValueError) as error:
+        raise StartupError(
+            f"the ledger {path} cannot be read: {error}", fix="`heterorl-node ledger check` says more."
+        ) from error
+    with_ledger = replace(
+        view,
+        evaluations=evaluations,
+        remarks={} if best is None else {best.version: "best"},
+        announced_at_s=announced,
+        verdicts=verdicts,
+        slots=slots,
+        settings={**view.settings, **_settings(path.parent)},
+    )
+    return with_ledger, run_id
+
+
+def _settings(state: Path) -> dict[str, object]:
+    with suppress(OSError, ValueError):
+        found = json.loads((state / LAST_START).read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}

@@ -7,7 +7,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from node.commands.terminal import duration, printable, table
+from node.commands.terminal import printable, table
 from node.policy import PolicyVersion
 from node.run import (
     REWARD,
@@ -20,7 +20,7 @@ from node.run import (
     Teaching,
 )
 from node.verdict import Verdict
-from node.wording import counted
+from node.wording import counted, duration
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""

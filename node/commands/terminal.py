@@ -82,13 +82,6 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
 
 
-def duration(seconds: float) -> str:
-    """Return a time for people, in seconds, minutes or hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def printable(text: str) -> str:
     """Return a text of a peer without what could reach the terminal as a command."""
     return "".join(filter(str.isprintable, text))

@@ -8,10 +8,11 @@ from typing import Final
 
 from node.clock import Clock, SystemClock
 from node.commands.status_command import add_connection, ask, fetch_status
-from node.commands.terminal import duration, printable
+from node.commands.terminal import printable
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
 from node.run import PeerQuery, RunStatus
+from node.wording import duration
 
 EXAMPLE: Final = """\
   heterorl-node why-stalled --state-dir runs/first --coordinator 127.0.0.1:7700

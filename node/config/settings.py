@@ -115,10 +115,10 @@ class TelemetrySection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     http_listen: Address | None = "127.0.0.1:9464"
-    """Where /metrics, /healthz and /readyz are served, a coordinator's page of the run at / and a learner's
-    completions at /samples. Where this is not set and another process of the machine has the port, a free one
-    is taken; port 0 always takes one. The log says which. Empty: nowhere. Anyone who reaches it can read it.
-    Heartbeats carry a peer's metrics either way."""
+    """Where /metrics, /healthz and /readyz are served, and at / the page of the run: what its coordinator
+    knows, and a learner's completions. Where this is not set and another process of the machine has the port,
+    a free one is taken; port 0 always takes one. The log says which. Empty: nowhere. Anyone who reaches
+    it can read it. Heartbeats carry a peer's metrics either way."""
 
     log_format: Literal["auto", "json", "human"] = "auto"
     """``auto``: readable text on a terminal, one JSON object a line elsewhere."""

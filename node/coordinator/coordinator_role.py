@@ -28,7 +28,7 @@ from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
-from node.coordinator.live_page import LivePage
+from node.coordinator.live_status import LiveStatus
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.peer_table import PeerTable
@@ -187,8 +187,8 @@ async def _coordinator(
         context.clock,
         unusual_checks=lambda: checking.unusual,
     )
-    live = LivePage(report, asyncio.get_running_loop(), other_pages=context.pages.keys())
-    context.pages["/"] = live.render
+    live = LiveStatus(report, asyncio.get_running_loop())
+    context.page.add(context.run.run_id, live.sections, is_moving=True)
     servers = [
         _members_server(context, config, store, spool, checking, report, revocations, bucket),
         *_enrolment_servers(context, config, revocations, records),

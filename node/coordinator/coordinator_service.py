@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.clock import Clock
-from node.coordinator.live_page import LivePage
+from node.coordinator.live_status import LiveStatus
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
@@ -40,7 +40,7 @@ class CoordinatorService:
     published: Published
     trust: TrustUpkeep
     checking: RewardChecking
-    live: LivePage
+    live: LiveStatus
     servers: Sequence[RpcServer]
     """The members' and, unless TLS is off, the enrolment's."""
     metrics: CoordinatorMetrics

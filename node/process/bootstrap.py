@@ -21,6 +21,7 @@ from node.identity.files import cannot_make, make_private_directory
 from node.identity.identity_store import Identity, expiries
 from node.identity.own_identity import OwnIdentity
 from node.identity.run_description import RunDescription
+from node.page.live_page import LivePage
 from node.process.abandoned_threads import exit_without_them
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.last_start import note_settings
@@ -73,7 +74,7 @@ def shown_settings(resolved: Resolved) -> ForPeople:
 async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
     registry, clock = create_registry(), SystemClock()
     node_metrics = NodeMetrics(registry, roles=roles, clock=clock)
-    pages: dict[str, Callable[[], bytes]] = {}
+    page = LivePage(clock)
 
     def announce(phase: Phase) -> None:
         for observer in observers:
@@ -88,7 +89,7 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
             listen=listen,
             may_move="http_listen" not in config.telemetry.model_fields_set,
             registry=registry,
-            pages=pages,
+            page=page.render,
             clock=clock,
             count_refusal=node_metrics.count_refusal,
             faults=node_metrics.faults,
@@ -102,7 +103,7 @@ async def _serve(config: NodeConfig, *, roles: Sequence[Role]) -> ExitCode:
         transfer_metrics=TransferMetrics(registry),
         clock=clock,
         announce=announce,
-        pages=pages,
+        page=page,
     )
 
     async def hold_state() -> Sequence[Service]:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from node.clock import SystemClock
+from node.page.live_page import LivePage
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
@@ -53,8 +56,8 @@ class RoleContext:
     run: "RunDescription"
     announce: "Callable[[Phase], None]" = lambda _: None
     """Tells supervisors that this role stands by; the daemon itself tells them of every other phase."""
-    pages: dict[str, Callable[[], bytes]] = field(default_factory=dict)
-    """Pages that this role adds to the telemetry port: path -> function that returns HTML, in any thread."""
+    page: LivePage = field(default_factory=lambda: LivePage(SystemClock()))
+    """The page of the telemetry port, to which this role may add a part."""
 
 
 def load_build(role: str) -> "Callable[[RoleContext], Awaitable[list[Service]]]":

@@ -3,7 +3,7 @@
     /metrics   the registry, in the Prometheus text format
     /healthz   200 while the event loop turns; 503 once it has not for LOOP_STALL_S
     /readyz    200 while the daemon serves; 503 before, on standby and while it drains; what of itself fails
-    ...        pages of the roles, HTML
+    /          the page of the run, HTML, where a role of the process has something to show
 
 A thread with an event loop of its own answers, so that a stalled event loop looks different from a dead
 process. It renders metrics and pages in threads, two at a time, and answers the rest at once: a supervisor
@@ -21,7 +21,7 @@ import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Final
@@ -59,6 +59,8 @@ _OTHER_HOST: Final = (
     b"of these\n"
 )
 
+_PATHS: Final = b"/metrics /healthz /readyz, and / where a role shows the run\n"
+
 _MAPPED: Final = "::ffff:"
 """Before an IPv4 address at a socket that listens for both."""
 
@@ -77,19 +79,21 @@ class TelemetryServer:
         listen: str,
         may_move: bool = False,
         registry: CollectorRegistry,
-        pages: Mapping[str, Callable[[], bytes]],
+        page: Callable[[], bytes | None],
         clock: Clock,
         count_refusal: CountRefusal,
         faults: OwnFaults,
     ) -> None:
-        """Prepare; ``pages`` by path, which roles may add to later.
+        """Prepare.
 
-        ``may_move``: take any free port of the address where its own is taken.
+        Args:
+            may_move: take any free port of the address where its own is taken.
+            page: returns the page ``/``; None: there is none. Called in any thread.
         """
         self._listen = listen
         self._may_move = may_move
         self._registry = registry
-        self._pages = pages
+        self._page = page
         self._clock = clock
         self._count_refusal = count_refusal
         self._faults = faults
@@ -119,11 +123,10 @@ class TelemetryServer:
                 fault = self._faults.first()
                 said = "" if fault is None else f"; {fault.what}, for {fault.for_s:.0f} s"
                 return status, _TEXT, f"{self._phase}{said}\n".encode()
-            case page if page in self._pages:
-                return HTTPStatus.OK, _HTML, self._pages[page]()
+            case "/" if (page := self._page()) is not None:
+                return HTTPStatus.OK, _HTML, page
             case _:
-                there = " ".join(("/metrics", "/healthz", "/readyz", *self._pages))
-                return HTTPStatus.NOT_FOUND, _TEXT, f"{there}\n".encode()
+                return HTTPStatus.NOT_FOUND, _TEXT, _PATHS
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``. Raises StartupError: the address cannot be bound."""

@@ -18,7 +18,11 @@ import pytest
 from PIL import Image
 
 from deploy.needs import tool_path
-from node.coordinator.live_page import live_page
+from node.page.html import rendered
+from node.page.live_page import LivePage
+from node.page.run_sections import RunView, run_sections
+from node.page.samples_file import CompletionSample, GroupSample
+from node.page.step_curves import StepCurves
 from node.run import RunStatus, StepReport, Wait
 from support.http_server import served
 from support.hub import joined
@@ -55,15 +59,15 @@ def browse(address: str, *flags: str) -> str:
 
 
 def answers(
-    pages: dict[str, Callable[[], bytes]], asked: list[str]
+    pages: dict[str, Callable[[], bytes | None]], asked: list[str]
 ) -> Callable[[BaseHTTPRequestHandler, bytes], None]:
     def answer(request: BaseHTTPRequestHandler, _: bytes) -> None:
         asked.append(request.path)
-        page = pages.get(request.path)
+        page = pages.get(request.path, lambda: None)()
         request.send_response(404 if page is None else 200)
         request.send_header("Content-Type", "text/html; charset=utf-8")
         request.end_headers()
-        request.wfile.write(b"" if page is None else page())
+        request.wfile.write(page or b"")
 
     return answer
 
@@ -73,7 +77,9 @@ async def test_a_browser_draws_the_curves_of_a_run(made: MadeRun, tmp_path: Path
         live = hub.hub.live
         for version in range(1, 101):
             live.note(replace(STEP, version=version, reward_mean=0.5 + 0.4 * sin(version / 20)))
-        with served("GET", answers({"/": live.render}, [])) as address:
+        page_of = LivePage(hub.clock)
+        page_of.add("first", live.sections, is_moving=True)
+        with served("GET", answers({"/": page_of.render}, [])) as address:
             page = await asyncio.to_thread(browse, address, "--dump-dom")
             await asyncio.to_thread(browse, address, f"--screenshot={tmp_path / 'page.png'}")
     assert learner.identity.node_id in page
@@ -84,7 +90,10 @@ async def test_a_browser_draws_the_curves_of_a_run(made: MadeRun, tmp_path: Path
 
 async def test_a_browser_obeys_nothing_of_a_hostile_run_and_loads_nothing_for_it() -> None:
     asked: list[str] = []
-    page = live_page(RUN, [STEP], has_samples=False)
+    answer = CompletionSample(HOSTILE, 1.0, 0.5, 3, "end", 1, 1)
+    group = GroupSample(1, 0.0, HOSTILE, HOSTILE, HOSTILE, 7, HOSTILE, 5, 1, 1, (answer,))
+    view = replace(RunView.live(RUN, StepCurves.of_reports([STEP])), samples=[group])
+    page = rendered(HOSTILE, "now", run_sections(view))
     with served("GET", answers({"/": lambda: page}, asked)) as address:
         shown = await asyncio.to_thread(browse, address, "--dump-dom")
     assert re.findall(r"<(?:img|script)\b", shown) == []

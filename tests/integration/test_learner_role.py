@@ -25,7 +25,6 @@ from learner.journal.checkpoint_names import versions_in
 from learner.operator_orders import OperatorOrders, RollbackOrder
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
-from learner.records.samples_file import SamplesFile
 from learner.training.checkpoint import read_masters
 from learner.training.model import load_policy
 from node.clients.heartbeats import Notices, PeerReports
@@ -43,6 +42,7 @@ from node.coordinator.ledger.ledger_story import compare
 from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.identity.group_proof import GroupSigner
+from node.page.samples_file import SamplesFile
 from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
@@ -253,7 +253,9 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     samples = list(SamplesFile(made.directory / "learner" / "samples.jsonl").all())
     assert [group.version for group in samples] == [0, 2, 4]
     assert {group.group_id for group in samples} <= set(trained)
-    assert escape(samples[-1].completions[0].text) in context.pages["/samples"]().decode()
+    page = context.page.render()
+    assert page is not None
+    assert escape(samples[-1].completions[0].text) in page.decode()
 
     shown = {
         sample.name: sample.value

@@ -17,7 +17,7 @@ from heterorl.v1 import membership_pb2, relay_pb2
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.coordinator.live_page import LivePage
+from node.coordinator.live_status import LiveStatus
 from node.coordinator.peer_requests import Joining, PeerRequests
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
@@ -288,7 +288,7 @@ class Hub:
             published=self.published,
             trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
             checking=checking,
-            live=LivePage(report, loop, other_pages=()),
+            live=LiveStatus(report, loop),
             servers=(),
             metrics=instruments,
             clock=clock,

@@ -14,13 +14,10 @@ from typing import Any, Final
 
 from node.coordinator.ledger.ledger_check import lost_ranges, reading
 from node.coordinator.work.slots import parse_group_id
-from node.errors import StartupError
-from node.step_log_parts import files_of
+from node.step_log_parts import log_lines
 
 _SHOWN: Final = 5
 """Contradictions reported; the rest are alike."""
-
-_OF_A_GROUP: Final = ("group_id", "sampler_id", "staleness_versions")
 
 _TOLD: Final = "SELECT group_ids, staleness_versions FROM steps WHERE version = ?"
 _WINNER: Final = (
@@ -104,33 +101,3 @@ class _Comparison:
                     f"group {name} of step {version}: the log says {theirs[0]}'s, {theirs[1]} versions old, "
                     f"the ledger {ours[0]}'s, {ours[1]} versions old"
                 )
-
-
-def log_lines(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a learner's log of steps that are written to their ends, its full parts first.
-
-    Raises:
-        StartupError: the log is not there, or a line of it is not a step's.
-    """
-    try:
-        for path in files_of(log):
-            with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.endswith(b"\n"):  # else it is being written
-                        yield _parsed(line, f"line {number} of {path}")
-    except FileNotFoundError as error:
-        raise StartupError(
-            f"there is no log of steps at {log}", fix="It is learner/steps.jsonl in the learner's state_dir."
-        ) from error
-
-
-def _parsed(line: bytes, what: str) -> dict[str, Any]:
-    try:
-        fields: dict[str, Any] = json.loads(line)
-        _ = fields["version"], [[group[name] for name in _OF_A_GROUP] for group in fields["groups"]]
-    except (ValueError, LookupError, TypeError) as error:
-        raise StartupError(
-            f"{what} is not a step of a learner: {error!r}",
-            fix="Give the learner's steps.jsonl, as it was written.",
-        ) from error
-    return fields

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from learner.records.sample_writer import MOST_CHARACTERS, MOST_COMPLETIONS, SampleWriter, load_tokenizer
-from learner.records.samples_file import FILE_NAME, CompletionSample, GroupSample, SamplesFile
-from learner.records.samples_page import render_page
 from learner.step_log import StepLine
 from node.commands.cli import main
+from node.page.html import rendered
+from node.page.run_sections import RunView, run_sections
+from node.page.samples_file import FILE_NAME, CompletionSample, GroupSample, SamplesFile
 from node.rollout import Completion, Finish, RolloutGroup
 from node.run import StepReport
 from node.visible_text import visible
@@ -107,7 +108,7 @@ def test_grader_metrics_are_written_down_and_shown(model_dir: Path, tmp_path: Pa
     write(writer(model_dir, file), 6, [replace(group, metrics=columns)])
     [written] = file.newest(1)
     assert [one.metrics for one in written.completions] == [{"words": 2.5}, {}]
-    assert b"sampled from version 3, words 2.5<" in render_page([written])
+    assert written.completions[0].heading.endswith("sampled from version 3, words 2.5")
 
 
 def test_every_nth_version_has_a_few_groups_that_a_restart_would_choose_again(
@@ -178,6 +179,10 @@ def test_control_characters_become_visible() -> None:
     assert visible("a\tb\n\u3000ß 数\u00a0") == "a\tb\n\u3000ß 数\u00a0"
 
 
+def page_of(groups: Sequence[GroupSample]) -> str:
+    return rendered("run", "now", run_sections(RunView(samples=groups))).decode()
+
+
 class Tags(HTMLParser):
     """Collects what a browser would see."""
 
@@ -195,16 +200,17 @@ class Tags(HTMLParser):
 
 def test_the_page_shows_hostile_text_and_obeys_none_of_it() -> None:
     group = sample(3, 1.0, 0.0, text=HOSTILE, prompt=HOSTILE, task="<b>", group_size=8)
-    page = render_page([group]).decode()
+    page = page_of([group])
     tags = Tags()
     tags.feed(page)
     assert {"script", "b"}.isdisjoint(tags.tags)
     assert tags.tags.count("pre") == 3
+    assert [page.count(f'<pre class="{tone}">') for tone in ("prompt", "above", "below")] == [1, 1, 1]
     assert tags.text.count("<script>alert(1)</script>&amp;'\"\n\\x1b[2J\\x1b]0;title\\x07\\r\\x9b31m") == 3
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066]", page)
     assert "default-src 'none'" in page
     assert "2 of 8 completions by far" in page
-    assert "No samples yet" in render_page([]).decode()
+    assert "learner.samples_every_versions" in page_of([])
 
 
 def command(tmp_path: Path, *flags: str) -> int:
@@ -230,7 +236,7 @@ def test_the_command_shows_hostile_text_and_the_terminal_obeys_none_of_it(
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066]", out)
     assert "| <script>alert(1)</script>&amp;'\"\n| \\x1b[2J" in out
     assert "[bold red]markup[/]" in out
-    assert "version 3, 1970-01-01 00:00:00Z: group 3.1, 1 of 2 completions by far, 1 versions stale" in out
+    assert "version 3, 1970-01-01 00:00:00 UTC: group 3.1, 1 of 2 completions by far, 1 versions stale" in out
     assert "reward 1, advantage +0.50, 3 tokens, ended by end, sampled from versions 2 to 3" in out
     assert command(tmp_path, "--json") == 0
     assert capsys.readouterr().out.isascii()

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.errors import Reason, StartupError
+from node.page.live_page import LivePage
+from node.page.section import Section
 from node.process.daemon import Phase
 from node.process.telemetry_http import LOOP_STALL_S, PLACES, REQUEST_S, TelemetryServer
 from node.rpc.address import join_address
@@ -39,7 +41,7 @@ def make_server(
     listen: str = "127.0.0.1:0",
     may_move: bool = False,
     clock: ManualClock | None = None,
-    pages: dict[str, Callable[[], bytes]] | None = None,
+    page: Callable[[], bytes | None] = lambda: None,
     refusals: list[Reason] | None = None,
     faults: OwnFaults | None = None,
 ) -> TelemetryServer:
@@ -51,7 +53,7 @@ def make_server(
         listen=listen,
         may_move=may_move,
         registry=registry or CollectorRegistry(),
-        pages={} if pages is None else pages,
+        page=page,
         clock=clock or ManualClock(),
         count_refusal=count_refusal,
         faults=faults or OwnFaults(ManualClock().monotonic),
@@ -99,15 +101,17 @@ async def test_health_is_the_age_of_the_event_loops_last_turn() -> None:
     assert (status, text) == (503, f"the event loop turned {LOOP_STALL_S:.1f} s ago\n")
 
 
-async def test_a_role_may_add_a_page_while_the_server_runs_and_any_other_path_names_those_there_are() -> None:
-    pages: dict[str, Callable[[], bytes]] = {}
-    server = make_server(pages=pages)
+async def test_the_page_is_there_once_a_role_shows_something_and_other_paths_name_what_is_there() -> None:
+    page = LivePage(ManualClock())
+    server = make_server(page=page.render)
     async with serving(server):
-        other = await asyncio.to_thread(get, server, "/../etc/passwd")
-        assert other == (404, "/metrics /healthz /readyz\n")
-        pages["/samples"] = lambda: b"<p>seven</p>"
-        assert await asyncio.to_thread(get, server, "/samples?x=1") == (200, "<p>seven</p>")
-        assert await asyncio.to_thread(get, server, "/") == (404, "/metrics /healthz /readyz /samples\n")
+        nowhere = await asyncio.to_thread(get, server, "/../etc/passwd")
+        assert nowhere == (404, "/metrics /healthz /readyz, and / where a role shows the run\n")
+        assert await asyncio.to_thread(get, server, "/") == nowhere
+        page.add("first", lambda: [Section("Steps", ("seven",))])
+        status, shown = await asyncio.to_thread(get, server, "/?x=1")
+        assert (status, "<p>seven</p>" in shown) == (200, True)
+        assert await asyncio.to_thread(get, server, "/samples") == nowhere
 
 
 async def test_a_taken_port_is_a_startup_error_that_says_what_to_do() -> None:
@@ -205,11 +209,11 @@ async def test_health_is_answered_while_scrapes_take_for_ever() -> None:
 async def test_a_client_that_does_not_read_its_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.process.telemetry_http.ANSWER_S", 0.2)
     refusals: list[Reason] = []
-    server = make_server(pages={"/large": lambda: bytes(64 << 20)}, refusals=refusals)
+    server = make_server(page=lambda: bytes(64 << 20), refusals=refusals)
     async with serving(server):
         assert server.address is not None
         with socket.create_connection(server.address, timeout=5) as client:
-            client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n")
             await until(lambda: refusals == [Reason.BUSY])
 
 
@@ -251,16 +255,16 @@ async def test_a_request_by_loopback_under_a_strangers_name_is_refused(
 ) -> None:
     """As of a web page whose name leads to this machine since it was loaded: it could read the answer."""
     refusals: list[Reason] = []
-    server = make_server(listen=listen, pages={"/live": lambda: b"secret"}, refusals=refusals)
+    server = make_server(listen=listen, page=lambda: b"secret", refusals=refusals)
     async with serving(server):
         assert server.address is not None
-        for path in ("/live", "/metrics", "/healthz"):
+        for path in ("/", "/metrics", "/healthz"):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.address[1])
             named = "" if host is None else f"Host: {host}\r\n"
             writer.write(f"GET {path} HTTP/1.1\r\n{named}Accept: */*\r\n\r\n".encode())
             answer = await reader.read()
             assert answer.startswith(f"HTTP/1.1 {status} ".encode())
-            assert (b"secret" in answer) is (path == "/live" and status == 200)
+            assert (b"secret" in answer) is (path == "/" and status == 200)
             writer.close()
             await writer.wait_closed()
     assert refusals == [Reason.MALFORMED] * (3 if status == 421 else 0)

@@ -13,9 +13,10 @@ import pytest
 from node.commands.cli import main
 from node.coordinator.ledger.ledger_file import FILE_NAME, Ledger
 from node.exit_code import ExitCode
+from node.page.samples_file import FILE_NAME as SAMPLES
+from node.page.samples_file import CompletionSample, GroupSample, SamplesFile
 from node.process.last_start import note_settings
 from node.run import Role
-from node.svg_chart import MOST_POINTS, Series, chart, running_mean
 
 
 def step(version: int, **changes: Any) -> dict[str, Any]:
@@ -66,6 +67,9 @@ def run_dir(tmp_path: Path) -> Path:
             "(2, 0, 8, 1, 0.0, 16, 0.0, 1.0, 8, 0, 0.75, 0.1, 0.0, 9.0, '{}', '', 8, 1, '', '')"
         )
     ledger.close()
+    answer = CompletionSample("<i>4</i>", 1.0, 0.5, 3, "end", 4, 4)
+    group = GroupSample(5, 0.0, "5.1", "sampler-a", "addition", 7, "2 + 2 =", 5, 1, 1, (answer,))
+    SamplesFile(learner / SAMPLES).append([group])
     return tmp_path
 
 
@@ -77,10 +81,14 @@ def written(out: Path, *arguments: str) -> str:
 def test_a_report_has_the_runs_curves_scores_verdicts_and_changes(run_dir: Path) -> None:
     page = written(run_dir / "report.html", str(run_dir))
     assert "Run run-1" in page
-    for heading in ("Reward", "KL(behaviour", "Staleness", "Lag, seconds", "Held-out", "Groups by verdict"):
-        assert heading in page
+    for heading in ("What it is", "Steps", "Held-out prompts", "Groups by verdict", "Samples"):
+        assert f"<h2>{heading}</h2>" in page
+    for caption in ("reward: ", "KL(behaviour || learner), nats", "staleness, versions: ", "time, seconds: "):
+        assert f"<figcaption>{caption}" in page
+    assert re.search(r"<small>written \d{4}-\d\d-\d\d", page)
+    assert "from the step to its announcement" in page
     assert "4 groups of 1 samplers, 400 completion tokens" in page
-    assert "version 2: 0.7500 +- 0.1000" in page
+    assert re.search(r"<tr><td>2</td><td>0.750 \+- 0.100</td>.*<td>best</td></tr>", page)
     assert "rollback to version 2" in page
     assert "learning_rate 1e-06 -&gt; 5e-07" in page
     assert "grpo" in page
@@ -96,14 +104,21 @@ def test_a_report_runs_and_loads_nothing_and_escapes_what_strangers_named(run_di
     assert "default-src 'none'" in page
     assert not re.search(r"<script|<link|<img|<iframe|\bon\w+=|https?://|url\(", page)
     assert "format&lt;b&gt;" in page
+    assert '<pre class="above">\n&lt;i&gt;4&lt;/i&gt;</pre>' in page
+
+
+def test_completions_are_left_out_of_a_page_that_is_shown_to_others(run_dir: Path) -> None:
+    page = written(run_dir / "report.html", str(run_dir), "--no-samples")
+    assert "Samples" not in page
+    assert "2 + 2 =" not in page
 
 
 def test_half_of_the_records_make_half_a_report(run_dir: Path) -> None:
     page = written(run_dir / "a.html", "--ledger", str(run_dir / Role.COORDINATOR / FILE_NAME))
     assert "Groups by verdict" in page
-    assert "Staleness" not in page
+    assert "<h2>Steps</h2>" not in page
     page = written(run_dir / "b.html", "--learner", str(run_dir / Role.LEARNER))
-    assert "Staleness" in page
+    assert "<h2>Steps</h2>" in page
     assert "Held-out prompts</h2>" not in page
 
 
@@ -112,15 +127,3 @@ def test_a_directory_without_records_is_refused_with_what_was_looked_for(
 ) -> None:
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "x.html")]) == ExitCode.COULD_NOT_START
     assert "steps.jsonl" in capsys.readouterr().err
-
-
-def test_a_long_line_is_drawn_by_means_and_a_flat_or_lonely_one_at_all() -> None:
-    drawn = chart([Series("long", [(n, math.sin(n)) for n in range(100_000)])], x_label="x")
-    assert len(re.findall(r"[\d.]+,[\d.]+", drawn)) <= MOST_POINTS
-    for points in ([(3.0, 0.0)], [(1.0, 5.0), (2.0, 5.0)], [(1.0, -1e-9), (2.0, 1e9)]):
-        ElementTree.fromstring(chart([Series("few", points)], x_label="x"))
-    assert chart([Series("none", [(1.0, math.nan)])], x_label="x") == ""
-
-
-def test_a_running_mean_is_of_the_newest_points() -> None:
-    assert running_mean([(1, 2.0), (2, 4.0), (3, 9.0)], of=2) == [(1, 2.0), (2, 3.0), (3, 6.5)]

@@ -14,6 +14,8 @@ from typing import BinaryIO, Final
 from pydantic import TypeAdapter
 
 from node import durable
+from node.clock import moment
+from node.visible_text import visible
 
 FILE_NAME: Final = "samples.jsonl"
 
@@ -43,6 +45,17 @@ class CompletionSample:
     metrics: dict[str, float] = field(default_factory=dict)
     """Measured by the grader besides the reward."""
 
+    @property
+    def heading(self) -> str:
+        """One line on it, for people."""
+        oldest, newest = self.oldest_version, self.newest_version
+        versions = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
+        return (
+            f"reward {self.reward:.4g}, advantage {self.advantage:+.2f}, {self.tokens} tokens, "
+            f"ended by {self.finish}, sampled from {versions}"
+            + "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
@@ -62,6 +75,20 @@ class GroupSample:
     group_size: int
     """Completions of the group; the ones of middle rewards may be left out below."""
     completions: tuple[CompletionSample, ...]
+
+    @property
+    def heading(self) -> str:
+        """One line on it, for people; names of strangers are made visible in it."""
+        shown = len(self.completions)
+        of = f"{shown} of {self.group_size}" if shown < self.group_size else str(shown)
+        names = (self.group_id, self.sampler_id, self.task)
+        group_id, sampler_id, task = (visible(name).replace("\n", " ") for name in names)
+        return (
+            f"version {self.version}, {moment(self.at_s)}: group {group_id}, "
+            f"{of} completions by {sampler_id}, "
+            f"{self.staleness_versions} versions stale; {task}, prompt {self.prompt_index}, "
+            f"{self.prompt_tokens} tokens"
+        )
 
     def to_json(self) -> str:
         """Return one line of ASCII: no character of a completion reaches a terminal as it is."""

@@ -1,13 +1,12 @@
-"""Charts as SVG, for pages without a script: lines or dots over one axis, marks at some of its places."""
+"""Curves as SVG, for pages without a script: lines or dots over policy versions, marks at some of them."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from node.web_page import text
-
-Points = Sequence[tuple[float, float]]
+from node.page.section import Curve, Points, Series
+from node.visible_text import as_html
 
 _WIDTH, _HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 36
@@ -21,8 +20,8 @@ COLOURS: Final = ("#3388cc", "#cc6633", "#44aa66", "#aa66cc", "#bb9900", "#88888
 _TICKS: Final = 5
 
 STYLE: Final = """\
-svg.chart { display: block; width: 100%; max-width: 60em; }
-svg.chart text { font: 11px system-ui, sans-serif; fill: currentColor; }
+svg.chart { display: block; width: 100%; overflow: visible; }
+svg.chart text { font: 16px system-ui, sans-serif; fill: currentColor; }
 svg.chart polyline { fill: none; stroke-width: 1.5; }
 svg.chart .axis { stroke: #8886; }
 svg.chart .mark { stroke: #cc3333; stroke-dasharray: 3 3; }
@@ -30,35 +29,24 @@ svg.chart .mark { stroke: #cc3333; stroke-dasharray: 3 3; }
 """Style sheet that charts need in their page."""
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One line, or the dots of one kind."""
+def chart(curve: Curve) -> str:
+    """Return a picture of the finite points of all series; empty if there are none.
 
-    name: str
-    points: Points
-    """In the order of the axis."""
-    is_dotted: bool = False
-
-
-def chart(series: Sequence[Series], *, x_label: str, marks: Sequence[tuple[float, str]] = ()) -> str:
-    """Return a chart of the finite points of all series; empty if there are none.
-
-    Args:
-        marks: places on the axis, a vertical line each, with what happened there.
+    A mark is a vertical line that tells what happened there.
     """
-    finite = [(one, _thinned(_finite(one.points))) for one in series]
+    finite = [(one, _thinned(_finite(one.points))) for one in curve.series]
     drawn = [Series(one.name, points, one.is_dotted) for one, points in finite if points]
     points = [point for one in drawn for point in one.points]
     if not points:
         return ""
-    x_ticks = _ticks([*(x for x, _ in points), *(x for x, _ in marks)])
+    x_ticks = _ticks([*(x for x, _ in points), *(x for x, _ in curve.marks)])
     y_ticks = _ticks([y for _, y in points])
     frame = _Frame((x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
     parts = [
         *(_vertical(frame, x) for x in x_ticks),
         *(_horizontal(frame, y) for y in y_ticks),
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{text(x_label)}</text>',
-        *(_mark(frame, x, what) for x, what in marks),
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle">policy version</text>',
+        *(_mark(frame, x, what) for x, what in curve.marks),
     ]
     for number, one in enumerate(drawn):
         parts += _drawn(frame, one, COLOURS[number % len(COLOURS)])
@@ -133,7 +121,7 @@ def _horizontal(frame: _Frame, value: float) -> str:
 def _mark(frame: _Frame, value: float, what: str) -> str:
     x, bottom = frame.x(value), _HEIGHT - _BOTTOM
     line = f'<line class="mark" x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}">'
-    return f"{line}<title>{text(what)}</title></line>"
+    return f"{line}<title>{as_html(what)}</title></line>"
 
 
 def _drawn(frame: _Frame, series: Series, colour: str) -> Iterator[str]:
@@ -146,9 +134,9 @@ def _drawn(frame: _Frame, series: Series, colour: str) -> Iterator[str]:
 
 
 def _legend(number: int, name: str) -> str:
-    y = _TOP + 12 + 14 * number
+    y = _TOP + 14 + 18 * number
     colour = COLOURS[number % len(COLOURS)]
     return (
         f'<rect x="{_LEFT + 8}" y="{y - 8}" width="10" height="3" fill="{colour}"/>'
-        f'<text x="{_LEFT + 24}" y="{y - 3}">{text(name)}</text>'
+        f'<text x="{_LEFT + 24}" y="{y - 3}">{as_html(name)}</text>'
     )
