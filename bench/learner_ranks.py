@@ -53,8 +53,9 @@ from learner.ranks.rank_group import RankGroup
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import RankLayout, rank_memory
+from learner.step_settings import StepSettings
 from learner.training.model import load_policy
-from learner.training.train_step import StepSettings, train_step
+from learner.training.train_step import train_step
 from node.rollout import RolloutGroup
 
 RESULTS: Final = Path(__file__).parent / "results"

@@ -34,8 +34,9 @@ from bench.forked_context import forked_context
 from bench.measure import CORES
 from learner.classifier import IMAGES_AT_ONCE, error, fine_tune
 from learner.config import LearnerConfig
+from learner.step_settings import StepSettings
 from learner.training.model import Policy, load_policy
-from learner.training.train_step import StepSettings, train_step
+from learner.training.train_step import train_step
 from node.mask_network import NoiseMaskClassifier, NoiseMaskConfig, make_directory, read_prompts
 from node.rollout import RolloutGroup
 from node.sampling_parameters import SamplingParameters

@@ -72,20 +72,26 @@ def keys_of(file: Path, model: str) -> Iterator[str]:
     Raises:
         LookupError: the file has no such class.
     """
-    classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
-    section = next((node for node in classes if node.name == model), None)
+    module = ast.parse(file.read_text())
+    places = {node.name: file for node in module.body if isinstance(node, ast.ClassDef)}
+    section = next((n for n in module.body if isinstance(n, ast.ClassDef) and n.name == model), None)
     if section is None:
         raise LookupError(f"{file} has no class {model}")
-    for base in section.bases:
-        if any(node.name == ast.unparse(base) for node in classes):
-            yield from keys_of(file, ast.unparse(base))
+    for node in module.body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            there = ROOT / f"{node.module.replace('.', '/')}.py"
+            places |= {one.name: there for one in node.names if there.is_file()}
+    for base in map(ast.unparse, section.bases):
+        if base in places:
+            yield from keys_of(places[base], base)
     for field, described in pairwise(section.body):
         match field, described:
             case (
                 ast.AnnAssign(target=ast.Name(id=name), value=value),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ) if not ast.unparse(field).startswith(f"{name}: ClassVar"):
-                yield f"- **`{name}`**{_default(value)}"
+                live = ", may change in a run" if ast.unparse(field.annotation).startswith("Live[") else ""
+                yield f"- **`{name}`**{_default(value)}{live}"
                 yield f"    <br>{' '.join(text.split())}"
 
 

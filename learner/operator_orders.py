@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress
+from learner.step_settings import StepSettings
 from node.errors import StartupError
 from node.identity.files import write_public
 from node.limits import CHANGES_PER_HEARTBEAT
@@ -31,14 +32,8 @@ ROLLBACK, OUTCOME, SETTINGS = "rollback.json", "rollback-outcome.json", "setting
 LOOK_EVERY_S: Final = 1.0
 """How soon an order is noticed while no group arrives."""
 
-SETTABLE: Final = (
-    "learning_rate",
-    "weight_decay",
-    "gradient_clip_norm",
-    "kl_coefficient",
-    "staleness_half_life_versions",
-)
-"""Keys of [learner] that may change while it runs: a step takes each as a number, and keeps nothing of it."""
+SETTABLE: Final = StepSettings.live_keys()
+"""Keys of [learner] that may change while it runs."""
 
 OPTIONS: Final = "objective_options"
 """The table whose keys, the clip bounds among them, may change too."""

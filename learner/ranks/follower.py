@@ -23,6 +23,7 @@ from learner.ranks.orders import Order, OrderStream, StepOrder
 from learner.ranks.rank_group import RankGroup
 from learner.training.checkpoint import begin_anew, load_into, parts_of
 from learner.training.model import Policy, load_policy, load_reference
+from learner.training.optimizer import adopt_settings, make_optimizer
 from learner.training.tensor_files import save_tensors
 from learner.training.train_step import train_step
 from node.errors import HeteroRLError
@@ -56,13 +57,7 @@ class Follower:
             self._reference = load_reference(
                 config.model_dir, device=device, compute_dtype=compute_dtype, ranks=group
             )
-        self._optimizer = torch.optim.AdamW(
-            self.policy.parameters.values(),
-            lr=config.learning_rate,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self._optimizer = make_optimizer(self.policy, config)
         group.follow_writes(self._optimizer)
         self._copy: Mapping[str, Mapping[str, Tensor]] = {}
         self._copies = 0
@@ -116,8 +111,7 @@ class Follower:
                 )
 
     def _step(self, step: StepOrder) -> None:
-        for group in self._optimizer.param_groups:
-            group.update(step.optimizer)
+        adopt_settings(self._optimizer, step.settings)
         train_step(
             self.policy,
             self._optimizer,

@@ -8,7 +8,7 @@ an order is taken, nor any rank in the exchanges that an order begins.
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Self
 
@@ -20,17 +20,13 @@ from torch.distributed import ProcessGroup
 
 from learner.config import LearnerConfig
 from learner.objective.menu import MENU
-from learner.objective.registry import load_objective
-from learner.training.rate_schedule import RateSchedule
-from learner.training.train_step import StepSettings
+from learner.step_settings import StepSettings
 from node.errors import StartupError
 from node.rollout import EncodedGroup, RolloutGroup
 from node.wire.rollouts import group_from_wire, group_to_wire
 
 ANY_TIME: Final = timedelta(days=365)
 """Longest wait for an order."""
-
-_OF_OPTIMIZER: Final = ("lr", "betas", "weight_decay")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,29 +101,18 @@ class StepOrder:
     settings: StepSettings
     expected_kl_nats: Sequence[NDArray[np.float64]] | None
     has_reference: bool
-    optimizer: Mapping[str, Any]
-    """Learning rate and the like, which a step from the journal may have others of."""
 
     @property
     def order(self) -> Order:
         """The order that says it."""
         encoded = [group_to_wire(group) for group in self.groups]
         expected = self.expected_kl_nats
-        settings = {
-            field.name: getattr(self.settings, field.name)
-            for field in fields(StepSettings)
-            if field.name not in ("objective", "schedule")
-        }
-        objective = self.settings.objective
         values = {
             "version": self.version,
-            "settings": settings,
-            "schedule": asdict(self.settings.schedule),
-            "objective": {"name": objective.name, "options": objective.options.model_dump()},
+            "settings": self.settings.model_dump(),
             "groups": len(encoded),
             "has_expected": expected is not None,
             "has_reference": self.has_reference,
-            "optimizer": {key: self.optimizer[key] for key in _OF_OPTIMIZER if key in self.optimizer},
         }
         blobs = [part for group in encoded for part in group.parts]
         blobs += [np.asarray(nats, "<f8").tobytes() for nats in expected or ()]
@@ -141,19 +126,14 @@ class StepOrder:
             StartupError: the objective is neither built in nor configured.
         """
         told = order.values
-        name = told["objective"]["name"]
-        if name not in MENU and name != config.objective:
+        settings = StepSettings.model_validate(told["settings"])
+        if settings.objective not in MENU and settings.objective != config.objective:
             raise StartupError(
-                f"the first rank's objective is {name!r}, this one's {config.objective!r}",
+                f"the first rank's objective is {settings.objective!r}, this one's {config.objective!r}",
                 fix="Start all ranks with one configuration.",
             )
         count = told["groups"]
         parts = iter(order.blobs[: 2 * count])
-        settings = StepSettings(
-            load_objective(name, told["objective"]["options"]),
-            RateSchedule(**told["schedule"]),
-            **told["settings"],
-        )
         expected = [np.frombuffer(blob, "<f8") for blob in order.blobs[2 * count :]]
         return cls(
             [
@@ -164,5 +144,4 @@ class StepOrder:
             settings=settings,
             expected_kl_nats=expected if told["has_expected"] else None,
             has_reference=told["has_reference"],
-            optimizer=told["optimizer"],
         )

@@ -162,8 +162,7 @@ class RankGroup:
         if self._orders is None:
             return
         if order == "step":
-            [of_all] = values.pop("optimizer").param_groups
-            told = StepOrder(**values, optimizer=of_all).order
+            told = StepOrder(**values).order
         else:
             if order == "copy":
                 self._copies += 1

@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress, StepEntry
 from learner.journal.records import JournalRecord
 from learner.objective.entropy_switch import EntropySwitch
+from learner.step_settings import StepSettings
 from learner.training.model import Policy, ScoringModel
+from learner.training.optimizer import adopt_settings, make_optimizer
 from learner.training.random_state import RandomState
 from learner.training.replay_settings import ReplaySettings
-from learner.training.train_step import StepOutcome, StepSettings, train_step
+from learner.training.step_loss import StepLoss
+from learner.training.train_step import StepOutcome, train_step
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.wire.rollouts import group_from_wire
@@ -31,17 +33,11 @@ class GradientSteps:
         Raises:
             StartupError: the objective cannot be loaded.
         """
+        StepLoss.of(config)
         self._config = config
-        self._settings = StepSettings.of(config)
         self._policy = policy
         self._reference = reference
-        self.optimizer = torch.optim.AdamW(
-            policy.parameters.values(),
-            lr=config.learning_rate,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer = make_optimizer(policy, config)
 
     def adopt(self, config: LearnerConfig) -> None:
         """Take the following steps with other settings.
@@ -49,10 +45,8 @@ class GradientSteps:
         Raises:
             StartupError: the objective cannot be loaded.
         """
-        self._settings = StepSettings.of(config)
+        StepLoss.of(config)
         self._config = config
-        for group in self.optimizer.param_groups:
-            group.update(lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay)
 
     def take(
         self,
@@ -62,10 +56,9 @@ class GradientSteps:
         progress: Progress,
     ) -> tuple[StepOutcome, EntropySwitch]:
         """Take a step from ``progress.version``; return its outcome, and the switch once it is taken."""
-        outcome = self._take(
-            groups, expected_kl_nats, self._settings, progress=progress, reference=self._reference
-        )
-        switch = _switch(progress, self._settings)
+        settings = StepSettings.of(self._config)
+        outcome = self._take(groups, expected_kl_nats, settings, progress=progress, reference=self._reference)
+        switch = _switch(progress, settings)
         return outcome, switch.observe(outcome.surprisal_nats) if outcome.is_applied else switch
 
     def take_again(self, record: JournalRecord, *, progress: Progress) -> tuple[str, ...]:
@@ -77,28 +70,19 @@ class GradientSteps:
         entry = record.entry
         assert isinstance(entry, StepEntry)
         settings = ReplaySettings.of(entry.settings, self._config, has_reference=self._reference is not None)
-        of_step = {
-            "lr": settings.config.learning_rate,
-            "betas": settings.config.betas,
-            "weight_decay": settings.config.weight_decay,
-        }
-        [of_now] = self.optimizer.param_groups
-        kept = {key: of_now[key] for key in of_step}
         device = self._policy.device
         random_state = RandomState.on(device)
         then = RandomState.from_bytes(record.random_state, cuda_bytes=entry.cuda_state_bytes)
         try:
             then.restore(device)
-            of_now.update(of_step)
             outcome = self._take(
                 [group_from_wire(group) for group in record.groups],
                 entry.expected_kl_nats,
                 settings.step,
                 progress=progress,
-                reference=self._reference if settings.config.reference_kl_coefficient else None,
+                reference=self._reference if settings.step.reference_kl_coefficient else None,
             )
         finally:
-            of_now.update(kept)
             random_state.restore(device)
         if not outcome.is_applied or not self._policy.is_finite():
             raise StartupError(
@@ -118,12 +102,13 @@ class GradientSteps:
         reference: ScoringModel | None,
     ) -> StepOutcome:
         is_fast = _switch(progress, settings).is_on
+        adopt_settings(self.optimizer, settings)
         return train_step(
             self._policy,
             self.optimizer,
             groups,
             version=progress.version,
-            settings=replace(settings, fast_steps=settings.fast_steps * is_fast),
+            settings=settings.model_copy(update={"fast_steps": settings.fast_steps * is_fast}),
             expected_kl_nats=[
                 np.array([nats[version] for version in versions_of_tokens(group).tolist()])
                 for group, nats in zip(groups, expected_kl_nats, strict=True)

@@ -14,9 +14,10 @@ exactly 0 where every advantage or weight is. The pull towards the behaviour pol
 nothing by itself, and on policy it is rounding noise, which AdamW scales up to a whole step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -29,10 +30,13 @@ from learner.objective.divergence import (
     kl_penalty,
     reference_penalty,
 )
-from learner.objective.registry import Objective
+from learner.objective.registry import Objective, load_objective
+from learner.objective.staleness import polynomial_discount, version_discount
+from learner.step_settings import StepSettings
 from learner.training.micro_batches import MicroBatch
 from learner.training.model import Policy, ScoringModel
 from learner.training.work_shares import Ranks
+from node.errors import StartupError
 
 
 class LossOutcome(NamedTuple):
@@ -60,6 +64,25 @@ class StepLoss:
     reference_kl_coefficient: float
     """Counts where the batch has logprobs of the base model."""
     discounts_by_sample_size: bool
+
+    @classmethod
+    def of(cls, settings: StepSettings) -> Self:
+        """Return the loss that a step with these settings differentiates.
+
+        Raises:
+            StartupError: the objective cannot be loaded.
+        """
+        try:
+            objective = load_objective(settings.objective, settings.objective_options)
+        except ValueError as error:
+            fix = "Correct learner.objective and learner.objective_options."
+            raise StartupError(str(error), fix=fix) from error
+        return cls(
+            objective,
+            kl_coefficient=settings.kl_coefficient,
+            reference_kl_coefficient=settings.reference_kl_coefficient,
+            discounts_by_sample_size=settings.staleness_discount == "sample_size",
+        )
 
     @property
     def is_separable(self) -> bool:
@@ -90,6 +113,15 @@ class StepLoss:
             loss, taught = loss + to_base, taught + to_base
             reference_kl = kl_learner_reference(batch.within(batch.learner_logprob.detach()), *both)
         return LossOutcome(loss, outcome, kl, reference_kl, taught)
+
+
+def group_discount(settings: StepSettings) -> Callable[[int], float]:
+    """Return the weight of a group by its staleness in versions; 1 where the loss itself discounts."""
+    if settings.staleness_discount == "exponential":
+        return partial(version_discount, half_life_versions=settings.staleness_half_life_versions)
+    if settings.staleness_discount == "polynomial":
+        return partial(polynomial_discount, power=settings.staleness_power)
+    return lambda staleness_versions: 1.0
 
 
 def add_gradient(

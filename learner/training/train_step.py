@@ -2,92 +2,27 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Self
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.config import LearnerConfig
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import effective_sample_size_ratio
 from learner.objective.log_ratio import is_beyond_bound
-from learner.objective.options import StalenessDiscount
-from learner.objective.registry import Objective, load_objective
 from learner.objective.slow_fast import slow_fast_step
-from learner.objective.staleness import (
-    polynomial_discount,
-    sequence_learning_rate_factor,
-    version_discount,
-)
+from learner.objective.staleness import sequence_learning_rate_factor
+from learner.step_settings import StepSettings
 from learner.training.micro_batches import MicroBatch, collate, objective_batch
 from learner.training.model import Policy, ScoringModel
-from learner.training.rate_schedule import RateSchedule
-from learner.training.step_loss import LossOutcome, StepLoss, add_gradient, logprobs_of
+from learner.training.rate_schedule import rate_share
+from learner.training.step_loss import LossOutcome, StepLoss, add_gradient, group_discount, logprobs_of
 from learner.training.work_shares import Ranks
-from node.errors import StartupError
 from node.rollout import RolloutGroup
-
-
-@dataclass(frozen=True, slots=True)
-class StepSettings:
-    """Settings of a step; fields as in LearnerConfig."""
-
-    objective: Objective
-    schedule: RateSchedule
-    kl_coefficient: float
-    reference_kl_coefficient: float
-    gradient_clip_norm: float
-    staleness_discount: StalenessDiscount
-    staleness_half_life_versions: float
-    staleness_power: float
-    scales_rate_by_sample_size: bool
-    fast_steps: int
-    reposition_share: float
-    fast_steps_until_deviations: float
-    micro_batch_tokens: int
-
-    @classmethod
-    def of(cls, config: LearnerConfig) -> Self:
-        """Read them from the configuration.
-
-        Raises:
-            StartupError: the objective cannot be loaded.
-        """
-        try:
-            objective = load_objective(config.objective, config.objective_options)
-        except ValueError as error:
-            fix = "Correct learner.objective and learner.objective_options."
-            raise StartupError(str(error), fix=fix) from error
-        schedule = RateSchedule(
-            config.lr_schedule, config.warmup_steps, config.decay_steps, config.final_lr_share
-        )
-        same = [field.name for field in fields(cls) if field.name not in ("objective", "schedule")]
-        return cls(objective, schedule, **{name: getattr(config, name) for name in same})
-
-    @property
-    def loss(self) -> StepLoss:
-        """The loss that is differentiated."""
-        return StepLoss(
-            self.objective,
-            kl_coefficient=self.kl_coefficient,
-            reference_kl_coefficient=self.reference_kl_coefficient,
-            discounts_by_sample_size=self.staleness_discount == "sample_size",
-        )
-
-    @property
-    def discount(self) -> Callable[[int], float]:
-        """The weight of a group by its staleness in versions; 1 where the loss itself discounts."""
-        if self.staleness_discount == "exponential":
-            return partial(version_discount, half_life_versions=self.staleness_half_life_versions)
-        if self.staleness_discount == "polynomial":
-            return partial(polynomial_discount, power=self.staleness_power)
-        return lambda staleness_versions: 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +89,8 @@ def train_step(
         version: of the learner before the step.
         expected_kl_nats: see ``objective_batch``.
         reference: the base model, for the penalty towards it; None: no such penalty.
+    Raises:
+        StartupError: the objective cannot be loaded.
     """
     with policy.ranks.failures_named():
         policy.ranks.tell(
@@ -163,13 +100,12 @@ def train_step(
             settings=settings,
             expected_kl_nats=expected_kl_nats,
             has_reference=reference is not None,
-            optimizer=optimizer,
         )
         dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
         batch = objective_batch(
             groups,
             version=version,
-            discount=settings.discount,
+            discount=group_discount(settings),
             dtype=dtype,
             device=device,
             expected_kl_nats=expected_kl_nats,
@@ -231,7 +167,7 @@ def _take_step(
     version: int,
 ) -> StepOutcome:
     """Make one optimizer step, if the batch teaches something; leave the logprobs it saw in the batch."""
-    measured = add_gradient(policy, parts, batch, settings.loss)
+    measured = add_gradient(policy, parts, batch, StepLoss.of(settings))
     policy.differentiate_beside(parts, weight=measured.objective.beside_weight)
     parameters = list(policy.parameters.values())
     gradient_norm = policy.ranks.gradient_norm(parameters)
@@ -239,7 +175,7 @@ def _take_step(
     if outcome.is_applied:
         if outcome.gradient_norm > settings.gradient_clip_norm:
             _clip(policy, to=settings.gradient_clip_norm, norm=gradient_norm)
-        factor = settings.schedule.share(version)
+        factor = rate_share(settings, version)
         if settings.scales_rate_by_sample_size:
             factor *= sequence_learning_rate_factor(batch.log_ratio.sum(dim=1))
         with _scaled_rate(optimizer, factor=factor) as learning_rate:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objective.registry import load_objective
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.training.checkpoint import load_into
 from learner.training.model import Policy
@@ -168,7 +167,7 @@ def test_a_checkpoint_goes_on_in_any_layout_and_the_words_are_those_of_one_proce
     # The checkpoint of stages and slices goes on as stages alone too.
     with Ranks(2) as fewer:
         fewer.run(take_step, tmp_path, 2, MeshSizes(pp=2), "-again")
-    settings = make_step_settings(objective=load_objective("drift_aware"))
+    settings = make_step_settings(objective="drift_aware")
     policy = Policy(tiny_model("llama"))
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
     for name, before in (("0", None), ("1", "0"), ("2", "1"), ("2-again", "1")):

@@ -42,7 +42,6 @@ from transformers import (
 
 from bench.forked_context import forked_context
 from learner.config import LearnerConfig, Rematerialise
-from learner.objective.registry import load_objective
 from learner.ranks import launching
 from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
@@ -51,10 +50,11 @@ from learner.ranks.rank_group import RankGroup
 from learner.ranks.shard_words import sharding_of
 from learner.ranks.shared_words import SharedWords
 from learner.sizing.mesh_sizes import MeshSizes
+from learner.step_settings import StepSettings
 from learner.training.checkpoint import load_into, parts_of
 from learner.training.model import Policy, ScoringModel, load_policy
 from learner.training.tensor_files import save_tensors
-from learner.training.train_step import StepSettings, train_step
+from learner.training.train_step import train_step
 from node.errors import StartupError
 from node.process.abandoned_threads import exit_without_them
 from node.process.daemon import Phase, StartStage, run_daemon
@@ -191,9 +191,7 @@ class Taker:
         policy = Policy(model, rematerialise=case.rematerialise, **ranks)
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-2, weight_decay=0.1, fused=True)
         plain = {"micro_batch_tokens": 24, "gradient_clip_norm": 0.05, "kl_coefficient": 0.005}
-        settings = make_step_settings(
-            objective=load_objective(case.objective), **plain | dict(case.settings or {})
-        )
+        settings = make_step_settings(objective=case.objective, **plain | dict(case.settings or {}))
         base = ScoringModel(reference, **ranks) if case.has_reference else None
         return cls(policy, base, optimizer, settings)
 
@@ -309,7 +307,7 @@ def save_and_publish(directory: Path) -> None:
 
 def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") -> None:
     """Take a step from the checkpoint of the step before; leave a checkpoint and its words."""
-    settings = make_step_settings(objective=load_objective("drift_aware"))
+    settings = make_step_settings(objective="drift_aware")
     saved = directory / f"checkpoint-{number - 1}" if number else None
     group = RankGroup(sizes, device_type="cpu")
     policy = Policy(tiny_model("llama"), ranks=group)

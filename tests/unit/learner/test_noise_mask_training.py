@@ -14,11 +14,12 @@ from learner.classifier import error, fine_tune
 from learner.config import LearnerConfig
 from learner.intake.group_verdict import GroupRules, judge
 from learner.objective.advantage import leave_one_out_advantage
+from learner.step_settings import StepSettings
 from learner.training.micro_batches import collate, objective_batch
 from learner.training.model import Policy, ScoringModel, load_policy
 from learner.training.sliced_loading import EmptyModel
-from learner.training.step_loss import add_gradient
-from learner.training.train_step import StepSettings, train_step
+from learner.training.step_loss import StepLoss, add_gradient
+from learner.training.train_step import train_step
 from node.errors import StartupError
 from node.mask_network import NoiseMaskClassifier, NoiseMaskModel, log_density, read_prompts
 from node.rollout import RolloutGroup
@@ -60,7 +61,7 @@ def gradients_of_step(
         collate(groups, rows[part::parts], width=width, dtype=torch.float32, device=CPU)
         for part in range(parts)
     ]
-    outcome = add_gradient(policy, cut, batch, settings.loss)
+    outcome = add_gradient(policy, cut, batch, StepLoss.of(settings))
     policy.differentiate_beside(cut, weight=outcome.objective.beside_weight)
     return gradients(policy)
 

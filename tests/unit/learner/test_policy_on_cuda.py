@@ -15,10 +15,11 @@ from learner.config import LearnerConfig
 from learner.journal.progress import Progress
 from learner.journal.restart import JournalPlace
 from learner.objective.menu import MENU
+from learner.step_settings import StepSettings
 from learner.training.master_words import MasterWords
 from learner.training.model import Policy, load_policy, load_reference
 from learner.training.random_state import RandomState
-from learner.training.train_step import StepOutcome, StepSettings, train_step
+from learner.training.train_step import StepOutcome, train_step
 from learner.training.version_coder import LocalCoder
 from node.rankings import as_text
 from node.rollout import RolloutGroup
@@ -33,7 +34,7 @@ from support.groups import SAMPLING, make_group
 from support.made_up_groups import VERSION, gradient_of, made_up_groups, nearby
 from support.noise_mask import MASK, image_text, make_masks
 from support.ranking import make_ranker
-from support.step_settings import make_step_settings
+from support.step_settings import changed, make_step_settings
 from support.tiny_model import make_mixed_model
 
 pytestmark = pytest.mark.gpu
@@ -126,7 +127,7 @@ def test_adamw_moves_the_masters_as_on_a_cpu(model_dir: Path, groups: list[Rollo
         policy = load_policy(model_dir, device=device)
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=rate, fused=True)
         for version in range(steps):
-            settings = replace(SETTINGS, gradient_clip_norm=0.5)
+            settings = changed(SETTINGS, gradient_clip_norm=0.5)
             assert train_step(policy, optimizer, groups, version=VERSION + version, settings=settings)
         assert policy.is_finite()
         after[device] = torch.cat([tensor.detach().cpu().flatten() for tensor in policy.tensors.values()])
@@ -141,7 +142,7 @@ def test_adamw_moves_the_masters_as_on_a_cpu(model_dir: Path, groups: list[Rollo
 def test_the_penalty_towards_the_base_model_is_the_one_of_a_cpu(
     model_dir: Path, groups: list[RolloutGroup]
 ) -> None:
-    settings, outcomes = replace(SETTINGS, reference_kl_coefficient=0.1), {}
+    settings, outcomes = changed(SETTINGS, reference_kl_coefficient=0.1), {}
     for device in ("cpu", DEVICE):
         policy = load_policy(model_dir, device=device)
         reference = load_reference(model_dir, device=device, compute_dtype=None)
@@ -187,7 +188,7 @@ def test_other_policies_are_drawn_from_and_learned_as_on_a_cpu(tmp_path: Path, k
         groups.append(
             make_group(f"{number}.1", prompt_token_ids=prompt, completions=completions, sampling=sampling)
         )
-    settings = replace(SETTINGS, kl_coefficient=0.0)
+    settings = changed(SETTINGS, kl_coefficient=0.0)
     expected, of_cpu = gradient_of(on_cpu, groups, settings)
     close = 1e-3
     assert of_cpu.kl_nats == pytest.approx(0.0, abs=close)  # the engine's logprobs are those of the learner

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -7,29 +8,30 @@ from pydantic import ValidationError
 
 from learner.config import LearnerConfig
 from learner.training.model import load_policy
-from learner.training.rate_schedule import RateSchedule, ScheduleShape
-from learner.training.train_step import StepSettings, train_step
+from learner.training.rate_schedule import rate_share
+from learner.training.train_step import train_step
 from support.groups import make_group
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
 
 
-def shares(schedule: RateSchedule, versions: int) -> list[float]:
-    return [schedule.share(version) for version in range(versions)]
+def shares(versions: int, **schedule: Any) -> list[float]:
+    settings = make_step_settings(**schedule)
+    return [rate_share(settings, version) for version in range(versions)]
 
 
 def test_a_warm_up_rises_by_equal_steps_to_the_peak() -> None:
-    assert shares(RateSchedule(warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert shares(RateSchedule(), 2) == [1.0, 1.0]
+    assert shares(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert shares(2) == [1.0, 1.0]
 
 
 def test_linear_declines_to_its_final_share_and_stays() -> None:
-    schedule = RateSchedule("linear", warmup_steps=2, decay_steps=4, final_share=0.2)
-    assert shares(schedule, 9) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+    got = shares(9, lr_schedule="linear", warmup_steps=2, decay_steps=4, final_lr_share=0.2)
+    assert got == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
 
 
 def test_cosine_is_halfway_in_the_middle_and_flat_at_both_ends() -> None:
-    got = shares(RateSchedule("cosine", decay_steps=8), 10)
+    got = shares(10, lr_schedule="cosine", decay_steps=8)
     assert got[0] == 1.0
     assert got[4] == pytest.approx(0.5)
     assert got[8:] == [0.0, 0.0]
@@ -37,7 +39,7 @@ def test_cosine_is_halfway_in_the_middle_and_flat_at_both_ends() -> None:
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
-def test_it_is_torchs_schedule_step_by_step(shape: ScheduleShape) -> None:
+def test_it_is_torchs_schedule_step_by_step(shape: str) -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     scheduler: torch.optim.lr_scheduler.LRScheduler
@@ -52,12 +54,13 @@ def test_it_is_torchs_schedule_step_by_step(shape: ScheduleShape) -> None:
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    assert shares(RateSchedule(shape, decay_steps=16, final_share=0.1), 17) == pytest.approx(rates)
+    got = shares(17, lr_schedule=shape, decay_steps=16, final_lr_share=0.1)
+    assert got == pytest.approx(rates)
 
 
 def test_a_step_is_taken_at_its_versions_rate_and_leaves_the_optimizers_as_it_was(tmp_path: Path) -> None:
     model_dir = make_tiny_model(tmp_path, hidden=16, layers=1)
-    settings = make_step_settings(schedule=RateSchedule("linear", decay_steps=4))
+    settings = make_step_settings(lr_schedule="linear", decay_steps=4)
     moved = []
     for version in (0, 3, 4):
         policy = load_policy(model_dir, device="cpu")
@@ -71,20 +74,6 @@ def test_a_step_is_taken_at_its_versions_rate_and_leaves_the_optimizers_as_it_wa
         moved.append(max(float((t.detach() - before[n]).abs().max()) for n, t in policy.parameters.items()))
     # The first step of AdamW moves a parameter by the rate.
     assert moved == pytest.approx([1e-2, 2.5e-3, 0.0], rel=1e-3, abs=1e-9)
-
-
-def test_the_configuration_names_the_schedule() -> None:
-    config = LearnerConfig.model_validate(
-        {
-            "model_dir": "m",
-            "learning_rate": 1e-6,
-            "lr_schedule": "cosine",
-            "warmup_steps": 2,
-            "decay_steps": 10,
-            "final_lr_share": 0.1,
-        }
-    )
-    assert StepSettings.of(config).schedule == RateSchedule("cosine", 2, 10, 0.1)
 
 
 @pytest.mark.parametrize(

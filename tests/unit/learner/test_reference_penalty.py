@@ -16,7 +16,7 @@ from learner.training.model import Policy, load_policy, load_reference
 from learner.training.train_step import StepOutcome, train_step
 from node.rollout import RolloutGroup
 from support.made_up_groups import VERSION, completion_logprob, float64_policy, made_up_groups, nearby
-from support.step_settings import make_step_settings
+from support.step_settings import changed, make_step_settings
 
 SETTINGS = make_step_settings(reference_kl_coefficient=0.5, gradient_clip_norm=1e9)
 
@@ -104,7 +104,7 @@ def step(policy: Policy, groups: list[RolloutGroup], **changes: object) -> StepO
         optimizer,
         groups,
         version=VERSION,
-        settings=replace(SETTINGS, **changes),  # type: ignore[arg-type]
+        settings=changed(SETTINGS, **changes),
         reference=reference,  # type: ignore[arg-type]
     )
 

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.objective.menu import MENU
-from learner.objective.registry import load_objective
+from learner.step_settings import StepSettings
 from learner.training.model import Policy
-from learner.training.train_step import StepSettings, train_step
+from learner.training.train_step import train_step
 from node.rollout import Completion, RolloutGroup
 from support.groups import make_completion, make_group
 from support.made_up_groups import (
@@ -25,7 +25,7 @@ from support.made_up_groups import (
     made_up_groups,
     nearby,
 )
-from support.step_settings import make_step_settings
+from support.step_settings import changed, make_step_settings
 
 
 @cache
@@ -36,7 +36,7 @@ def near_groups(model_dir: Path, seed: int) -> list[RolloutGroup]:
 def settings_of(name: str, **changes: object) -> StepSettings:
     return make_step_settings(
         **{
-            "objective": load_objective(name),
+            "objective": name,
             "kl_coefficient": 0.1,
             "gradient_clip_norm": 1e9,
             "staleness_half_life_versions": 2.0,
@@ -52,7 +52,7 @@ def test_micro_batches_change_no_gradient_of_any_objective(model_dir: Path, name
     expected, whole = gradient_of(float64_policy(model_dir), groups, settings)
     assert float(expected.norm()) > 1e-6
     for budget in (1, 17):
-        small = replace(settings, micro_batch_tokens=budget)
+        small = changed(settings, micro_batch_tokens=budget)
         actual, cut = gradient_of(float64_policy(model_dir), groups, small)
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
         for field in ("loss", "kl_nats", "ess_ratio", "clip_fraction", "surprisal_nats", "tokens"):
@@ -81,9 +81,9 @@ def test_micro_batches_change_nothing_under_a_discount_by_sample_size(model_dir:
     groups = near_groups(model_dir, 1)
     settings = settings_of("gepo", staleness_discount="sample_size")
     expected, _ = gradient_of(float64_policy(model_dir), groups, settings)
-    actual, _ = gradient_of(float64_policy(model_dir), groups, replace(settings, micro_batch_tokens=17))
+    actual, _ = gradient_of(float64_policy(model_dir), groups, changed(settings, micro_batch_tokens=17))
     undiscounted, _ = gradient_of(
-        float64_policy(model_dir), groups, replace(settings, staleness_discount="none")
+        float64_policy(model_dir), groups, changed(settings, staleness_discount="none")
     )
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(actual, undiscounted)
@@ -156,7 +156,7 @@ def test_slow_fast_is_fast_steps_a_reposition_and_a_slow_step(model_dir: Path) -
         optimizer,
         groups,
         version=VERSION,
-        settings=replace(plain, fast_steps=2, reposition_share=0.8),
+        settings=changed(plain, fast_steps=2, reposition_share=0.8),
     )
     assert outcome.is_applied
     torch.testing.assert_close(flat(at_once), flat(stepwise), rtol=1e-12, atol=1e-14)
@@ -170,7 +170,7 @@ def test_fast_steps_are_clipped_to_the_policy_they_started_from(model_dir: Path)
         policy = float64_policy(model_dir)
         settings = settings_of(
             "decoupled_ppo",
-            objective=load_objective("decoupled_ppo", {"clip_low": clip, "clip_high": clip}),
+            objective_options={"clip_low": clip, "clip_high": clip},
             fast_steps=3,
         )
         optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.05)
@@ -194,7 +194,7 @@ def test_a_fast_step_that_goes_wrong_takes_everything_back(model_dir: Path, rate
         optimizer,
         near_groups(model_dir, 3),
         version=VERSION,
-        settings=replace(settings, fast_steps=2),
+        settings=changed(settings, fast_steps=2),
     )
     assert not outcome.is_applied
     assert torch.equal(flat(policy), before)

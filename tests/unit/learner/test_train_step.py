@@ -17,6 +17,7 @@ from learner.objective.divergence import kl_penalty
 from learner.objective.surrogate import clipped_surrogate
 from learner.training.micro_batches import objective_batch
 from learner.training.model import Policy
+from learner.training.step_loss import group_discount
 from learner.training.train_step import train_step
 from node.rollout import RolloutGroup
 from support.groups import make_completion, make_group
@@ -29,7 +30,7 @@ from support.made_up_groups import (
     made_up_groups,
 )
 from support.objective_batches import group_expectation_weight
-from support.step_settings import make_step_settings
+from support.step_settings import changed, make_step_settings
 
 SETTINGS = make_step_settings(kl_coefficient=0.1, gradient_clip_norm=1e9, staleness_half_life_versions=2.0)
 
@@ -95,7 +96,7 @@ def test_the_order_of_groups_and_completions_changes_no_result(model_dir: Path) 
 
 
 def test_equal_rewards_move_nothing_whatever_the_pull_towards_the_sampler(model_dir: Path) -> None:
-    for settings in (SETTINGS, replace(SETTINGS, kl_coefficient=0.0), replace(SETTINGS, fast_steps=2)):
+    for settings in (SETTINGS, changed(SETTINGS, kl_coefficient=0.0), changed(SETTINGS, fast_steps=2)):
         gradient, outcome = gradient_of(float64_policy(model_dir), made_up_groups(3, reward=0.1), settings)
         assert (gradient == 0).all()
         assert outcome.is_finite
@@ -118,7 +119,7 @@ def test_the_penalty_towards_the_base_model_teaches_without_an_advantage(model_d
     with torch.no_grad():
         for parameter in policy.parameters.values():
             parameter.add_(0.01 * torch.randn_like(parameter))
-    settings = replace(SETTINGS, reference_kl_coefficient=0.1)
+    settings = changed(SETTINGS, reference_kl_coefficient=0.1)
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
     outcome = train_step(
         policy, optimizer, made_up_groups(3, reward=0.1), version=VERSION, settings=settings, reference=base
@@ -141,7 +142,7 @@ def test_the_step_makes_the_rewarded_completion_more_likely(model_dir: Path) -> 
     before = preference()
     optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
     for version in range(5):
-        train_step(policy, optimizer, [group], version=version, settings=replace(SETTINGS, kl_coefficient=0))
+        train_step(policy, optimizer, [group], version=version, settings=changed(SETTINGS, kl_coefficient=0))
     assert preference() > before
 
 
@@ -154,7 +155,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_parameters_alone(model_dir: Pa
 
 
 def test_a_long_gradient_is_scaled_to_the_clip(model_dir: Path) -> None:
-    settings = replace(SETTINGS, gradient_clip_norm=1e-3)
+    settings = changed(SETTINGS, gradient_clip_norm=1e-3)
     gradient, outcome = gradient_of(float64_policy(model_dir), made_up_groups(0), settings)
     assert math.isclose(float(gradient.norm()), 1e-3, rel_tol=1e-2)
     assert outcome.gradient_norm > 1e-3
@@ -176,7 +177,7 @@ def test_each_group_counts_as_much_as_its_age_leaves(
     batch = objective_batch(
         made_up_groups(5),
         version=VERSION,
-        discount=make_step_settings(**changes).discount,
+        discount=group_discount(make_step_settings(**changes)),
         dtype=torch.float64,
         device=torch.device("cpu"),
     )
