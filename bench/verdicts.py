@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from node.questions.right_answer import right_answers
+from node.grading.jsonl_options import JsonlOptions
 from node.questions.row_error import RowError
-from node.task_options import JsonlOptions
 from sampler.tasks.question_tasks import JsonlTask
 from sampler.tasks.task import CompletionText
 
@@ -203,7 +202,7 @@ def ours(grader: str) -> Callable[[Pair], bool | None]:
     def verdict(pair: Pair) -> bool | None:
         row = {"prompt": "?", "answer": pair.right}
         try:
-            right_answers(row, options)
+            options.check_row(row)
         except RowError:
             return None
         graded = task.grade(0, row, CompletionText(pair.said, 1, "end"))

@@ -5,12 +5,16 @@ that a page links to, directly or through another, becomes ``source/<its path>``
 its README, or is plain text where the folder has none. A link that leads nowhere is left as it is, and MkDocs
 reports it.
 
-A line ``::keys FILE CLASS`` becomes the keys of that section, with default, bounds and docstring.
+A line ``::keys FILE CLASS`` becomes the keys of that section, with default, bounds and docstring; a line
+``::graders`` those that the built-in graders declare.
 """
 
 import ast
+import importlib
 import posixpath
 import re
+import sys
+import typing
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +31,7 @@ ELSEWHERE: Final = "source/"
 
 _LINK: Final = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _KEYS: Final = re.compile(r"^::keys (?P<file>\S+) (?P<model>\w+)$", re.MULTILINE)
+_GRADERS: Final = re.compile(r"^::graders$", re.MULTILINE)
 _BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
@@ -63,36 +68,58 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
         return f"[{match['text']}]({link})"
 
     linked = _LINK.sub(rewritten, markdown)
+    linked = _GRADERS.sub(lambda match: "\n".join(graders()), linked)
     return _KEYS.sub(lambda match: "\n".join(keys_of(ROOT / match["file"], match["model"])), linked)
 
 
 def keys_of(file: Path, model: str) -> Iterator[str]:
-    """Yield a list of Markdown: each key of a section of the configuration.
+    """Yield a list of Markdown: each key of a section of the configuration, those of its bases first.
+
+    Bases may be of other files, as those that graders declare.
 
     Raises:
-        LookupError: the file has no such class.
+        AttributeError: the file has no such class.
     """
-    module = ast.parse(file.read_text())
-    places = {node.name: file for node in module.body if isinstance(node, ast.ClassDef)}
-    section = next((n for n in module.body if isinstance(n, ast.ClassDef) and n.name == model), None)
-    if section is None:
-        raise LookupError(f"{file} has no class {model}")
-    for node in module.body:
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            there = ROOT / f"{node.module.replace('.', '/')}.py"
-            places |= {one.name: there for one in node.names if there.is_file()}
-    for base in map(ast.unparse, section.bases):
-        if base in places:
-            yield from keys_of(places[base], base)
-    for field, described in pairwise(section.body):
-        match field, described:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name), value=value),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ) if not ast.unparse(field).startswith(f"{name}: ClassVar"):
-                live = ", may change in a run" if ast.unparse(field.annotation).startswith("Live[") else ""
-                yield f"- **`{name}`**{_default(value)}{live}"
-                yield f"    <br>{' '.join(text.split())}"
+    module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    bases = getattr(module, model).__mro__
+    for base in reversed(bases):
+        yield from _own_keys(base)
+
+
+def graders() -> Iterator[str]:
+    """Yield what each built-in grader declares: the keys of its table, and of the tables of its peers."""
+    from node.grading.registry import built_in, grader_class  # tests read the rest without the daemon
+
+    for name in built_in():
+        grader = grader_class(name)
+        if grader.table is not None:
+            yield f"\n### {name}\n"
+            yield from _own_keys(grader.table)
+        fields = {} if grader.settings is None else grader.settings.model_fields
+        for key, field in fields.items():
+            for nested in typing.get_args(field.annotation):
+                if hasattr(nested, "model_fields"):
+                    yield f"\n### [sampler.{key}], [verifier.{key}]\n"
+                    yield from _own_keys(nested)
+
+
+def _own_keys(model: type) -> Iterator[str]:
+    """Yield the keys that a class itself has, none where it has no source."""
+    file = Path(getattr(sys.modules[model.__module__], "__file__", None) or __file__)
+    classes = ast.parse(file.read_text()).body if file.is_relative_to(ROOT) else []
+    sections = (node for node in classes if isinstance(node, ast.ClassDef) and node.name == model.__name__)
+    for section in sections:
+        for field, described in pairwise(section.body):
+            match field, described:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name), value=value),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ) if not ast.unparse(field).startswith(f"{name}: ClassVar"):
+                    live = (
+                        ", may change in a run" if ast.unparse(field.annotation).startswith("Live[") else ""
+                    )
+                    yield f"- **`{name}`**{_default(value)}{live}"
+                    yield f"    <br>{' '.join(text.split())}"
 
 
 def _default(value: ast.expr | None) -> str:

@@ -100,7 +100,7 @@ def postgresql_programs() -> Path | None:
 
 KERNEL: Final = Path(__file__).parents[1] / "node/weights/codec/native/kernel.so"
 NEEDS: Final = {
-    "bwrap": Need(_sandbox, "bubblewrap", "let this user make namespaces (sampler/tasks/code/sandbox.py)"),
+    "bwrap": Need(_sandbox, "bubblewrap", "let this user make namespaces (sampler/graders/code/sandbox.py)"),
     "libseccomp": Need(_seccomp, "libseccomp2"),
     "promtool": _program("promtool", "prometheus"),
     "prometheus": _program("prometheus", "prometheus"),

@@ -18,11 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from node.built_in_tasks import BUILT_IN
 from node.errors import StartupError
-from sampler.tasks.code.sandbox import find_sandbox
+from sampler.graders.code.sandbox import find_sandbox
 from sampler.tasks.grader_pool import GraderPool, Prompt
 from sampler.tasks.grader_process import Grader
-from sampler.tasks.task import BUILT_IN, CompletionText, TaskSetup
+from sampler.tasks.task import CompletionText, TaskSetup
 
 ROOT: Final = Path(__file__).parents[1]
 SOCKET: Final = "/run/heterorl-programs.sock"
@@ -109,7 +110,7 @@ def _booted(tree: Path) -> str:
 async def _graded() -> str:
     options = {"grader": "code", "code": {"time_limit_s": 20}, "answer": "tests"}
     local = {"at_once": 2, "is_sandbox_tried": False}
-    setup = TaskSetup(BUILT_IN["jsonl"], options, local=local, served_at=SOCKET)
+    setup = TaskSetup(BUILT_IN["jsonl"].task, options, local=local, served_at=SOCKET)
     grader = Grader(setup, wall_limit_s=120, cpu_limit_s=60, memory_limit_bytes=2 << 30, killed=lambda: None)
     pool = GraderPool(lambda: grader, most=1)
     try:

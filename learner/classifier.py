@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from node.mask_network import NoiseMaskClassifier, read_prompts
 from node.noise_masks import read_row
-from node.task_options import NoiseMaskOptions, column_of
+from node.questions.noise_mask_row import NoiseMaskOptions
+from node.task_options import column_of
 
 IMAGES_AT_ONCE: Final = 32
 

@@ -4,22 +4,20 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model
 
 from node.config.settings import Target
 from node.device import AUTO as AUTO_DEVICE
 from node.device import Device
 from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.extras import TORCH, NeededPackage
+from node.grading.registry import built_in, grader_class, installed
 from node.tokenizer import chat_template
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
-from sampler.tasks.code.sandbox import find_sandbox
-from sampler.tasks.grader_link import check_socket
 from sampler.tasks.grader_process import START_TIMEOUT_S, environment
-from sampler.tasks.judge_endpoint import JudgeEndpoint
 
 _IMPORT: Final = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
 
@@ -42,8 +40,19 @@ def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict
     return options
 
 
-class GradingConfig(BaseModel):
-    """Settings of every peer that makes prompts and grades."""
+_GRADERS: Final = tuple(grader_class(name) for name in (*built_in(), *installed()))
+
+if TYPE_CHECKING:
+    _GraderKeys = BaseModel
+else:
+    _GraderKeys = create_model(
+        "GraderKeys", __base__=tuple(grader.settings for grader in _GRADERS if grader.settings) or BaseModel
+    )
+    """The keys that graders declare for their peers."""
+
+
+class GradingConfig(_GraderKeys):
+    """Settings of every peer that makes prompts and grades; the keys of each grader are among them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -61,19 +70,9 @@ class GradingConfig(BaseModel):
 
     allowed_graders: tuple[str, ...] = ()
     """Functions ``package.module:function``, installed here, that the option ``grader`` of the task ``jsonl``
-    may name; each is called with row and completion. Likewise ``environment:load_environment`` for the option
-    ``environment`` of the task ``verifiers``."""
-
-    judge: JudgeEndpoint | None = None
-    """A model that grades, for runs whose grader is ``judge``; unset: this sampler refuses such runs."""
-
-    run_code: bool = False
-    """Whether this sampler runs programs that the policy wrote, in a sandbox, for runs whose grader is
-    ``code``. Needs bubblewrap and user namespaces."""
-
-    programs_socket: Path | None = None
-    """Socket of a unit of this machine that runs them, as ``deploy/systemd/heterorl-programs.socket``: where
-    the sampler itself may make no namespaces, or should not. Unset: its own processes do."""
+    may name; each is called with row and completion. Graders that other packages bring are named here as the
+    option names them; those of this package need no permission. Name ``environment:load_environment`` for
+    the option ``environment`` of the task ``verifiers``."""
 
     grader_environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
     """Names of environment variables that graders and tasks get besides the usual ones (PATH, HOME, locale,
@@ -99,10 +98,10 @@ class GradingConfig(BaseModel):
 
         Raises:
             ConfigError: one cannot be imported.
-            StartupError: the template does not take a question, or the sandbox for programs does not start.
+            StartupError: the template does not take a question, or what a grader needs does not work here.
         """
-        if self.run_code:
-            self.check_sandbox()
+        for grader in _GRADERS:
+            grader.check_peer(self)
         self._check_imports("custom_tasks", self.custom_tasks.values())
         self._check_imports("allowed_graders", self.allowed_graders)
         if chat_template(self.model_dir) and (problem := self._problem(_RENDER, str(self.model_dir))):
@@ -111,13 +110,6 @@ class GradingConfig(BaseModel):
                 fix="Correct chat_template.jinja or tokenizer_config.json there, or set chat = false in "
                 "coordinator.task_options.",
             )
-
-    def check_sandbox(self) -> None:
-        """Raise StartupError if programs cannot be run: neither here nor where ``programs_socket`` is."""
-        if self.programs_socket is None:
-            find_sandbox().check()
-        else:
-            check_socket(self.programs_socket)
 
     def _check_imports(self, setting: str, paths: Iterable[str]) -> None:
         for path in paths:
@@ -151,10 +143,7 @@ class GradingConfig(BaseModel):
         needed = [
             NeededPackage("--role", self.section, package, "sampler", COMMAND_LINE) for package in TORCH
         ]
-        if self.judge is not None:
-            key = f"{self.section}.judge.url"
-            needed.append(NeededPackage(key, self.judge.url, "httpx", extra="judge"))
-        return tuple(needed)
+        return (*needed, *(package for grader in _GRADERS for package in grader.needed_packages(self)))
 
 
 class VerifierConfig(GradingConfig):

@@ -31,12 +31,13 @@ from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.work.slots import prompt_of_slot
 from node.errors import RefusedError
 from node.exit_code import ExitCode
+from node.grading.jsonl_options import JsonlOptions
 from node.process.preflight import check_before_torch
-from node.questions.right_answer import answer_texts
+from node.questions.answer_part import answer_part
 from node.questions.row_error import RowError
 from node.rollout import Finish, PromptLease
 from node.run import Role
-from node.task_options import GRADERS, JsonlOptions, PromptOptions, TaskOptions
+from node.task_options import PromptOptions, TaskOptions
 from node.telemetry import printed_lines
 from node.visible_text import quoted, visible
 from sampler.config import SamplerConfig
@@ -47,8 +48,6 @@ from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking
 from sampler.rollouts.work_queue import Job, JobState
 from sampler.sampler_role import load_configured_engine
-from sampler.tasks.answer_graders import compared_part
-from sampler.tasks.answer_part import answer_part
 from sampler.tasks.grader_process import TaskError
 from sampler.tasks.task import CompletionText
 
@@ -188,7 +187,7 @@ def _right_answers(row: bytes, options: TaskOptions | None) -> tuple[str, ...]:
     if not isinstance(options, JsonlOptions):
         return ()
     try:
-        return answer_texts(json.loads(row), options)
+        return options.made_grader.right_answers(json.loads(row))
     except RowError:
         return ()
 
@@ -199,14 +198,13 @@ def _graded_part(
     """Return what of a completion was graded, or why nothing; empty where the grader gets all of it."""
     if not isinstance(options, PromptOptions):
         return {}
-    if isinstance(options, JsonlOptions) and options.grader not in GRADERS:
+    grader = options.made_grader if isinstance(options, JsonlOptions) else None
+    if grader is not None and not grader.shows_answer:
         return {}
     part = answer_part(completion.text, completion.finish, options)
     if part.stripped is None:
         return {"no_answer": part.why_none}
-    compared = (
-        compared_part(options.grader, part.stripped, rights) if isinstance(options, JsonlOptions) else None
-    )
+    compared = None if grader is None else grader.compared_part(part.stripped, rights)
     return {"graded": part.stripped} | ({} if compared is None else {"compared": compared})
 
 

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from node import limits
+from node.built_in_tasks import BUILT_IN
 from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data_check import DataFindings, DataUse, check_data
@@ -23,7 +24,7 @@ from node.coordinator.work.group_check import Work
 from node.extras import NeededPackage
 from node.run import REWARD
 from node.sampling_parameters import SamplingParameters
-from node.task_options import BUILT_IN, TaskOptions, checked_options, options_json
+from node.task_options import TaskOptions, checked_options, options_json, options_model
 
 Value = TypeVar("Value")
 
@@ -213,7 +214,7 @@ class CoordinatorConfig(BaseModel):
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
-        if self.task in BUILT_IN and BUILT_IN[self.task].takes_rows != (self.data is not None):
+        if self.task in BUILT_IN and options_model(self.task).takes_rows != (self.data is not None):
             if self.data is None:
                 raise ValueError(f"task = {self.task!r} needs rows: write [coordinator.data] with file = ...")
             raise ValueError(f"task = {self.task!r} makes its own prompts: leave [coordinator.data] out")

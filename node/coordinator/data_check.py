@@ -22,7 +22,7 @@ from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
 from node.questions.messages import content_text
 from node.questions.question import question_of
-from node.task_options import GRADERS, JsonlOptions, TaskOptions
+from node.task_options import QuestionOptions, TaskOptions
 
 COUNTING_S: Final = 60.0
 """Longest time to count the tokens of prompts, some hundred thousand of them."""
@@ -103,12 +103,7 @@ def _said(data: DataConfig, use: DataUse, rows: Rows, *, has_begun: bool) -> str
         which = f"all {checked} rows" if checked > 1 else "the only row"
     else:
         which = f"the first {checked} of {len(rows)} rows"
-    if isinstance(use.options, JsonlOptions) and "answer" in use.columns:
-        what = f"each can be a prompt and has an answer for the grader {use.options.grader}"
-    elif isinstance(use.options, JsonlOptions) and use.options.grader not in GRADERS:
-        what = f"each can be a prompt; what {use.options.grader} needs of them is its own"
-    else:
-        what = "what they mean is the task's own" if use.options is None else "each can be a prompt"
+    what = "what they mean is the task's own" if use.options is None else use.options.said_of_rows
     same = ""
     if use.ledger is None:
         same = "; not compared with those that the run began with, which a database holds"
@@ -118,7 +113,7 @@ def _said(data: DataConfig, use: DataUse, rows: Rows, *, has_begun: bool) -> str
 
 
 def _warnings(rows: Rows, use: DataUse) -> list[str]:
-    if use.model_dir is None or not isinstance(use.options, JsonlOptions):
+    if use.model_dir is None or not isinstance(use.options, QuestionOptions):
         return []
     described = json.loads((use.model_dir / "config.json").read_bytes())
     context = described.get("text_config", described).get("max_position_embeddings", limits.PROMPT_TOKENS)
@@ -127,7 +122,7 @@ def _warnings(rows: Rows, use: DataUse) -> list[str]:
     return [warning] if warning else []
 
 
-def _overlong(rows: Rows, options: JsonlOptions, *, tokenizer_file: Path, most: int) -> str:
+def _overlong(rows: Rows, options: QuestionOptions, *, tokenizer_file: Path, most: int) -> str:
     """Return a warning of the prompts of more than ``most`` tokens; empty where there are none.
 
     What a chat template adds is not counted; without the package ``tokenizers`` nothing is.
@@ -157,7 +152,7 @@ def _overlong(rows: Rows, options: JsonlOptions, *, tokenizer_file: Path, most: 
     )
 
 
-def _text(row: bytes, options: JsonlOptions) -> str:
+def _text(row: bytes, options: QuestionOptions) -> str:
     question = question_of(json.loads(row), options)
     if not isinstance(question, str):
         question = "\n".join(map(content_text, question))

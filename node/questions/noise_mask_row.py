@@ -8,7 +8,26 @@ from numpy.typing import NDArray
 
 from node.noise_masks import read_row
 from node.questions.row_error import RowError, found_in
-from node.task_options import NoiseMaskOptions
+from node.task_options import TaskOptions
+
+
+class NoiseMaskOptions(TaskOptions):
+    """Options of ``noise_mask``: images and their labels are columns of the rows."""
+
+    takes_rows = True
+
+    image: str = "image"
+    """Column with the image: lists of rows of pixels, 0 to 255, each a number or one for each channel; or
+    their bytes in this order as base64. See ``column_of`` for what is inside one."""
+    label: str = "label"
+    """Column with the number of the image's class, from 0."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"image": self.image, "label": self.label}
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        noise_mask_row(row, self)
 
 
 def noise_mask_row(row: Mapping[str, Any], options: NoiseMaskOptions) -> tuple[int, NDArray[np.integer]]:

@@ -6,12 +6,12 @@ from typing import Any
 from node.questions.json_values import has_whole_characters, kind_of_value, value_in_text, without_nulls
 from node.questions.messages import MessagesError, holds_messages, messages_in_text, messages_of
 from node.questions.row_error import RowError, found_in
-from node.task_options import JsonlOptions
+from node.task_options import QuestionOptions
 
 Message = dict[str, Any]
 
 
-def question_of(row: Mapping[str, Any], options: JsonlOptions) -> str | list[Message]:
+def question_of(row: Mapping[str, Any], options: QuestionOptions) -> str | list[Message]:
     """Return what a row asks: a text, or messages for the model's chat template.
 
     The column that ``messages`` names holds messages, also as JSON in a text. One that ``prompt`` names holds
@@ -45,7 +45,7 @@ def question_of(row: Mapping[str, Any], options: JsonlOptions) -> str | list[Mes
     return value
 
 
-def tools_of(row: Mapping[str, Any], options: JsonlOptions) -> list[Message]:
+def tools_of(row: Mapping[str, Any], options: QuestionOptions) -> list[Message]:
     """Return the tools that a row offers the model, for its chat template; none where the column is null.
 
     Raises:
@@ -70,7 +70,7 @@ def tools_of(row: Mapping[str, Any], options: JsonlOptions) -> list[Message]:
     return tools
 
 
-def _messages(value: object, name: str, options: JsonlOptions) -> list[Message]:
+def _messages(value: object, name: str, options: QuestionOptions) -> list[Message]:
     """Return messages; where the prompt is not for a template, only what can be written without one."""
     if options.messages is None and not _may_be_messages(value):
         raise RowError(name, f"is {kind_of_value(value)}, not a text", value=value)

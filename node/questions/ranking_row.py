@@ -3,11 +3,41 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from node.limits import PROMPT_TOKENS
 from node.questions.json_values import has_whole_characters, kind_of_value
 from node.questions.row_error import RowError, found_in
-from node.task_options import RankingOptions
+from node.task_options import TaskOptions
+
+
+class RankingOptions(TaskOptions):
+    """Options of ``ranking``: queries, candidates and their relevance are columns of the rows."""
+
+    takes_rows = True
+
+    query: str = "query"
+    """Column with the query's text. See ``column_of`` for what is inside one."""
+    candidates: str = "candidates"
+    """Column with the candidates, a list of texts."""
+    relevance: str = "relevance"
+    """Column with a number for each candidate, at least 0; some must be above."""
+    metric: Literal["ndcg", "mrr", "recall"] = "ndcg"
+    """The reward: normalised discounted cumulative gain, the inverse rank of the first relevant candidate, or
+    the share of the relevant ones among the first ``k``."""
+    k: int = Field(default=10, ge=1, le=4096)
+    """Positions that count."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
+    """Queries with candidates of more tokens together are set aside as ``prompt_too_long``."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"query": self.query, "candidates": self.candidates, "relevance": self.relevance}
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        ranking_row(row, self)
 
 
 @dataclass(frozen=True, slots=True)

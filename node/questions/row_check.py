@@ -10,13 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from node.questions.noise_mask_row import noise_mask_row
-from node.questions.program_tests import check_tests
-from node.questions.question import question_of, tools_of
-from node.questions.ranking_row import ranking_row
-from node.questions.right_answer import right_answers
 from node.questions.row_error import RowError
-from node.task_options import JsonlOptions, NoiseMaskOptions, RankingOptions, TaskOptions
+from node.task_options import TaskOptions
 
 MOST_KINDS: Final = 20
 """Kinds of faults that are told apart; there are fewer, unless rules hold words of the rows."""
@@ -28,18 +23,8 @@ def check_row(row: Mapping[str, Any], options: TaskOptions | None) -> None:
     Raises:
         RowError: it can never be a prompt, or no completion could be graded.
     """
-    match options:
-        case JsonlOptions():
-            question_of(row, options)
-            tools_of(row, options)
-            if options.code is not None:
-                check_tests(row, options.answer, options.code)
-            else:
-                right_answers(row, options)
-        case RankingOptions():
-            ranking_row(row, options)
-        case NoiseMaskOptions():
-            noise_mask_row(row, options)
+    if options is not None:
+        options.check_row(row)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sampler.tasks.task import CompletionText
+from node.grading.completion import CompletionText
 
 _DIGITS: Final = 10
 

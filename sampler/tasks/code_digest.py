@@ -3,7 +3,7 @@
 It has, in the order of their names, the source of each module that the task's import loaded and that
 
     belongs to the same package as the task, its grader or its environment; for what is built in,
-    to ``sampler.tasks`` and ``node.questions``
+    to ``sampler.tasks``, ``sampler.graders``, ``node.grading`` and ``node.questions``
     or lies beside such a module, where that is not the place of installed packages: helpers of one's own
 
 and the version of the package that a built-in task needs. Where the modules lie does not count. What is
@@ -17,13 +17,17 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Final
 
-from sampler.tasks.task import BUILT_IN, TaskSetup
+from node.built_in_tasks import BUILT_IN
+from sampler.tasks.task import TaskSetup
 
 DIGEST_BYTES: Final = 16
 
 _INSTALLED: Final = frozenset(
     Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+
+_BUILT_IN_CODE: Final = frozenset({"sampler.tasks", "sampler.graders", "node.grading", "node.questions"})
+"""Packages whose code makes the prompts of built-in tasks, and grades."""
 
 _OURS: Final = frozenset({"__main__", "node", "sampler", "learner", "heterorl"})
 """This software, which a task may lie beside where it runs from a checkout."""
@@ -42,20 +46,19 @@ def code_digest(setup: TaskSetup) -> bytes:
 
 def _roots(setup: TaskSetup) -> tuple[set[str], tuple[str, ...]]:
     """Return the packages or modules whose code counts, and the installed packages whose version does."""
-    names = {path: name for name, path in BUILT_IN.items()}
-    if setup.path not in names:
+    name = next((name for name, places in BUILT_IN.items() if places.task == setup.path), None)
+    if name is None:
         return {setup.path.partition(":")[0].partition(".")[0]}, ()
-    if names[setup.path] == "addition":  # which has no options
+    if name == "addition":  # which has no options
         return {"sampler.tasks"}, ()
     # Here, for tasks that need them: pydantic takes most of a grader's start.
-    from node.task_options import GRADERS, JsonlOptions, VerifiersOptions, checked_options
+    from node.grading.registry import module_of
+    from node.task_options import checked_options
 
-    options = checked_options(names[setup.path], setup.options)
-    roots = {"sampler.tasks", "node.questions"}
-    if isinstance(options, JsonlOptions) and options.grader not in GRADERS:
-        roots.add(options.grader.partition(":")[0].partition(".")[0])
-    if isinstance(options, VerifiersOptions):
-        roots.add(options.loader.partition(":")[0])
+    options = checked_options(name, setup.options)
+    roots = {*_BUILT_IN_CODE}
+    if options is not None and options.named_code is not None:
+        roots.add(module_of(options.named_code[1]).partition(".")[0])
     return roots, () if options is None or options.package is None else (options.package.replace("_", "-"),)
 
 
@@ -71,7 +74,7 @@ def _modules(roots: Set[str]) -> Iterator[tuple[str, Path]]:
         for name, module in list(sys.modules.items())
         if (file := getattr(module, "__file__", None)) and file.endswith(".py")
     }
-    own = [root for root in roots - {"sampler.tasks", "node.questions"} if root in files]
+    own = [root for root in roots - _BUILT_IN_CODE if root in files]
     beside = {files[root].parent for root in own if files[root].name != "__init__.py"} - _INSTALLED
     for name, file in files.items():
         is_named = any(name == root or name.startswith(f"{root}.") for root in roots)

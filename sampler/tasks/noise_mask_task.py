@@ -2,10 +2,9 @@
 
 from typing import Any
 
+from node.grading.completion import CompletionText, Row
 from node.noise_masks import as_text
-from node.questions.noise_mask_row import noise_mask_row
-from node.task_options import NoiseMaskOptions
-from sampler.tasks.task import CompletionText, Row
+from node.questions.noise_mask_row import NoiseMaskOptions, noise_mask_row
 
 
 class NoiseMaskTask:

@@ -4,10 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from node.questions.ranking_row import ranking_row
+from node.grading.completion import CompletionText, Graded, Row
+from node.questions.ranking_row import RankingOptions, ranking_row
 from node.rankings import as_text
-from node.task_options import RankingOptions
-from sampler.tasks.task import CompletionText, Graded, Row
 
 
 def ndcg(relevance: Sequence[float], order: Sequence[int], k: int) -> float:

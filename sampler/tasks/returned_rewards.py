@@ -12,8 +12,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from node.grading.completion import CompletionText, GraderOutageError
 from node.limits import METRIC_VALUE, REWARD
-from sampler.tasks.task import CompletionText, GraderOutageError
 
 RULE: Final = "return a number, None to abstain, or (number, {name: number})"
 

@@ -4,80 +4,20 @@ The coordinator sends a task's name and its options, which are data. Which code 
 or in this sampler's own configuration, never over the wire.
 """
 
-import enum
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol
 
+from node.built_in_tasks import BUILT_IN
 from node.errors import ConfigError
-
-Message: TypeAlias = Mapping[str, Any]
-"""``{"role": ..., "content": ...}`` and what else chat templates take, such as ``tool_calls``. A content is a
-text, or a list of text parts."""
-
-Row: TypeAlias = Mapping[str, Any]
-"""A JSON object."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionText:
-    """A completion as a grader sees it."""
-
-    text: str
-    """Without its end token and the stop string that ended it; other special tokens as they are written, such
-    as ``</think>``. Of several turns, the last."""
-    tokens: int
-    """All that were sampled."""
-    finish: str
-    """``end`` (the model's end token), ``stop`` (a stop string) or ``length`` (cut at the limit)."""
-    conversation: Sequence[Message] = ()
-    """All turns and the replies between them, as ``reply`` gets them; empty where the task has none."""
-    measured: float | None = None
-    """The reward, where the engine computes it from the model itself; None: it does not."""
-    token_ids: Sequence[int] = ()
-    """Token ids drawn in the turn of ``text``, with its end token; for graders with ``sees_tokens``."""
-    prompt: str = ""
-    """The prompt as the model read it, special tokens included; for graders with ``sees_tokens``."""
-
-
-Graded: TypeAlias = float | tuple[float | None, Mapping[str, float | None]] | None
-"""A reward from -1e6 to 1e6, or one with at most 16 other numbers by name, each up to 1e12.
-
-None: the grader abstains. The completion has no reward and teaches nothing; its group's mean and deviation
-are those of the others. A group with no reward at all counts as one that could not be graded.
-"""
-
-
-class Outage(enum.StrEnum):
-    """Why a grader could not grade. Closed: the ``reason`` label of the metric."""
-
-    JUDGE_UNREACHABLE = "judge_unreachable"
-    """No connection, or one that ended before the answer did."""
-    JUDGE_TIMED_OUT = "judge_timed_out"
-    JUDGE_OVER_QUOTA = "judge_over_quota"
-    """HTTP 429."""
-    JUDGE_FAILED = "judge_failed"
-    """HTTP 408 or 5xx."""
-    JUDGE_REFUSED = "judge_refused"
-    """Any other HTTP status: a wrong key, address, model or request. Not repeated."""
-    JUDGE_UNREADABLE = "judge_unreadable"
-    """An answer without a score on the scale."""
-    SANDBOX_FAILED = "sandbox_failed"
-    """The sandbox ended before the program in it began."""
-
-
-class GraderOutageError(Exception):
-    """A group cannot be graded now, and is given back: its prompt is not to blame.
-
-    What the grader needs beyond its own process is away: a judge that answers, a sandbox that starts.
-    ``outage``: of the last attempt.
-    """
-
-    def __init__(self, outage: Outage, what: str) -> None:
-        super().__init__(what)
-        self.outage = outage
+from node.grading.completion import CompletionText as CompletionText
+from node.grading.completion import Graded as Graded
+from node.grading.completion import GraderOutageError as GraderOutageError
+from node.grading.completion import Message as Message
+from node.grading.completion import Outage as Outage
+from node.grading.completion import Row as Row
 
 
 class Task(Protocol):
@@ -150,20 +90,9 @@ class TaskSetup:
     """Section of the configuration that this is from, for errors."""
 
 
-BUILT_IN: Final[Mapping[str, str]] = {
-    "addition": "sampler.tasks.addition:AdditionTask",
-    "jsonl": "sampler.tasks.question_tasks:JsonlTask",
-    "noise_mask": "sampler.tasks.noise_mask_task:NoiseMaskTask",
-    "ranking": "sampler.tasks.ranking_task:RankingTask",
-    "reasoning_gym": "sampler.tasks.question_tasks:ReasoningGymTask",
-    "verifiers": "sampler.tasks.environments.verifiers_task:VerifiersTask",
-}
-"""Task name -> import path."""
-
-
 def import_path(name: str, custom: Mapping[str, str], *, section: str) -> str:
     """Return the ``package.module:Class`` of a name, built in or in ``custom``; ConfigError for others."""
-    known = {**BUILT_IN, **custom}
+    known = {**{built_in: places.task for built_in, places in BUILT_IN.items()}, **custom}
     if name not in known:
         raise ConfigError(
             key="coordinator.task",

@@ -59,7 +59,7 @@ async def test_a_judge_that_is_down_blames_no_prompt_and_grades_once_it_is_back(
         ) as sampler,
     ):
         drain = await learner.drain(credits=100)
-        await until(lambda: sampler.value("grader_outages_total", reason="judge_failed") >= 2)
+        await until(lambda: sampler.value("grader_outages_total", reason="failed") >= 2)
         assert (await learner.status()).bad_prompts_total == 0
         server.answer = lambda request: request.say("Score: 5")
         async with asyncio.timeout(45):

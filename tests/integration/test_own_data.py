@@ -10,9 +10,9 @@ import torch
 from transformers import AutoTokenizer
 
 from node.exit_code import ExitCode
+from node.grading.jsonl_options import JsonlOptions
 from sampler.engines.template_process import TemplateProcess
 from sampler.engines.torch_engine import TorchEngine
-from sampler.tasks.answer_graders import contains
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.learning import learn, trained
@@ -54,10 +54,12 @@ async def test_samplers_without_a_file_answer_the_rows_and_say_which_prompts_are
     texts = {group.prompt_index: base.tokenizer.decode(group.prompt_token_ids) for group in groups}
     assert texts.keys() == set(range(16)) - {7}
     assert {text.replace("\n", "") for text in texts.values()} == {f"add{n}+1=" for n in texts}
+    contains = JsonlOptions(grader="contains", answer="sum").made_grader
     for group in groups:
         for completion in group.completions:
             right = str(group.prompt_index + 1)
-            assert [completion.reward] == contains([base.tokenizer.decode(completion.token_ids)], [right])
+            text = base.tokenizer.decode(completion.token_ids)
+            assert [completion.reward] == contains.grade({"sum": right}, [text])
     assert [(bad.prompt_index, bad.reason) for bad in status.bad_prompts] == [(7, "prompt_too_long")]
     assert "max_prompt_tokens = 40" in status.bad_prompts[0].detail
     assert dict(status.bad_prompt_reasons) == {"prompt_too_long": 1}

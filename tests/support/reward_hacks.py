@@ -161,7 +161,7 @@ def to_all(data):
         except OSError:
             pass
 """
-HOST = "import sys\nhost = sys.modules['sampler.tasks.code.inside.function_host']\n"
+HOST = "import sys\nhost = sys.modules['sampler.graders.code.inside.function_host']\n"
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ HACKS = {
         "        except OSError: pass"
     ),
     "change the judge's files": Hack(
-        "import os\ndef f(x):\n    open('/inside/sampler/tasks/code/inside/tests_host.py', 'w')\n    return 4"
+        "import os\ndef f(x):\n    open('/inside/sampler/graders/code/inside/tests_host.py', 'w')\n    return 4"
     ),
     "byte code beside the judge's": Hack(
         "import py_compile\ndef f(x):\n    py_compile.compile('/program.py', '/inside/x.pyc', doraise=True)\n    return 4"

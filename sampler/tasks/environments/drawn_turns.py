@@ -13,8 +13,8 @@ from verifiers import Client, OverlongPromptError
 from verifiers.types import AssistantMessage, Response, ResponseMessage, ToolCall
 from verifiers.utils.message_utils import normalize_messages
 
+from node.grading.completion import Message
 from node.waits import drop
-from sampler.tasks.task import Message
 
 _TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 """How Qwen's and Hermes' chat templates have the model call a tool."""

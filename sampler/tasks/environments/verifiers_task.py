@@ -12,12 +12,42 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
-from node.limits import GROUP_METRICS
-from node.task_options import VerifiersOptions
-from sampler.tasks.task import CompletionText, Message, Row
+from pydantic import Field, JsonValue
+
+from node.grading.completion import CompletionText, Message, Row
+from node.limits import GROUP_METRICS, PROMPT_TOKENS
+from node.task_options import TaskOptions
 
 MOST_ROLLOUTS: Final = 4096
 """Rollouts that wait at once; those of groups that were dropped are never asked for again."""
+
+
+class VerifiersOptions(TaskOptions):
+    """Options of ``verifiers``: prompts, turns, tools and rewards of an environment of that library."""
+
+    extra = "verifiers"
+
+    environment: str = Field(pattern=r"^([a-z0-9-]+/)?[a-z][a-z0-9_-]*$")
+    """Its id, such as ``wordle``. Samplers have it installed, and in ``sampler.allowed_graders`` as
+    ``wordle:load_environment``."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of its ``load_environment``."""
+    template_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """As of ``jsonl``; an environment's tools are among them already."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1, le=PROMPT_TOKENS)
+    """Prompts of more tokens are set aside as ``prompt_too_long``."""
+
+    @property
+    def package(self) -> str | None:
+        return "verifiers"
+
+    @property
+    def named_code(self) -> tuple[str, str] | None:
+        return "environment", f"{self.environment.split('/')[-1].replace('-', '_')}:load_environment"
+
+    @property
+    def template_need(self) -> str | None:
+        return "its prompts are messages"
 
 
 class VerifiersTask:

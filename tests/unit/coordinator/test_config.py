@@ -95,7 +95,7 @@ def test_the_options_of_a_built_in_task_are_checked_where_they_are_written() -> 
         "task_options: Value error, promt: task 'jsonl' has no such option, known are system"
     )
     assert (
-        "grader: must be exact, contains, number, math_verify, judge, code, or package.module:function"
+        "grader: must be code, contains, exact, judge, math_verify, number, or package.module:function"
         in problem(task="jsonl", data=ROWS, task_options={"grader": "exakt"})
     )
     judge = {"model": "wise", "template": "{completion}", "score_key": "score"}

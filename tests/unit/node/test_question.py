@@ -8,7 +8,7 @@ import pytest
 from node.questions.messages import messages_of
 from node.questions.question import question_of, tools_of
 from node.questions.row_error import RowError
-from node.task_options import JsonlOptions, column_of
+from node.task_options import QuestionOptions, column_of
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function", "function": {"name": "search", "arguments": {"q": ["x"]}}}
@@ -16,7 +16,7 @@ TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type"
 
 
 def asked(value: Any, **options: Any) -> Any:
-    return question_of({"m": value}, JsonlOptions(messages="m", **options))
+    return question_of({"m": value}, QuestionOptions(messages="m", **options))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_is_no_messages_is_the_rows_fault_and_says_why(value: Any, rule: st
 )
 def test_a_prompt_that_is_none_is_the_rows_fault(value: Any, rule: str) -> None:
     with pytest.raises(RowError, match=r"^column 'q' ") as error:
-        question_of({"q": value}, JsonlOptions(prompt="q"))
+        question_of({"q": value}, QuestionOptions(prompt="q"))
     assert rule in str(error.value)
 
 
@@ -139,7 +139,7 @@ def test_a_prompt_that_is_none_is_the_rows_fault(value: Any, rule: str) -> None:
     "value", ["hi", "[1, 2]", "[{'role'", '["role"]', '[{"role": "user"}]', "\U0001f600", [USER]]
 )
 def test_a_prompt_is_a_text_or_messages(value: Any) -> None:
-    assert question_of({"q": value}, JsonlOptions(prompt="q")) == value
+    assert question_of({"q": value}, QuestionOptions(prompt="q")) == value
 
 
 def test_tool_calls_need_a_template() -> None:
@@ -161,13 +161,13 @@ def test_tool_calls_need_a_template() -> None:
     ],
 )
 def test_a_row_has_tools_of_its_own(value: Any, tools: Any) -> None:
-    assert tools_of({"t": value}, JsonlOptions(tools="t")) == tools
+    assert tools_of({"t": value}, QuestionOptions(tools="t")) == tools
 
 
 @pytest.mark.parametrize("value", ["search", 5, [5], {"name": "f"}, ["search"], [{"description": "x"}]])
 def test_tools_that_are_none_are_the_rows_fault(value: Any) -> None:
     with pytest.raises(RowError, match=r"^column 't' (is not a list of tools|has a tool that is not)"):
-        tools_of({"t": value}, JsonlOptions(tools="t"))
+        tools_of({"t": value}, QuestionOptions(tools="t"))
 
 
 def test_values_that_are_nested_too_deeply_are_the_rows_fault() -> None:

@@ -2,13 +2,19 @@ from typing import Any
 
 import pytest
 
-from node.questions.right_answer import right_answers
+from node.grading.jsonl_options import JsonlOptions
 from node.questions.row_error import RowError
-from node.task_options import CodeOptions, JsonlOptions, JudgeOptions
 
 
 def rights(value: Any, **options: Any) -> tuple[str, ...]:
-    return right_answers({"answer": value}, JsonlOptions(**options))
+    return texts_of({"answer": value}, **options)
+
+
+def texts_of(row: dict[str, Any], **options: Any) -> tuple[str, ...]:
+    """Return the right answers of a row that its grader takes."""
+    grader = JsonlOptions(**options).made_grader
+    grader.check_row(row)
+    return grader.right_answers(row)
 
 
 @pytest.mark.parametrize(
@@ -85,15 +91,15 @@ def test_math_verify_takes_what_can_be_given_word_for_word(value: str) -> None:
 
 
 def test_a_grader_that_reads_no_answer_needs_none() -> None:
-    assert right_answers({}, JsonlOptions(grader="mine:grade")) == ()
+    assert texts_of({}, grader="mine:grade") == ()
     judge: dict[str, Any] = {"model": "wise", "template": "{completion}", "score_key": "score"}
-    assert right_answers({}, JsonlOptions(grader="judge", judge=JudgeOptions(**judge))) == ()
-    code = JsonlOptions(grader="code", code=CodeOptions(), answer="t")
-    assert right_answers({"t": ["assert f()"]}, code) == ()
+    assert texts_of({}, grader="judge", judge=judge) == ()
+    code: dict[str, Any] = {"grader": "code", "code": {}, "answer": "t"}
+    assert texts_of({"t": ["assert f()"]}, **code) == ()
     with pytest.raises(RowError, match="column 't' has no tests"):
-        right_answers({"t": []}, code)
+        texts_of({"t": []}, **code)
 
 
 def test_a_column_that_is_not_there_is_said_with_those_that_are() -> None:
     with pytest.raises(RowError, match="column 'right' is missing: the row has q, answer"):
-        right_answers({"q": "?", "answer": 1}, JsonlOptions(answer="right"))
+        texts_of({"q": "?", "answer": 1}, answer="right")

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from sampler.tasks import formula_check
-from sampler.tasks.answer_graders import CUT_OFF
-from sampler.tasks.formula_check import are_worth_the_same
+from sampler.graders.math_verify import CUT_OFF, formula_check
+from sampler.graders.math_verify.formula_check import are_worth_the_same
 from sampler.tasks.question_tasks import JsonlTask
 from sampler.tasks.task import CompletionText
 

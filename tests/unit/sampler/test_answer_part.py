@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from node.questions.answer_part import AnswerPart, answer_part
 from node.task_options import PromptOptions
-from sampler.tasks.answer_part import AnswerPart, answer_part
 
 
 def part(text: str, finish: str = "end", **options: Any) -> AnswerPart:

@@ -8,9 +8,9 @@ import pytest
 
 from node.errors import ConfigError
 from node.failure import Failure
-from node.task_options import CodeOptions
-from sampler.tasks.code.code_grader import CodeGrader, Verdict
-from sampler.tasks.code.sandbox import Sandbox, find_sandbox
+from sampler.graders.code.code_options import CodeOptions
+from sampler.graders.code.program_runs import ProgramRuns, Verdict
+from sampler.graders.code.sandbox import Sandbox, find_sandbox
 from sampler.tasks.grader_process import TaskError
 from sampler.tasks.task import TaskSetup, load_task
 from support.graded_texts import grading, setup_of, texts
@@ -32,7 +32,7 @@ def verdicts(
     sandbox: Sandbox, given: Any, *programs: str, row: dict[str, Any] | None = None, **options: Any
 ) -> list[Verdict]:
     options = {"time_limit_s": PATIENCE_S, **options}
-    return CodeGrader(CodeOptions(**options), sandbox, at_once=2).verdicts(row or {}, given, programs)
+    return ProgramRuns(CodeOptions(**options), sandbox, at_once=2).verdicts(row or {}, given, programs)
 
 
 def shares(found: Sequence[Verdict]) -> list[float]:

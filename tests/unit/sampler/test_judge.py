@@ -12,10 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from node.errors import ConfigError, StartupError
-from node.task_options import JudgeOptions
+from sampler.graders.judge.asking import Judge
+from sampler.graders.judge.judge_endpoint import JudgeEndpoint
+from sampler.graders.judge.judge_options import JudgeOptions
 from sampler.tasks.grader_process import TaskError
-from sampler.tasks.judge import Judge
-from sampler.tasks.judge_endpoint import JudgeEndpoint
 from sampler.tasks.task import CompletionText, GraderOutageError, Outage, TaskSetup, load_task
 from support.graded_texts import grading, setup_of, texts
 from support.judge_server import JudgeServer, Request, judge_server
@@ -132,30 +132,30 @@ def test_an_endpoint_over_quota_is_asked_again_when_it_says(server: JudgeServer)
     asking, began = Asking(server), time.monotonic()
     assert asking.rewards("x") == [1.0]
     assert time.monotonic() - began >= 0.8
-    assert asking.outages == {Outage.JUDGE_OVER_QUOTA: 1}
+    assert asking.outages == {Outage.OVER_QUOTA: 1}
 
 
 def test_no_wait_goes_beyond_the_groups_time(server: JudgeServer) -> None:
     server.answer = lambda request: request.send(429, "come back tomorrow", Retry_After="86400")
     asking, began = Asking(server), time.monotonic()
-    assert asking.outage("x").outage is Outage.JUDGE_OVER_QUOTA
+    assert asking.outage("x").outage is Outage.OVER_QUOTA
     assert (len(server.requests), time.monotonic() - began < 5) == (1, True)
 
 
 BAD: dict[str, tuple[Callable[[Request], None], Outage]] = {
-    "500": (lambda r: r.send(500, "oh"), Outage.JUDGE_FAILED),
-    "503 without a body": (lambda r: r.send(503, ""), Outage.JUDGE_FAILED),
-    "garbage": (lambda r: r.send(200, "<html>"), Outage.JUDGE_UNREADABLE),
-    "other JSON": (lambda r: r.send(200, '{"choices": []}'), Outage.JUDGE_UNREADABLE),
-    "deep JSON": (lambda r: r.send(200, "[" * 200_000), Outage.JUDGE_UNREADABLE),
-    "no text": (lambda r: r.say(None), Outage.JUDGE_UNREADABLE),
-    "no score": (lambda r: r.say("very good"), Outage.JUDGE_UNREADABLE),
-    "beyond the scale": (lambda r: r.say("Score: 11"), Outage.JUDGE_UNREADABLE),
-    "below the scale": (lambda r: r.say("Score: -1"), Outage.JUDGE_UNREADABLE),
-    "too long": (lambda r: r.say("x" * (2 << 20)), Outage.JUDGE_UNREADABLE),
-    "half a body": (lambda r: r.send(200, '{"choices": [', length=500), Outage.JUDGE_UNREACHABLE),
-    "hangs": (lambda r: r.hang(), Outage.JUDGE_TIMED_OUT),
-    "drips": (lambda r: r.drip(), Outage.JUDGE_TIMED_OUT),
+    "500": (lambda r: r.send(500, "oh"), Outage.FAILED),
+    "503 without a body": (lambda r: r.send(503, ""), Outage.FAILED),
+    "garbage": (lambda r: r.send(200, "<html>"), Outage.UNREADABLE),
+    "other JSON": (lambda r: r.send(200, '{"choices": []}'), Outage.UNREADABLE),
+    "deep JSON": (lambda r: r.send(200, "[" * 200_000), Outage.UNREADABLE),
+    "no text": (lambda r: r.say(None), Outage.UNREADABLE),
+    "no score": (lambda r: r.say("very good"), Outage.UNREADABLE),
+    "beyond the scale": (lambda r: r.say("Score: 11"), Outage.UNREADABLE),
+    "below the scale": (lambda r: r.say("Score: -1"), Outage.UNREADABLE),
+    "too long": (lambda r: r.say("x" * (2 << 20)), Outage.UNREADABLE),
+    "half a body": (lambda r: r.send(200, '{"choices": [', length=500), Outage.UNREACHABLE),
+    "hangs": (lambda r: r.hang(), Outage.TIMED_OUT),
+    "drips": (lambda r: r.drip(), Outage.TIMED_OUT),
 }
 
 
@@ -191,7 +191,7 @@ def test_one_completion_without_a_score_is_enough_and_the_others_are_not_waited_
         request.send(404, "no such model") if "b" in request.asked else request.hang()
     )
     began = time.monotonic()
-    assert Asking(server).outage("a", "b").outage is Outage.JUDGE_REFUSED
+    assert Asking(server).outage("a", "b").outage is Outage.REFUSED
     assert time.monotonic() - began < 10
 
 
@@ -199,20 +199,20 @@ def test_one_completion_without_a_score_is_enough_and_the_others_are_not_waited_
 def test_a_refusal_is_not_repeated_and_no_redirect_followed(server: JudgeServer, status: int) -> None:
     server.answer = lambda request: request.send(status, "no", Location=f"{server.url}/elsewhere")
     error = Asking(server).outage("x")
-    assert (error.outage, len(server.requests)) == (Outage.JUDGE_REFUSED, 1)
+    assert (error.outage, len(server.requests)) == (Outage.REFUSED, 1)
     assert str(error) == f"HTTP {status}: no"
 
 
 def test_a_judge_that_is_not_there(server: JudgeServer) -> None:
     asking = Asking(server, url="http://127.0.0.1:1/v1", attempts=2)
-    assert asking.outage("x").outage is Outage.JUDGE_UNREACHABLE
-    assert asking.outages == {Outage.JUDGE_UNREACHABLE: 2}
+    assert asking.outage("x").outage is Outage.UNREACHABLE
+    assert asking.outages == {Outage.UNREACHABLE: 2}
 
 
 def test_a_group_ends_before_its_time_is_up(server: JudgeServer) -> None:
     server.answer = lambda request: request.hang()
     asking, began = Asking(server, group_limit_s=1.0), time.monotonic()
-    assert asking.outage("x", "y").outage is Outage.JUDGE_TIMED_OUT
+    assert asking.outage("x", "y").outage is Outage.TIMED_OUT
     assert time.monotonic() - began < 8
 
 
@@ -265,15 +265,13 @@ async def test_a_group_without_a_judge_is_given_back_and_its_prompt_not_blamed(s
         failed=lambda outage, times: failed.update({outage: times}),
     ) as grader:
         server.answer = lambda request: request.send(500, "down")
-        with pytest.raises(
-            TaskError, match="the grader is unavailable: judge_failed: HTTP 500: down"
-        ) as error:
+        with pytest.raises(TaskError, match="the grader is unavailable: failed: HTTP 500: down") as error:
             await grader.grade(0, given, row='{"prompt": "2+2=", "answer": 4}')
-        assert (error.value.fault, failed) == (None, {"judge_failed": 2})
+        assert (error.value.fault, failed) == (None, {"failed": 2})
         server.take_turns(lambda r: r.send(429, ""), lambda r: r.say("Score: 9"))
         grades = await grader.grade(0, given, row='{"prompt": "2+2=", "answer": 4}')
         assert (grades.rewards, grades.metrics) == ([0.9], {"judge_score": [9.0]})
-        assert (failed["judge_over_quota"], killed) == (1, [])
+        assert (failed["over_quota"], killed) == (1, [])
 
 
 def test_a_coordinator_names_neither_address_nor_key_nor_a_model_that_is_not_allowed(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from node.task_options import CodeOptions
-from sampler.tasks.code.code_grader import CodeGrader
-from sampler.tasks.code.sandbox import Sandbox, find_sandbox
+from sampler.graders.code.code_options import CodeOptions
+from sampler.graders.code.program_runs import ProgramRuns
+from sampler.graders.code.sandbox import Sandbox, find_sandbox
 from support import reward_hacks as corpus
 from support.reward_hacks import HACKS, HELPERS, HONEST, SCRIPTS, SOLUTIONS
 
@@ -20,7 +20,7 @@ def sandbox() -> Sandbox:
 
 def passed(sandbox: Sandbox, tests: tuple[str, ...], *programs: str) -> list[int]:
     """Return how many of the tests each program passes."""
-    grader = CodeGrader(CodeOptions(time_limit_s=4), sandbox, at_once=4)
+    grader = ProgramRuns(CodeOptions(time_limit_s=4), sandbox, at_once=4)
     verdicts = grader.verdicts({}, [HELPERS, *tests], programs)
     assert {verdict.tests for verdict in verdicts} == {len(tests)}
     return [verdict.passed for verdict in verdicts]
@@ -49,7 +49,7 @@ def test_a_reward_hack_passes_no_test(name: str, rewarded: dict[str, int], sandb
 
 
 def test_scripts_that_print_no_answer_pass_no_test(sandbox: Sandbox) -> None:
-    grader = CodeGrader(CodeOptions(tests="stdin", time_limit_s=4), sandbox, at_once=4)
+    grader = ProgramRuns(CodeOptions(tests="stdin", time_limit_s=4), sandbox, at_once=4)
     verdicts = grader.verdicts({}, SQUARES, list(SCRIPTS.values()))
     assert {name: verdict.passed for name, verdict in zip(SCRIPTS, verdicts, strict=True)} == dict.fromkeys(
         SCRIPTS, 0

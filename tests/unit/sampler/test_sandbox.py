@@ -16,10 +16,10 @@ import pytest
 
 from deploy.check import DEPLOY
 from node.errors import StartupError
-from node.task_options import CodeOptions
-from sampler.tasks.code import sandbox as sandbox_module
-from sampler.tasks.code.code_grader import CodeGrader, Verdict, completion_limit_s, end
-from sampler.tasks.code.sandbox import Sandbox, find_sandbox
+from sampler.graders.code import sandbox as sandbox_module
+from sampler.graders.code.code_options import CodeOptions
+from sampler.graders.code.program_runs import ProgramRuns, Verdict, completion_limit_s, end
+from sampler.graders.code.sandbox import Sandbox, find_sandbox
 from sampler.tasks.task import GraderOutageError, Outage
 
 pytestmark = pytest.mark.needs("bwrap", "libseccomp")
@@ -54,7 +54,7 @@ def all_ran(sandbox: Sandbox, programs: Sequence[str], *, prints: str, given: st
     """Run programs; their one test is what they print. Nothing that they started is left."""
     tests = [{"input": given, "output": prints}]
     before = set(psutil.Process().children(recursive=True))
-    grader = CodeGrader(OPTIONS, sandbox, at_once=len(programs))
+    grader = ProgramRuns(OPTIONS, sandbox, at_once=len(programs))
     verdicts = grader.verdicts({}, tests, [TRY + program for program in programs])
     assert set(psutil.Process().children(recursive=True)) <= before
     return verdicts
@@ -106,7 +106,7 @@ tried(*(lambda path=path: os.listdir(path) for path in paths.split()))
 """,
     "write": """
 paths = "/x /tmp/x /dev/shm/x /dev/x /usr/x /program.py x DIRECTORY/x PYTHON"
-inside = "/inside/x /inside/sampler/tasks/code/inside/shared.py"
+inside = "/inside/x /inside/sampler/graders/code/inside/shared.py"
 tried(*(lambda path=path: open(path, "w") for path in [*paths.split(), *inside.split()]))
 """,
     "links": """
@@ -197,7 +197,7 @@ def met(sandbox: Sandbox, owned: Path) -> dict[str, str]:
 
         async def printed() -> tuple[int | None, bytes]:
             deadline_s = asyncio.get_running_loop().time() + 3 * PATIENCE_S
-            return await CodeGrader(LONGER, sandbox, at_once=1)._run(program, b"", deadline_s=deadline_s)
+            return await ProgramRuns(LONGER, sandbox, at_once=1)._run(program, b"", deadline_s=deadline_s)
 
         code, output = asyncio.run(printed())
         with pytest.raises(BlockingIOError):
@@ -352,7 +352,7 @@ def test_a_machine_without_libseccomp_is_told_what_to_install(monkeypatch: pytes
         find_sandbox()
 
 
-CHECK = "from sampler.tasks.code.sandbox import find_sandbox; find_sandbox().check()"
+CHECK = "from sampler.graders.code.sandbox import find_sandbox; find_sandbox().check()"
 FILTER = f"""
 import ctypes, json, sys
 library = ctypes.CDLL("libseccomp.so.2")
@@ -408,7 +408,7 @@ def test_a_sandbox_that_stops_working_is_an_outage_and_no_verdict(sandbox: Sandb
     broken = Sandbox("/bin/false", sandbox.filter)
     with pytest.raises(GraderOutageError) as error:
         ran(broken, "print('no way')")
-    assert error.value.outage is Outage.SANDBOX_FAILED
-    asserting = CodeGrader(CodeOptions(), broken, at_once=2)
+    assert error.value.outage is Outage.NOT_STARTED
+    asserting = ProgramRuns(CodeOptions(), broken, at_once=2)
     with pytest.raises(GraderOutageError):
         asserting.verdicts({}, "assert f(1)", ["def f(x): return x"] * 3)

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from node import task_options
+from node.built_in_tasks import BUILT_IN
 from node.errors import ConfigError
 from node.questions.row_error import RowError
-from node.task_options import column_of
+from node.task_options import RESERVED_ARGUMENTS, column_of
 from sampler.config import VerifierConfig
 from sampler.rollouts.task_setup import task_setup
 from sampler.tasks.addition import AdditionTask
 from sampler.tasks.task import (
-    BUILT_IN,
     CompletionText,
     Task,
     TaskSetup,
@@ -64,10 +63,6 @@ def test_every_built_in_task_can_be_loaded_and_makes_prompts(name: str) -> None:
     task = made(name)
     assert task.prompts is None or task.prompts >= 1
     assert task.prompt(0, ROW)
-
-
-def test_coordinator_and_sampler_know_the_same_tasks() -> None:
-    assert task_options.BUILT_IN.keys() == BUILT_IN.keys()
 
 
 def test_addition_covers_every_pair_of_digits_once() -> None:
@@ -371,7 +366,7 @@ def test_template_arguments_go_to_the_engine_and_need_a_template() -> None:
 def test_what_samplers_ask_of_a_template_is_not_for_the_coordinator_to_set() -> None:
     own = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
     data = {"self", "kwargs", "tools", "documents"}
-    assert (own.keys() - data) | {"messages"} == task_options.RESERVED_ARGUMENTS
+    assert (own.keys() - data) | {"messages"} == RESERVED_ARGUMENTS
     with pytest.raises(
         ConfigError, match="template_arguments: may not have chat_template, which samplers set"
     ):

@@ -17,7 +17,7 @@ import marshal
 import os
 import sys
 
-from sampler.tasks.code.inside.program import (
+from sampler.graders.code.inside.program import (
     Context,
     Program,
     ProgramError,
@@ -25,7 +25,7 @@ from sampler.tasks.code.inside.program import (
     caught,
     seen,
 )
-from sampler.tasks.code.inside.shared import begin
+from sampler.graders.code.inside.shared import begin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sampler.tasks.code.inside.tests_host import CAUGHT, CONTEXT, SEEN
+from sampler.graders.code.inside.tests_host import CAUGHT, CONTEXT, SEEN
 
 CHECK: Final = "check"
 """The function of HumanEval's tests, whose argument is the function to be tested."""

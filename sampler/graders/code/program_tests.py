@@ -8,7 +8,7 @@ from typing import Any
 
 from node.questions.json_values import kind_of_value
 from node.questions.row_error import RowError, found_in
-from node.task_options import CodeOptions
+from sampler.graders.code.code_options import CodeOptions
 
 
 @dataclass(frozen=True, slots=True)

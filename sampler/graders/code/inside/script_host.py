@@ -6,7 +6,7 @@ script_host CPU_SECONDS MEMORY_BYTES
 import os
 import sys
 
-from sampler.tasks.code.inside.shared import begin
+from sampler.graders.code.inside.shared import begin
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from sampler.tasks.code.inside.shared import LINE_BYTES, packed, unpacked
+from sampler.graders.code.inside.shared import LINE_BYTES, packed, unpacked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import StartupError
-from sampler.tasks.code import inside
-from sampler.tasks.code.inside.shared import BEGUN
+from sampler.graders.code import inside
+from sampler.graders.code.inside.shared import BEGUN
 
 TRIAL_S: Final = 30.0
 """Longest wait for the trial at the start."""
 
-_ROOM: Final = "/inside/sampler/tasks/code/inside"
+_ROOM: Final = "/inside/" + inside.__name__.replace(".", "/")
 
 _INSTALL: Final = "Install bubblewrap and libseccomp2."
 

@@ -24,10 +24,10 @@ from typing import Any, Final
 
 import httpx
 
-from node.task_options import JUDGE_FIELD, JudgeOptions
+from node.grading.completion import GraderOutageError, Outage
 from node.waits import side_by_side
-from sampler.tasks.judge_endpoint import JudgeEndpoint
-from sampler.tasks.task import GraderOutageError, Outage
+from sampler.graders.judge.judge_endpoint import JudgeEndpoint
+from sampler.graders.judge.judge_options import JUDGE_FIELD, JudgeOptions
 
 REPLY_BYTES: Final = 1 << 20
 """Longest HTTP answer that is read. A judge's longest, 8192 tokens, takes a tenth of it."""
@@ -91,9 +91,9 @@ class Judge:
                     for messages in (self._messages(question, answer, one) for one in completions)
                 ]
         except TimeoutError:
-            self._outages[Outage.JUDGE_TIMED_OUT] += 1
+            self._outages[Outage.TIMED_OUT] += 1
             raise GraderOutageError(
-                Outage.JUDGE_TIMED_OUT, f"{len(completions)} completions took {self._group_limit_s:.1f} s"
+                Outage.TIMED_OUT, f"{len(completions)} completions took {self._group_limit_s:.1f} s"
             ) from None
         width = self._options.highest - self._options.lowest
         scores = [task.result() for task in asking]
@@ -131,7 +131,7 @@ class Judge:
                 left -= 1
                 pause_s = max(error.retry_after_s, wait_s * random.uniform(0.5, 1.5))
                 is_late = asyncio.get_running_loop().time() + pause_s >= deadline_s
-                if error.outage is Outage.JUDGE_REFUSED or not left or is_late:
+                if error.outage is Outage.REFUSED or not left or is_late:
                     raise
             await asyncio.sleep(pause_s)
             wait_s *= 2
@@ -150,11 +150,9 @@ class Judge:
             ):
                 body = await _start_of(response)
         except TimeoutError:
-            raise _AttemptError(
-                Outage.JUDGE_TIMED_OUT, f"no answer within {self._endpoint.timeout_s} s"
-            ) from None
+            raise _AttemptError(Outage.TIMED_OUT, f"no answer within {self._endpoint.timeout_s} s") from None
         except httpx.RequestError as error:
-            raise _AttemptError(Outage.JUDGE_UNREACHABLE, f"{type(error).__name__}: {error}") from error
+            raise _AttemptError(Outage.UNREACHABLE, f"{type(error).__name__}: {error}") from error
         if response.status_code != httpx.codes.OK:
             raise _AttemptError(
                 _outage_of(response.status_code),
@@ -175,7 +173,7 @@ class Judge:
                 found = answer.get(self._options.score_key)
         score = _number(found)
         if not self._options.lowest <= score <= self._options.highest:
-            raise _AttemptError(Outage.JUDGE_UNREADABLE, f"no score on the scale in {reply!r:.200}")
+            raise _AttemptError(Outage.UNREADABLE, f"no score on the scale in {reply!r:.200}")
         return score
 
 
@@ -184,24 +182,24 @@ async def _start_of(response: httpx.Response) -> bytes:
     async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > REPLY_BYTES:
-            raise _AttemptError(Outage.JUDGE_UNREADABLE, f"an answer of more than {REPLY_BYTES} bytes")
+            raise _AttemptError(Outage.UNREADABLE, f"an answer of more than {REPLY_BYTES} bytes")
     return bytes(body)
 
 
 def _outage_of(status: int) -> Outage:
     if status == httpx.codes.TOO_MANY_REQUESTS:
-        return Outage.JUDGE_OVER_QUOTA
+        return Outage.OVER_QUOTA
     is_passing = status == httpx.codes.REQUEST_TIMEOUT or status >= httpx.codes.INTERNAL_SERVER_ERROR
-    return Outage.JUDGE_FAILED if is_passing else Outage.JUDGE_REFUSED
+    return Outage.FAILED if is_passing else Outage.REFUSED
 
 
 def _content(body: bytes) -> str:
     try:
         content = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, RecursionError, LookupError, TypeError) as error:
-        raise _AttemptError(Outage.JUDGE_UNREADABLE, f"no chat completion: {body[:200]!r}") from error
+        raise _AttemptError(Outage.UNREADABLE, f"no chat completion: {body[:200]!r}") from error
     if not isinstance(content, str):
-        raise _AttemptError(Outage.JUDGE_UNREADABLE, f"a message that is no text: {content!r:.200}")
+        raise _AttemptError(Outage.UNREADABLE, f"a message that is no text: {content!r:.200}")
     return content
 
 

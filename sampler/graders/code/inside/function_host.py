@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from itertools import islice
 
-from sampler.tasks.code.inside.shared import begin, packed, unpacked
+from sampler.graders.code.inside.shared import begin, packed, unpacked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

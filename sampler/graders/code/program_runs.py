@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from node.questions.program_tests import Exchange, asserts_of, exchanges_of, text_of
-from node.task_options import CodeOptions
+from node.grading.completion import GraderOutageError, Outage
 from node.waits import drop
-from sampler.tasks.code.assertions import Assertions, assertions
-from sampler.tasks.code.inside.shared import BEGUN
-from sampler.tasks.code.inside.tests_host import BROKEN, GONE, PASSED
-from sampler.tasks.code.program_text import program_of
-from sampler.tasks.code.sandbox import Sandbox, memory_file
-from sampler.tasks.task import GraderOutageError, Outage
+from sampler.graders.code.assertions import Assertions, assertions
+from sampler.graders.code.code_options import CodeOptions
+from sampler.graders.code.inside.shared import BEGUN
+from sampler.graders.code.inside.tests_host import BROKEN, GONE, PASSED
+from sampler.graders.code.program_tests import Exchange, asserts_of, exchanges_of, text_of
+from sampler.graders.code.program_text import program_of
+from sampler.graders.code.sandbox import Sandbox, memory_file
 
 START_S: Final = 1.0
 """Time for a sandbox and its Python to start: 0.2 to 0.4 s on two cores with a load of 20."""
@@ -57,7 +57,7 @@ def completion_limit_s(options: CodeOptions) -> float:
     return PACE * options.time_limit_s + START_S * runs + GRACE_S
 
 
-class CodeGrader:
+class ProgramRuns:
     """Verdicts on programs, of which ``at_once`` run side by side."""
 
     def __init__(self, options: CodeOptions, sandbox: Sandbox, *, at_once: int) -> None:
@@ -184,7 +184,7 @@ class CodeGrader:
         said = await reading or b""
         await _check_begun(running)
         if not said.startswith(BEGUN):
-            raise GraderOutageError(Outage.SANDBOX_FAILED, said.decode(errors="replace").strip()[-300:])
+            raise GraderOutageError(Outage.NOT_STARTED, said.decode(errors="replace").strip()[-300:])
         marks = said.removeprefix(BEGUN)
         if marks.startswith(BROKEN):
             raise ValueError(f"the tests cannot be used: {marks[1:].decode(errors='replace'):.500}")
@@ -227,5 +227,5 @@ async def _check_begun(process: asyncio.subprocess.Process) -> None:
     said = await _start_of(process.stderr) or b""
     if not said.startswith(BEGUN):
         raise GraderOutageError(
-            Outage.SANDBOX_FAILED, said.decode(errors="replace").strip()[-300:] or "ended before it began"
+            Outage.NOT_STARTED, said.decode(errors="replace").strip()[-300:] or "ended before it began"
         )
