@@ -13,7 +13,6 @@ import ast
 import importlib
 import posixpath
 import re
-import sys
 import typing
 from collections.abc import Iterator
 from itertools import pairwise
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
+PACKAGES: Final = ("node", "learner", "sampler")
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = "docs/"
 ELSEWHERE: Final = "source/"
@@ -104,9 +104,10 @@ def graders() -> Iterator[str]:
 
 
 def _own_keys(model: type) -> Iterator[str]:
-    """Yield the keys that a class itself has, none where it has no source."""
-    file = Path(getattr(sys.modules[model.__module__], "__file__", None) or __file__)
-    classes = ast.parse(file.read_text()).body if file.is_relative_to(ROOT) else []
+    """Yield the keys that a class itself has, none where it is not of this project."""
+    if model.__module__.partition(".")[0] not in PACKAGES:
+        return
+    classes = ast.parse((ROOT / f"{model.__module__.replace('.', '/')}.py").read_text()).body
     sections = (node for node in classes if isinstance(node, ast.ClassDef) and node.name == model.__name__)
     for section in sections:
         for field, described in pairwise(section.body):
