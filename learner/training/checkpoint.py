@@ -13,9 +13,9 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import blake3
 import torch
@@ -26,6 +26,8 @@ from learner.journal.checkpoint_names import checkpoint_name, checkpoint_names
 from learner.journal.progress import Progress
 from learner.journal.records import Origin
 from learner.journal.restart import KEPT_CHECKPOINTS, JournalPlace
+from learner.step_log import RollbackLine, StepLine
+from learner.step_numbers import BatchFigures, StepNumbers
 from learner.training.model import Policy
 from learner.training.tensor_files import load_tensors, save_tensors, shapes_in
 from learner.training.uncached_files import digest_of
@@ -35,8 +37,8 @@ from node.errors import StartupError
 from node.sealed import sealed, unsealed
 from node.weights.format.layout import Layout
 
-FORMAT: Final = 3
-"""Without a digest of index.json: 2."""
+FORMAT: Final = 4
+"""With the newest step as older software had it: 3; and without a digest of index.json: 2."""
 
 _MASTERS: Final = "masters"
 _OPTIMIZER: Final = "optimizer"
@@ -306,10 +308,13 @@ def _index_in(path: Path) -> CheckpointIndex:
         )
     try:
         data = (path / _INDEX).read_bytes()
-        index = _AS_INDEX.validate_python(unsealed(data, must_be_sealed=not data.endswith(_UNSEALED)))
-    except (OSError, ValueError) as error:
+        document = unsealed(data, must_be_sealed=not data.endswith(_UNSEALED))
+        if document["format"] < FORMAT and document["progress"]["step"] is not None:
+            document["progress"]["step"] = _of_older(document["progress"]["step"])
+        index = _AS_INDEX.validate_python(document)
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise _damaged(path, f"{_INDEX}: {error}") from error
-    if index.format not in (FORMAT, FORMAT - 1):
+    if index.format not in (2, 3, FORMAT):
         raise StartupError(
             f"checkpoint {path} has format {index.format}, this version of heterorl-node reads {FORMAT}",
             fix="Run the version that wrote it, or begin a new run with what it exports.",
@@ -317,6 +322,16 @@ def _index_in(path: Path) -> CheckpointIndex:
     if index.progress.version != int(path.name):
         raise _damaged(path, f"{_INDEX} says it is version {index.progress.version}")
     return index
+
+
+def _of_older(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the newest step or rollback of formats 2 and 3 as today's, whose numbers are in one place."""
+    known = {**line["report"], **(line["figures"] or {}), **line}
+    if known.get("restored_version") is not None:
+        return {one.name: known[one.name] for one in fields(RollbackLine)}
+    known["batch"] = {one.name: known[one.name] for one in fields(BatchFigures)}
+    known["numbers"] = {one.name: known[one.name] for one in fields(StepNumbers)}
+    return {one.name: known[one.name] for one in fields(StepLine) if one.name in known}
 
 
 def _verify(path: Path, index: CheckpointIndex, parts: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ class GradientSteps:
         settings = StepSettings.of(self._config)
         outcome = self._take(groups, expected_kl_nats, settings, progress=progress, reference=self._reference)
         switch = _switch(progress, settings)
-        return outcome, switch.observe(outcome.surprisal_nats) if outcome.is_applied else switch
+        return outcome, switch.observe(outcome.numbers.surprisal_nats) if outcome.is_applied else switch
 
     def take_again(self, record: JournalRecord, *, progress: Progress) -> tuple[str, ...]:
         """Take a step from the journal; return which of its settings are not what they were, in words.

@@ -25,7 +25,7 @@ from learner.journal.records import Origin
 from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.operator_orders import RollbackOrder
-from learner.step_log import BatchFigures, StepLine, TrainedGroup
+from learner.step_log import RollbackLine, StepLine, TrainedGroup
 from learner.training.checkpoint import CheckpointCopy, CheckpointStore, begin_anew, newest_index
 from learner.training.gradient_steps import GradientSteps, versions_of_tokens
 from learner.training.master_access import MasterAccess
@@ -37,8 +37,8 @@ from learner.training.train_step import StepOutcome
 from node.clock import Clock
 from node.errors import HeteroRLError
 from node.policy import PolicyVersion
-from node.rollout import RolloutGroup, mean_metrics
-from node.run import EvaluationNotice, StepRecord, StepReport
+from node.rollout import RolloutGroup
+from node.run import EvaluationNotice, StepRecord
 from node.wire.rollouts import group_to_wire
 
 logger = logging.getLogger(__name__)
@@ -76,14 +76,17 @@ class TrainingError(HeteroRLError):
 class StepTaken:
     """The result of a batch. Nobody is told of a step before its entry is durable."""
 
-    record: StepRecord | None
-    """None: the batch taught nothing, so no step was taken, and the version stays."""
     line: StepLine
     entry: Entry
     """For the journal."""
     blobs: tuple[bytes, ...]
     observed: tuple[Observed, ...]
     """Divergence of each group's behaviour policy from the version before the step."""
+
+    @property
+    def record(self) -> StepRecord | None:
+        """None: the batch taught nothing, so no step was taken, and the version stays."""
+        return self.entry.record if isinstance(self.entry, StepEntry) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,19 +236,18 @@ class TrainingState:
             )
         self._is_saved = not outcome.is_applied
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
-        self._best = self._best_of(line.report.reward_mean, evaluations())
+        self._best = self._best_of(line.reward_mean, evaluations())
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
         if not outcome.is_applied:
-            return StepTaken(None, line, NewsEntry(line.report.reward_mean, self._best), (), observed)
+            return StepTaken(line, NewsEntry(line.reward_mean, self._best), (), observed)
         encoded = [group_to_wire(group) for group in batch]
         random_bytes = random_state.to_bytes()
         entry = StepEntry(
             line=line,
-            acknowledged_version=min((one.version for one in unacknowledged), default=line.report.version)
-            - 1,
+            acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
             best=self._best,
             entropy_switch=switch,
             settings=self._recorded_settings,
@@ -255,7 +257,7 @@ class TrainingState:
             cuda_state_bytes=len(random_state.cuda),
         )
         blobs = (random_bytes, *(part for group in encoded for part in group.parts))
-        return StepTaken(entry.record, line, entry, blobs, observed)
+        return StepTaken(line, entry, blobs, observed)
 
     def adopt(self, config: LearnerConfig) -> None:
         """Take the following steps with other settings.
@@ -286,11 +288,11 @@ class TrainingState:
         optimizer = self._steps.optimizer
         self.policy.ranks.tell("begin anew", masters=str(masters.absolute()))
         begin_anew(self.policy, optimizer, masters)
-        line = StepLine.of_rollback(
-            self.version + 1,
-            restored_version=order.version,
+        line = RollbackLine(
+            version=self.version + 1,
             at_s=self._clock.now(),
-            took_s=self._clock.monotonic() - started_s,
+            step_s=self._clock.monotonic() - started_s,
+            restored_version=order.version,
         )
         progress = self.progress.rolled_back(line, order.order, unacknowledged=tuple(unacknowledged))
         return CheckpointCopy.of(self.policy, optimizer, progress, self._journal.roll())
@@ -435,31 +437,12 @@ class TrainingState:
         groups = tuple(
             TrainedGroup(one.group_id, one.sampler_id, self.version - one.oldest_version) for one in batch
         )
-        report = StepReport(
-            version=self.version + outcome.is_applied,
-            reward_mean=fmean(c.reward for one in batch for c in one.completions),
-            staleness_mean_versions=fmean(group.staleness_versions for group in groups),
-            staleness_max_versions=max(group.staleness_versions for group in groups),
-            kl_nats=outcome.kl_nats,
-            ess_ratio=outcome.ess_ratio,
-            clip_fraction=outcome.clip_fraction,
-            gradient_norm=outcome.gradient_norm,
-            step_s=step_s,
-            surprisal_nats=outcome.surprisal_nats,
-            grader_metrics=mean_metrics(one.metric_means for one in batch),
-        )
         return StepLine(
+            version=self.version + outcome.is_applied,
             at_s=self._clock.now(),
-            report=report,
-            tokens=outcome.tokens,
+            step_s=step_s,
+            numbers=outcome.numbers,
             groups=groups,
-            clamped_tokens=outcome.clamped_tokens,
-            truncated_fraction=outcome.truncated_fraction,
-            trust_mean=outcome.trust_mean,
-            learning_rate=outcome.learning_rate,
-            reference_kl_nats=outcome.reference_kl_nats,
-            figures=BatchFigures.of(batch),
-            teaching_groups=outcome.teaching_groups,
             masters_wait_s=self._masters_wait_s,
             changed_settings=(
                 self.progress.changed_by(self._recorded_settings) if outcome.is_applied else {}

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from learner.journal.progress import NewsEntry, Progress, Rollback, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
-from learner.step_log import PART_BYTES, StepLine, StepLog, TrainedGroup
+from learner.step_log import PART_BYTES, RollbackLine, StepLog, TrainedGroup
 from learner.training.checkpoint import CheckpointCopy
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
@@ -25,7 +24,6 @@ from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup
-from node.run import StepReport
 from node.step_log_parts import files_of
 from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
@@ -41,6 +39,7 @@ from support.checkpoints import open_checkpoints, origin_of
 from support.clock import ManualClock
 from support.crashes import Acknowledged, Stop, every_stop
 from support.model_words import live_words, words_of
+from support.step_lines import make_step_line
 from support.tiny_model import make_tiny_model
 from support.weights import LAYOUT, Learner, put_version
 
@@ -211,7 +210,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
         store = open_checkpoints(directory / "checkpoints", policy)
         while progress.version < 7:
             if progress.version == 4:
-                line = StepLine.of_rollback(5, restored_version=2, at_s=1.0, took_s=0.1)
+                line = RollbackLine(version=5, restored_version=2, at_s=1.0, step_s=0.1)
                 progress = progress.rolled_back(line, "order", unacknowledged=progress.unacknowledged)
                 policy.tensors[name].data.fill_(5)
                 store.write(CheckpointCopy.of(policy, optimizer, progress, journal.roll()))
@@ -242,7 +241,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
 
 def journal_step(version: int) -> StepEntry:
     return StepEntry(
-        line=replace(step_line(version), groups=(TrainedGroup(f"{version}.1", "sampler", 0),)),
+        line=make_step_line(version, groups=(TrainedGroup(f"{version}.1", "sampler", 0),)),
         acknowledged_version=0,
         best=None,
         entropy_switch=EntropySwitch(),
@@ -317,10 +316,10 @@ def test_every_step_that_was_told_of_has_one_line(
     def live(directory: Path) -> None:
         told.newest = 0
         log = StepLog(directory / "steps.jsonl", part_bytes=part_bytes)
-        log.catch_up(step_line(durable_step.newest) if durable_step.newest else None)
+        log.catch_up(make_step_line(durable_step.newest) if durable_step.newest else None)
         for version in range(durable_step.newest + 1, 4):
             durable_step.say(version)  # its journal entry is there
-            log.append(step_line(version))
+            log.append(make_step_line(version))
             told.say(version)
 
     def content(directory: Path) -> bytes:
@@ -337,11 +336,6 @@ def test_every_step_that_was_told_of_has_one_line(
         live(directory)
         assert versions(directory) == [1, 2, 3]
     assert stops >= 4
-
-
-def step_line(version: int) -> StepLine:
-    report = StepReport(version, 0.5, 0.0, 0, 0.01, 0.9, 0.1, 1.0, step_s=2.0, surprisal_nats=1.0)
-    return StepLine(at_s=0.0, report=report, tokens=8, groups=())
 
 
 @EVERY_STOP_BUT_TORN

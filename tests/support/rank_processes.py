@@ -207,8 +207,9 @@ class Taker:
             reference=self.reference,
         )
         assert outcome.is_applied
-        figures = [outcome.loss, outcome.gradient_norm, outcome.kl_nats, outcome.ess_ratio, outcome.tokens]
-        return torch.tensor([*figures, outcome.surprisal_nats], dtype=torch.float64)
+        numbers = outcome.numbers
+        figures = [outcome.loss, numbers.gradient_norm, numbers.kl_nats, numbers.ess_ratio, numbers.tokens]
+        return torch.tensor([*figures, numbers.surprisal_nats], dtype=torch.float64)
 
     @property
     def names(self) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from learner.journal.progress import Progress
 from learner.journal.restart import JournalPlace
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
-from learner.step_log import StepLine, StepLog, TrainedGroup
+from learner.step_log import RollbackLine, StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
 from learner.training.checkpoint import CheckpointStore, newest_index
 from learner.training.model import Policy, load_policy
@@ -26,9 +26,10 @@ from learner.training.train_step import train_step
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.run import StepRecord, StepReport
-from node.sealed import unsealed
+from node.sealed import sealed, unsealed
 from support.checkpoints import open_checkpoints, origin_of, save
 from support.groups import make_completion, make_group
+from support.step_lines import make_step_line
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
 
@@ -47,15 +48,7 @@ def step(policy: Policy, optimizer: torch.optim.Optimizer, version: int) -> None
 
 
 def step_line(version: int) -> StepLine:
-    numbers = dict.fromkeys(StepReport.__dataclass_fields__, 0.25)
-    others: dict[str, object] = {
-        "version": version,
-        "staleness_max_versions": 1,
-        "recommended_staleness": None,
-        "grader_metrics": {},
-    }
-    report = StepReport(**{**numbers, **others})  # type: ignore[arg-type]
-    return StepLine(at_s=1.5, report=report, tokens=9, groups=(TrainedGroup("4.1", "sampler-a", 1),))
+    return make_step_line(version, at_s=1.5, groups=(TrainedGroup("4.1", "sampler-a", 1),))
 
 
 def parameters_of(policy: Policy) -> torch.Tensor:
@@ -177,7 +170,33 @@ def test_no_flipped_bit_of_an_index_is_loaded_and_an_index_of_older_software_is(
     path.write_text(json.dumps(unsealed(whole) | {"format": 2}))
     assert store.restore(policy, optimizer)[0].trained_slots == ((0, 12), (14, 900))
     save(store, policy, optimizer, Progress(1))
-    assert unsealed(path.read_bytes(), must_be_sealed=True)["format"] == 3
+    assert unsealed(path.read_bytes(), must_be_sealed=True)["format"] == 4
+
+
+_OF_REPORT = [field.name for field in fields(StepReport)]
+_OF_FIGURES = [name for name in make_step_line(1).numbers.batch.__slots__ if name not in _OF_REPORT]
+
+
+@pytest.mark.parametrize(
+    "line", [step_line(1), RollbackLine(version=1, at_s=2, step_s=1, restored_version=0)]
+)
+def test_the_newest_step_of_older_software_is_read_from_its_index(
+    model_dir: Path, tmp_path: Path, line: StepLine | RollbackLine
+) -> None:
+    policy, optimizer = learner(model_dir)
+    store = open_checkpoints(tmp_path, policy)
+    save(store, policy, optimizer, Progress(1, line))
+    path = tmp_path / "000000000001" / "index.json"
+    index = unsealed(path.read_bytes())
+    flat = {"recommended_staleness": None} | json.loads(line.to_json())
+    older = flat | {"report": {name: flat.get(name) for name in _OF_REPORT}, "figures": None}
+    if isinstance(line, StepLine):
+        older["figures"] = {name: flat[name] for name in _OF_FIGURES}
+    for name in (*_OF_REPORT, *_OF_FIGURES):
+        older.pop(name, None)
+    index["progress"]["step"] = older
+    path.write_bytes(sealed(json.dumps(index | {"format": 3})))
+    assert store.restore(policy, optimizer)[0].step == line
 
 
 def test_a_checkpoint_of_another_model_or_run_is_refused(model_dir: Path, tmp_path: Path) -> None:
@@ -220,7 +239,7 @@ def test_every_step_has_one_line_whenever_the_learner_was_killed(tmp_path: Path)
         file.write(step_line(3).to_json()[:20])  # killed within the line
     log.catch_up(step_line(3))
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
-    assert lines == [replace(step_line(version), at_s=1.5).to_json() for version in (1, 2, 3)]
+    assert lines == [step_line(version).to_json() for version in (1, 2, 3)]
     with pytest.raises(StartupError, match=r"has step 3, .*is of step 2"):
         log.catch_up(step_line(2))
 
