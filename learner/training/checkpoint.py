@@ -11,7 +11,7 @@ journal since then.
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -54,23 +54,31 @@ class CheckpointGoneError(StartupError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ShardCopy:
+    """One rank's part of a checkpoint's tensors, on the CPU."""
+
+    parts: Mapping[str, Mapping[str, Tensor]]
+    """By the name of their directory."""
+    number: int
+    """How many copies the rank had made with this one; all ranks make the same."""
+
+    @classmethod
+    def of(cls, policy: Policy, optimizer: torch.optim.Optimizer, *, number: int) -> Self:
+        """Copy everything that the next step changes."""
+        return cls(
+            {_MASTERS: _copies(policy.tensors), _OPTIMIZER: _copies(_moments(policy, optimizer))}, number
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CheckpointCopy:
     """A learner between two steps, on the CPU."""
 
     progress: Progress
     place: JournalPlace
-    masters: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
+    shard: ShardCopy
     ranks: Ranks
-    """The ranks that have the other shards."""
-
-    @classmethod
-    def of(
-        cls, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress, place: JournalPlace
-    ) -> Self:
-        """Copy everything that the next step changes."""
-        policy.ranks.tell("copy")
-        return cls(progress, place, **parts_of(policy, optimizer), ranks=policy.ranks)
+    """The ranks that have copies of the other shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +146,10 @@ class CheckpointStore:
         names = checkpoint_names(self._directory)[-KEPT_CHECKPOINTS:]
         return [_index_in(self._directory / name).place for name in names]
 
-    def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[Progress, JournalPlace]:
-        """Load the newest checkpoint into policy and optimizer; without one, leave them at version 0.
+    def restore(self, load: Callable[[Path], None]) -> tuple[Progress, JournalPlace]:
+        """Return what the newest checkpoint says, and pass its verified files to ``load``.
+
+        Without one this is version 0, and nothing is loaded.
 
         Raises:
             StartupError: the newest checkpoint is damaged, or of another run or model.
@@ -156,17 +166,16 @@ class CheckpointStore:
             )
         _verify(path, index, (_MASTERS, _OPTIMIZER))
         try:
-            policy.ranks.tell("restore", path=str(path.absolute()))
-            load_into(policy, optimizer, path)
+            load(path)
         except (OSError, ValueError) as error:
             raise _damaged(path, str(error)) from error
         return index.progress, index.place
 
     def _stage(self, staged: Path, copy: CheckpointCopy) -> None:
         staged.mkdir()
-        for name, tensors in ((_MASTERS, copy.masters), (_OPTIMIZER, copy.optimizer)):
+        for name, tensors in copy.shard.parts.items():
             (staged / name).mkdir()
-            with copy.ranks.saving(staged / name, name) as group:
+            with copy.ranks.saving(staged / name, name, copy=copy.shard.number) as group:
                 save_tensors(staged / name, tensors, group=group)
         files = {str(file.relative_to(staged)): digest_of(file) for file in staged.glob("*/*")}
         index = CheckpointIndex(self._origin, files, copy.progress, copy.place)
@@ -180,11 +189,6 @@ class CheckpointStore:
                 shutil.rmtree(self._directory / old / _OPTIMIZER, ignore_errors=True)
             else:
                 shutil.rmtree(self._directory / old, ignore_errors=True)
-
-
-def parts_of(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Mapping[str, Tensor]]:
-    """Copy what this rank saves of a checkpoint's tensors, to the CPU, by the names of their directories."""
-    return {_MASTERS: _copies(policy.tensors), _OPTIMIZER: _copies(_moments(policy, optimizer))}
 
 
 def load_into(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -> None:

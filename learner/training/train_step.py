@@ -69,34 +69,25 @@ def train_step(
     Raises:
         StartupError: the objective cannot be loaded.
     """
-    with policy.ranks.failures_named():
-        policy.ranks.tell(
-            "step",
-            groups=groups,
-            version=version,
-            settings=settings,
-            expected_kl_nats=expected_kl_nats,
-            has_reference=reference is not None,
-        )
-        dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
-        batch = objective_batch(
-            groups,
-            version=version,
-            discount=group_discount(settings),
-            dtype=dtype,
-            device=device,
-            expected_kl_nats=expected_kl_nats,
-        )
-        row_tokens = policy.scorer.row_tokens(groups)
-        parts = [
-            collate(groups, part, width=batch.mask.shape[1], dtype=dtype, device=device)
-            for part in policy.ranks.share_out(row_tokens, budget_tokens=settings.micro_batch_tokens)
-        ]
-        if reference is not None:
-            batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
-        take = _take_slow_fast_step if settings.fast_steps else _take_step
-        figures = BatchFigures.of(groups, version=version)
-        return take(policy, optimizer, parts, batch, settings, version=version, figures=figures)
+    dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
+    batch = objective_batch(
+        groups,
+        version=version,
+        discount=group_discount(settings),
+        dtype=dtype,
+        device=device,
+        expected_kl_nats=expected_kl_nats,
+    )
+    row_tokens = policy.scorer.row_tokens(groups)
+    parts = [
+        collate(groups, part, width=batch.mask.shape[1], dtype=dtype, device=device)
+        for part in policy.ranks.share_out(row_tokens, budget_tokens=settings.micro_batch_tokens)
+    ]
+    if reference is not None:
+        batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
+    take = _take_slow_fast_step if settings.fast_steps else _take_step
+    figures = BatchFigures.of(groups, version=version)
+    return take(policy, optimizer, parts, batch, settings, version=version, figures=figures)
 
 
 def _take_slow_fast_step(

@@ -14,7 +14,6 @@ from learner.journal.step_journal import StepJournal, read_journal
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step_log import PART_BYTES, RollbackLine, StepLog, TrainedGroup
-from learner.training.checkpoint import CheckpointCopy
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
@@ -35,7 +34,7 @@ from node.weights.store.high_water import Head, HighWater
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import keep_base
-from support.checkpoints import open_checkpoints, origin_of
+from support.checkpoints import copy_of, open_checkpoints, origin_of, restore
 from support.clock import ManualClock
 from support.crashes import Acknowledged, Stop, every_stop
 from support.model_words import live_words, words_of
@@ -193,7 +192,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
 
     def restart(directory: Path) -> tuple[Progress, StepJournal]:
         policy.tensors[name].data.fill_(0)
-        progress, place = open_checkpoints(directory / "checkpoints", policy).restore(policy, optimizer)
+        progress, place = restore(open_checkpoints(directory / "checkpoints", policy), policy, optimizer)
         assert bool((policy.tensors[name] == progress.version).all())
         plan = read_journal(directory / "journal", progress, place, origin=origin, published=None)
         for record in plan.records:
@@ -213,7 +212,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
                 line = RollbackLine(version=5, restored_version=2, at_s=1.0, step_s=0.1)
                 progress = progress.rolled_back(line, "order", unacknowledged=progress.unacknowledged)
                 policy.tensors[name].data.fill_(5)
-                store.write(CheckpointCopy.of(policy, optimizer, progress, journal.roll()))
+                store.write(copy_of(policy, optimizer, progress, journal.roll()))
                 journal.cut(store.places())
                 told.say(5)
                 continue
@@ -224,7 +223,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
             policy.tensors[name].data.fill_(progress.version)
             if progress.version % 2 == 0:
                 journal.append(NewsEntry(0.5, None), version=progress.version)
-                store.write(CheckpointCopy.of(policy, optimizer, progress, journal.roll()))
+                store.write(copy_of(policy, optimizer, progress, journal.roll()))
                 journal.cut(store.places())
 
     stops = 0

@@ -28,7 +28,7 @@ from node.weights.format.layout import Layout, TensorSpec
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine
-from support.checkpoints import open_checkpoints, save
+from support.checkpoints import open_checkpoints, restore, save
 from support.gpu import DEVICE
 from support.groups import SAMPLING, make_group
 from support.made_up_groups import VERSION, gradient_of, made_up_groups, nearby
@@ -263,7 +263,7 @@ def test_a_checkpoint_restores_masters_moments_and_the_next_draw(
     drawn = torch.rand(3, device=policy.device)
     save(open_checkpoints(tmp_path, policy), policy, optimizer, Progress(3), JournalPlace())
     restored, restored_optimizer = learner()
-    open_checkpoints(tmp_path, restored).restore(restored, restored_optimizer)
+    restore(open_checkpoints(tmp_path, restored), restored, restored_optimizer)
     for name, tensor in policy.tensors.items():
         assert torch.equal(restored.tensors[name], tensor)
     before, after = optimizer.state_dict()["state"], restored_optimizer.state_dict()["state"]
