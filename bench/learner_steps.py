@@ -232,4 +232,4 @@ class Ours:
 
     def __call__(self) -> float:
         outcome = train_step(self._policy, self.optimizer, self._groups, version=0, settings=self._settings)
-        return outcome.gradient_norm
+        return outcome.numbers.gradient_norm

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import torch
 from grpc.aio import Channel
 
 from learner.config import LearnerConfig
@@ -40,8 +39,9 @@ from learner.records.writer_thread import StepWriter, WriterThread
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
 from learner.training.master_words import PolicyWords
-from learner.training.model import Policy, ScoringModel, load_policy, load_reference
+from learner.training.model import Policy
 from learner.training.order_taker import OrderTaker
+from learner.training.trainer import load_models
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from learner.training.work_shares import ONE_RANK, Ranks
@@ -182,8 +182,7 @@ async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
     if fleet is not None:
         await fleet.met()
     ranks: Ranks = ONE_RANK if fleet is None else fleet.group
-    policy = await asyncio.to_thread(_load_base_model, config, ranks)
-    reference = await asyncio.to_thread(_load_reference, config, ranks)
+    policy, reference = await asyncio.to_thread(load_models, config, device=config.device, ranks=ranks)
     base = await asyncio.to_thread(_keep_public_base, directory / "base.words", policy.master_words)
     store = await asyncio.to_thread(
         ArtifactStore,
@@ -408,29 +407,5 @@ def _start_ranks(config: LearnerConfig) -> "Fleet | None":
     return Fleet(config)
 
 
-def _load_base_model(config: LearnerConfig, ranks: Ranks) -> Policy:
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    return load_policy(
-        config.model_dir,
-        device=config.device,
-        compute_dtype=_compute_dtype(config),
-        rematerialise=config.rematerialise,
-        ranks=ranks,
-    )
-
-
 def _keep_public_base(path: Path, words: PolicyWords) -> PublicBase:
     return PublicBase.keep(path, words.digests(), words.copy_frames, layout=words.layout)
-
-
-def _load_reference(config: LearnerConfig, ranks: Ranks) -> ScoringModel | None:
-    if config.reference_kl_coefficient == 0:
-        return None
-    return load_reference(
-        config.model_dir, device=config.device, compute_dtype=_compute_dtype(config), ranks=ranks
-    )
-
-
-def _compute_dtype(config: LearnerConfig) -> torch.dtype | None:
-    return torch.bfloat16 if config.compute_dtype == "bfloat16" else None

@@ -9,36 +9,19 @@ from prometheus_client import CollectorRegistry
 
 from learner.disk_wait import DiskWait
 from learner.step_log import StepLine
+from learner.step_numbers import GAUGES
 from node.clock import Clock
 from node.telemetry.metric_factory import MetricFactory
 from node.telemetry.metrics import NodeMetrics
 
 _VERSIONS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-
 _OF_STEP: Final = {
-    "reward_mean": "Mean reward of the newest batch.",
-    "reward_deviation": "Standard deviation of rewards within a group, mean of the newest batch.",
-    "zero_advantage_ratio": "Share of the newest batch's groups whose rewards are all equal.",
-    "completion_tokens_mean": "Mean length of the newest batch's completions.",
-    "completion_tokens_p95": "Length that 95 % of the newest completions do not exceed.",
-    "completion_tokens_max": "Longest completion of the newest batch.",
-    "prompt_tokens_mean": "Mean length of the newest batch's prompts.",
-    "cut_ratio": "Share of the newest batch's completions that ended at the token limit.",
-    "kl_nats": "KL(behaviour || learner) per token of the newest batch.",
-    "reference_kl_nats": "KL(learner || base model) per token of the newest batch.",
-    "surprisal_nats": "Minus the mean learner logprob of the newest batch.",
-    "ess_ratio": "Effective sample size of the newest batch over its size.",
-    "clip_ratio": "Share of the newest batch that was clipped.",
-    "truncated_ratio": "Share of the newest batch's tokens whose ratio was cut to a ceiling.",
-    "trust_ratio": "Mean share of the correction for divergence that the newest completions got.",
-    "gradient_norm": "Norm of the newest gradient before clipping.",
-    "learning_rate": "Of the newest step, by learner.lr_schedule.",
-    "staleness_mean_versions": "Mean staleness of the newest batch's groups.",
+    **GAUGES,
     "recommended_staleness_versions": "Staleness at which half of the effective sample size should be left.",
     "tokens_per_second": "Completion tokens of the newest step over its time.",
 }
-"""Gauges by name, see ``StepLine.numbers``."""
+"""Gauges by name, see ``StepLine.gauges``."""
 
 _OF_AGE: Final = {
     "drift_nats": "KL(behaviour || learner) per token that an age alone makes.",
@@ -150,20 +133,20 @@ class LearnerMetrics:
     def show_step(self, line: StepLine) -> None:
         """Show a step that was taken."""
         self.show_batch(line)
-        self.version.set(line.report.version)
-        self.step_seconds.observe(line.report.step_s)
-        self.trained_tokens.inc(line.tokens)
-        self.clamped_tokens.inc(line.clamped_tokens)
+        self.version.set(line.version)
+        self.step_seconds.observe(line.step_s)
+        self.trained_tokens.inc(line.numbers.tokens)
+        self.clamped_tokens.inc(line.numbers.clamped_tokens)
         for group in line.groups:
             self.staleness_versions.observe(group.staleness_versions)
 
     def show_batch(self, line: StepLine) -> None:
         """Show the numbers of the newest batch, whether a step was taken on it or not."""
-        numbers = line.numbers()
+        shown = line.gauges()
         for name, gauge in self._of_step.items():
-            gauge.set(numbers.get(name, math.nan))
+            gauge.set(shown.get(name, math.nan))
         self._grader_metric.clear()  # of the newest batch only, so that there are never more than its names
-        for name, mean in line.report.grader_metrics.items():
+        for name, mean in line.numbers.batch.grader_metrics.items():
             self._grader_metric.labels(name).set(mean)
 
     def show_age(self, age_versions: int, **values: float) -> None:

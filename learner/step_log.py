@@ -10,19 +10,15 @@ A full part is never written again: it may be compressed or moved away while the
 
 import dataclasses
 import json
-import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-import numpy as np
-
+from learner.step_numbers import StepNumbers
 from node import durable
 from node.errors import StartupError
-from node.rollout import Finish, RolloutGroup
-from node.run import StepReport
+from node.run import RecommendedStaleness, StepReport
 from node.step_log_parts import part_of, parts_of
 
 PART_BYTES: Final = 64 << 20
@@ -30,8 +26,6 @@ PART_BYTES: Final = 64 << 20
 
 _TAIL_BYTES: Final = 4 << 20
 """More than the longest line: 65 536 groups of 40 bytes."""
-
-_OF_A_ROLLBACK: Final = ("at_s", "restored_version", "groups", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,65 +37,22 @@ class TrainedGroup:
     staleness_versions: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchFigures:
-    """Lengths and rewards of a batch's completions; fields are named as their metrics."""
-
-    completion_tokens_mean: float
-    completion_tokens_p95: float
-    """Linearly interpolated."""
-    completion_tokens_max: int
-    prompt_tokens_mean: float
-    """Over groups."""
-    cut_ratio: float
-    """Share of completions that ended at the token limit."""
-    reward_deviation: float
-    """Mean over groups of the standard deviation within each (divisor: its size)."""
-    zero_advantage_ratio: float
-    """Share of groups whose rewards are all equal: they teach nothing."""
-
-    @classmethod
-    def of(cls, groups: Sequence[RolloutGroup]) -> Self:
-        """Measure the groups of a batch, at least one."""
-        completions = [completion for group in groups for completion in group.completions]
-        lengths = np.array([completion.drawn_tokens for completion in completions])
-        rewards = [np.array([completion.reward for completion in group.completions]) for group in groups]
-        return cls(
-            completion_tokens_mean=float(lengths.mean()),
-            completion_tokens_p95=float(np.percentile(lengths, 95)),
-            completion_tokens_max=int(lengths.max()),
-            prompt_tokens_mean=float(np.mean([len(group.prompt_token_ids) for group in groups])),
-            cut_ratio=float(np.mean([completion.finish is Finish.LENGTH for completion in completions])),
-            reward_deviation=float(np.mean([of_group.std() for of_group in rewards])),
-            zero_advantage_ratio=float(np.mean([np.ptp(of_group) == 0 for of_group in rewards])),
-        )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
-    """The log line of a step."""
+    """The log line of a step, or of a batch that taught nothing."""
 
+    version: int
+    """The version that it made, or that met a batch which taught nothing."""
     at_s: float
     """Unix seconds on the learner's clock, when the parameters were new."""
-    report: StepReport
-    tokens: int
-    """Completion tokens trained on."""
+    step_s: float
+    """From batch to new parameters."""
+    numbers: StepNumbers
     groups: tuple[TrainedGroup, ...]
-    clamped_tokens: int = 0
-    """Tokens whose log ratio was clamped, see ``StepOutcome``."""
-    truncated_fraction: float | None = None
-    """Share of tokens whose ratio was cut to the objective's ceiling; None: it has none."""
-    trust_mean: float | None = None
-    """Mean share of the correction for divergence that completions got; None: all of it."""
-    learning_rate: float | None = None
-    """Rate of the step, by schedule. None: no step was taken."""
-    reference_kl_nats: float | None = None
-    """KL(learner || base model), mean over tokens; None: not asked for."""
-    figures: BatchFigures | None = None
-    teaching_groups: int | None = None
-    """Groups that taught something. 0: no step was taken, and the version stays. None: not known."""
+    recommended_staleness: RecommendedStaleness | None = None
+    """As of this step. None, as the rest where the line was written at a start: not worked out."""
     groups_wait_s: float | None = None
-    """Wait for groups since the step before. As the rest, unknown where the line was written at a start."""
+    """Wait for groups since the step before."""
     masters_wait_s: float | None = None
     """The part of ``step_s`` in which the step waited for the publisher to read the version before."""
     journal_s: float | None = None
@@ -112,59 +63,57 @@ class StepLine:
     """Time that took, from masters to stored for upload."""
     changed_settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Settings that differ from those of the step before: what each was and is, as JSON has it."""
-    restored_version: int | None = None
-    """The version whose weights an operator's rollback restored. It consumed no group, and the report has
-    nothing but its number. None: a step made this version."""
-
-    @classmethod
-    def of_rollback(cls, version: int, *, restored_version: int, at_s: float, took_s: float) -> Self:
-        """Return the line of a rollback that made ``version``."""
-        nan = math.nan
-        report = StepReport(version, nan, nan, 0, nan, nan, nan, nan, took_s, nan)
-        return cls(at_s, report, tokens=0, groups=(), restored_version=restored_version)
 
     @property
     def is_step(self) -> bool:
         """Whether a step was taken on the batch: it taught something."""
-        return self.teaching_groups != 0
+        return self.numbers.teaching_groups > 0
 
     @property
     def version_before(self) -> int:
         """The version that met the batch."""
-        return self.report.version - self.is_step
+        return self.version - self.is_step
+
+    @property
+    def reward_mean(self) -> float:
+        """Mean reward of the batch."""
+        return self.numbers.batch.reward_mean
 
     def to_json(self) -> str:
-        """Return one flat object: the fields of report and figures beside the others."""
-        fields = dataclasses.asdict(self)
-        if self.restored_version is not None:
-            shown = {"version": self.report.version, "step_s": self.report.step_s}
-            return json.dumps({**shown, **{key: fields[key] for key in _OF_A_ROLLBACK}})
-        return json.dumps({**fields.pop("report"), **(fields.pop("figures") or {}), **fields})
+        """Return one flat object: the numbers beside the other fields."""
+        told = dataclasses.asdict(self)
+        del told["numbers"]
+        return json.dumps({**self.numbers.flat(), **told})
 
-    def numbers(self) -> dict[str, float]:
-        """Return the step's numbers by the name of their gauge, without ``heterorl_learner_``.
+    def gauges(self) -> dict[str, float]:
+        """Return what is known of the step by the name of its gauge, without ``heterorl_learner_``."""
+        gauges = self.numbers.gauges() | {"tokens_per_second": self.numbers.tokens / max(self.step_s, 1e-9)}
+        if self.recommended_staleness is not None and self.recommended_staleness.versions is not None:
+            gauges["recommended_staleness_versions"] = self.recommended_staleness.versions
+        return gauges
 
-        What is not known has no entry. What graders measured is here as ``grader_<name>``, and has one gauge.
-        """
-        report, recommended = self.report, self.report.recommended_staleness
-        numbers = {
-            "reward_mean": report.reward_mean,
-            "kl_nats": report.kl_nats,
-            "surprisal_nats": report.surprisal_nats,
-            "ess_ratio": report.ess_ratio,
-            "clip_ratio": report.clip_fraction,
-            "gradient_norm": report.gradient_norm,
-            "staleness_mean_versions": report.staleness_mean_versions,
-            "recommended_staleness_versions": recommended and recommended.versions,
-            "tokens_per_second": self.tokens / max(report.step_s, 1e-9),
-            "truncated_ratio": self.truncated_fraction,
-            "trust_ratio": self.trust_mean,
-            "learning_rate": self.learning_rate,
-            "reference_kl_nats": self.reference_kl_nats,
-            **(dataclasses.asdict(self.figures) if self.figures else {}),
-            **{f"grader_{name}": value for name, value in report.grader_metrics.items()},
-        }
-        return {name: value for name, value in numbers.items() if value is not None}
+    def report(self) -> StepReport:
+        """Return what the coordinator is told of the step: the numbers that a report has fields for."""
+        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        told = {**self.numbers.flat(), **own}
+        return StepReport(**{one.name: told[one.name] for one in dataclasses.fields(StepReport)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackLine:
+    """The log line of an operator's rollback, which consumed no group."""
+
+    version: int
+    """The version that it made."""
+    at_s: float
+    """As of a step, and so is ``step_s``."""
+    step_s: float
+    restored_version: int
+    """The version whose weights it has."""
+
+    def to_json(self) -> str:
+        """Return one flat object, with the keys of a step that counts add up."""
+        return json.dumps({**dataclasses.asdict(self), "groups": [], "tokens": 0})
 
 
 class StepLog:
@@ -174,7 +123,7 @@ class StepLog:
         self._path = path
         self._part_bytes = part_bytes
 
-    def append(self, line: StepLine) -> None:
+    def append(self, line: StepLine | RollbackLine) -> None:
         """Write one line; durable on return.
 
         Raises:
@@ -184,7 +133,7 @@ class StepLog:
             durable.rename(self._path, part_of(self._path, version=_version_of(self._tail())))
         durable.append(self._path, line.to_json().encode() + b"\n")
 
-    def catch_up(self, newest: StepLine | None) -> None:
+    def catch_up(self, newest: StepLine | RollbackLine | None) -> None:
         """Repair the end of the file after a kill: drop half a line, add the newest if it is missing.
 
         Raises:
@@ -199,7 +148,7 @@ class StepLog:
         logged = _version_of(whole)
         if not logged and (parts := parts_of(self._path)):
             logged = parts[-1].version  # killed between the renaming and the next line
-        known = 0 if newest is None else newest.report.version
+        known = 0 if newest is None else newest.version
         if logged > known:
             raise StartupError(
                 f"{self._path} has step {logged}, the last intact entry of the journal beside it is of step "

@@ -174,7 +174,7 @@ def read_journal(directory: Path) -> Mapping[int, tuple[str, ...]]:
                 break
             if (step := json.loads(text).get("step")) is not None:
                 line = step["line"]
-                steps[line["report"]["version"]] = tuple(group["group_id"] for group in line["groups"])
+                steps[line["version"]] = tuple(group["group_id"] for group in line["groups"])
     return steps
 
 

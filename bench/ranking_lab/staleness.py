@@ -1,6 +1,6 @@
 """One seed at one staleness: the learner's steps and the sampler's engine in one process, by turns.
 
-    version v:  words of v - staleness -> engine -> groups -> GradientSteps -> version v + 1
+    version v:  words of v - staleness -> engine -> groups -> Trainer -> version v + 1
 
 Objective, step, drift, scorer, engine and grader are production's; the versions between are not waited for.
 """
@@ -19,8 +19,9 @@ from bench.ranking_lab.ranker import Ranker, read_rows
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import DivergencePanel, Observed
 from learner.journal.progress import Progress
-from learner.training.gradient_steps import GradientSteps
 from learner.training.model import Policy, load_policy
+from learner.training.replay import next_step
+from learner.training.trainer import Trainer
 
 STALENESS: Final = (0, 64)
 VERSIONS: Final = 500
@@ -72,7 +73,7 @@ def simulate(cell: Cell) -> Curve:
     train, held_out = rows[: -cell.held_out], rows[-cell.held_out :]
     config = LearnerConfig(model_dir=cell.model, learning_rate=cell.learning_rate)
     policy = load_policy(cell.model, device="cpu")
-    steps, panel = GradientSteps(config, policy, None), DivergencePanel()
+    trainer, panel = Trainer(policy, config), DivergencePanel()
     sampler, judge = (Ranker(cell.model, seed=cell.seed) for _ in range(2))
     kept: deque[NDArray[np.uint16]] = deque(maxlen=cell.staleness + 1)
     draw = random.Random(cell.seed)
@@ -87,7 +88,7 @@ def simulate(cell: Cell) -> Curve:
         age = version - behaviour
         [expected_nats] = panel.expected("lab", np.array([age])).tolist()
         expected = [{behaviour: expected_nats}] * GROUPS
-        outcome, _ = steps.take(groups, expected, progress=Progress(version))
+        outcome = trainer.step(next_step(groups, expected, config, Progress(version)))
         idle += not outcome.is_applied
         panel.observe([Observed("lab", kl, ((age, 1.0),)) for kl in outcome.kl_nats_of_groups])
         if version + 1 in evaluated_at:

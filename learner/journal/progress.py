@@ -7,7 +7,7 @@ from typing import Final
 
 from learner.intake.trained_slots import TrainedSlots
 from learner.objective.entropy_switch import EntropySwitch
-from learner.step_log import StepLine
+from learner.step_log import RollbackLine, StepLine
 from node.run import StepRecord
 
 CHANGES_KEPT: Final = 32
@@ -78,7 +78,7 @@ class StepEntry:
     @property
     def version(self) -> int:
         """The version that the step made."""
-        return self.line.report.version
+        return self.line.version
 
     @property
     def record(self) -> StepRecord:
@@ -108,8 +108,8 @@ class Progress:
     """The state of training apart from the tensors."""
 
     version: int
-    step: StepLine | None = None
-    """The step that made this version."""
+    step: StepLine | RollbackLine | None = None
+    """The step or rollback that made this version."""
     unacknowledged: tuple[StepRecord, ...] = ()
     """Step records the coordinator may not have, this version's included."""
     trained_slots: tuple[tuple[int, int], ...] = ()
@@ -139,7 +139,7 @@ class Progress:
         return {key: (was, is_now) for key, (was, is_now) in texts.items() if was != is_now}
 
     def rolled_back(
-        self, line: StepLine, order: str, *, unacknowledged: tuple[StepRecord, ...]
+        self, line: RollbackLine, order: str, *, unacknowledged: tuple[StepRecord, ...]
     ) -> "Progress":
         """Return the progress once a rollback, which ``line`` tells of, is durable.
 
@@ -148,8 +148,7 @@ class Progress:
         Args:
             unacknowledged: step records the coordinator may not have.
         """
-        assert line.restored_version is not None
-        version = line.report.version
+        version = line.version
         return replace(
             self,
             version=version,
@@ -186,7 +185,7 @@ class Progress:
             step=entry.line,
             unacknowledged=tuple(one for one in records if one.version > entry.acknowledged_version),
             trained_slots=TrainedSlots(self.trained_slots).with_groups(entry.record.group_ids).runs,
-            recent_rewards=(*self.recent_rewards, entry.line.report.reward_mean)[-window:],
+            recent_rewards=(*self.recent_rewards, entry.line.reward_mean)[-window:],
             best=entry.best,
             entropy_switch=entry.entropy_switch,
             settings=entry.settings,

@@ -23,9 +23,9 @@ from torch.func import functional_call
 from learner.intake.named_versions import LEAST_NATS, Scored, fits_better
 from learner.objective.divergence import kl_behaviour_learner
 from learner.operator_orders import VersionGoneError
-from learner.training.gradient_steps import versions_of_tokens
 from learner.training.micro_batches import collate, micro_batches, objective_batch
 from learner.training.model import Policy
+from learner.training.replay import versions_of_tokens
 from node.rollout import RolloutGroup
 
 logger = logging.getLogger(__name__)

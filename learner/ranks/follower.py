@@ -10,22 +10,20 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from learner.config import LearnerConfig
 from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError, is_out_of_memory
 from learner.ranks.launching import coding_threads, config_of, join_ranks, neighbours
-from learner.ranks.orders import Order, OrderStream, StepOrder
+from learner.ranks.order_stream import OrderStream
 from learner.ranks.rank_group import RankGroup
-from learner.training.checkpoint import begin_anew, load_into, parts_of
-from learner.training.model import Policy, load_policy, load_reference
-from learner.training.optimizer import adopt_settings, make_optimizer
+from learner.training.checkpoint import ShardCopy
+from learner.training.orders import Order, StepOrder
 from learner.training.tensor_files import save_tensors
-from learner.training.train_step import train_step
+from learner.training.trainer import Trainer, load_models
 from node.errors import HeteroRLError
 from node.process.daemon import SIGNALS
 
@@ -33,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 class Follower:
-    """A rank's model, optimizer and newest copy."""
+    """A rank's trainer and its newest copy."""
 
-    def __init__(self, config: LearnerConfig, group: RankGroup) -> None:
+    def __init__(self, config: LearnerConfig, group: RankGroup, *, device: str) -> None:
         """Load this rank's part of the model.
 
         Raises:
@@ -43,84 +41,64 @@ class Follower:
         """
         self._config = config
         self._group = group
-        compute_dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else None
-        device = rank_device(config.device)
-        self.policy: Policy = load_policy(
-            config.model_dir,
-            device=device,
-            compute_dtype=compute_dtype,
-            rematerialise=config.rematerialise,
-            ranks=group,
-        )
-        self._reference = None
-        if config.reference_kl_coefficient:
-            self._reference = load_reference(
-                config.model_dir, device=device, compute_dtype=compute_dtype, ranks=group
-            )
-        self._optimizer = make_optimizer(self.policy, config)
-        group.follow_writes(self._optimizer)
-        self._copy: Mapping[str, Mapping[str, Tensor]] = {}
-        self._copies = 0
-        """How many were made. An order to save names its copy, and may come before that is made."""
+        policy, reference = load_models(config, device=device, ranks=group)
+        self.trainer = Trainer(policy, config, reference)
+        self._copy: ShardCopy | None = None
+        """The newest. An order to save names its copy, and may come before that is made."""
         self._copied = threading.Condition()
 
     def obey(self, order: Order) -> None:
         """Do what the first rank does now."""
-        if order.name == "step":
-            self._step(StepOrder.of(order, self._config))
-        elif order.name == "check":
-            self.policy.is_finite()
-        elif order.name == "copy":
-            copy = parts_of(self.policy, self._optimizer)
-            with self._copied:
-                self._copy, self._copies = copy, order.values["number"]
-                self._copied.notify_all()
-        elif order.name == "restore":
-            load_into(self.policy, self._optimizer, Path(order.values["path"]))
-        elif order.name == "begin anew":
-            begin_anew(self.policy, self._optimizer, Path(order.values["masters"]))
-        else:
-            raise ValueError(f"the first rank of another version of this program orders {order.name!r}")
+        match order.name:
+            case "step":
+                self.trainer.step(StepOrder.of(order, objective=self._config.objective))
+            case "check":
+                self.trainer.is_finite()
+            case "copy":
+                copy = self.trainer.copy()
+                with self._copied:
+                    self._copy = copy
+                    self._copied.notify_all()
+            case "restore":
+                self.trainer.restore(Path(order.values["path"]))
+            case "begin anew":
+                self.trainer.begin_anew(Path(order.values["path"]))
+            case unknown:
+                raise ValueError(f"the first rank of another version of this program orders {unknown!r}")
 
     def save(self) -> None:
         """Save shards of the newest copy, whenever the first rank does."""
         while (order := self._group.saves.receive()).name == "save":
-            self._await_copy(order.values["copy"])
+            copy = self._wait_for_copy(order.values["copy"])
             try:
                 save_tensors(
                     Path(order.values["directory"]),
-                    self._copy[order.values["part"]],
+                    copy.parts[order.values["part"]],
                     group=self._group.saves.exchanges,
                 )
             except (OSError, ValueError) as error:
                 # The first rank hears of it too, and tries again once there is room.
                 logger.warning("shards not saved", extra={"error": str(error)})
 
-    def _await_copy(self, number: int) -> None:
+    def _wait_for_copy(self, number: int) -> ShardCopy:
         """Wait until the training thread has made a copy: it hears of it by another stream than this one.
 
         Raises:
             RankLostError: it has not, within the limit.
         """
         limit_s = self._config.rank_timeout_s
-        with self._copied:
-            if not self._copied.wait_for(lambda: self._copies == number, limit_s):
-                raise RankLostError(
-                    f"copy {number} is to be saved, and {self._copies} was the last one made, {limit_s:g} s "
-                    "later: a step does not end, see the logs of the first rank and of this one"
-                )
 
-    def _step(self, step: StepOrder) -> None:
-        adopt_settings(self._optimizer, step.settings)
-        train_step(
-            self.policy,
-            self._optimizer,
-            step.groups,
-            version=step.version,
-            settings=step.settings,
-            expected_kl_nats=step.expected_kl_nats,
-            reference=self._reference if step.has_reference else None,
-        )
+        def made() -> ShardCopy | None:
+            return self._copy if self._copy is not None and self._copy.number == number else None
+
+        with self._copied:
+            copy = self._copied.wait_for(made, limit_s)
+        if copy is None:
+            raise RankLostError(
+                f"copy {number} is to be saved, and was not made within {limit_s:g} s: a step does not end, "
+                "see the logs of the first rank and of this one"
+            )
+        return copy
 
 
 def rank_device(device: str) -> str:
@@ -176,8 +154,7 @@ def _follow() -> None:
     orders = OrderStream()
     neighbours()
     config = config_of(orders.receive())
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    device = rank_device(config.device)  # from here on the group's, too
     group = RankGroup(
         config.mesh,
         device_type=config.device.partition(":")[0],
@@ -186,8 +163,8 @@ def _follow() -> None:
         offloads=config.offload,
         limit_s=config.rank_timeout_s,
     )
-    follower = Follower(config, group)
-    for work in (follower.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]
+    follower = Follower(config, group, device=device)
+    for work in (follower.trainer.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]
         threading.Thread(target=_or_end, args=(work,), daemon=True).start()
     while (order := orders.receive()).name != "end":
         follower.obey(order)

@@ -29,9 +29,10 @@ from torch._C._distributed_c10d import TCPStore
 from learner.config import LearnerConfig
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError
-from learner.ranks.orders import Order, OrderStream
+from learner.ranks.order_stream import OrderStream
 from learner.ranks.rank_group import RankGroup
 from learner.sizing.mesh_sizes import MeshSizes
+from learner.training.orders import Order
 from node.errors import StartupError
 from node.process.abandoned_threads import abandon
 from node.process.daemon import SIGNALS
@@ -47,7 +48,7 @@ END_LIMIT_S: Final = 10.0
 
 def coding_threads(config: LearnerConfig) -> int:
     """Return how many threads of this rank code a version: as many as compute, if nothing is configured."""
-    return config.publish_threads or torch.get_num_threads()
+    return config.publish_threads or config.threads or torch.get_num_threads()
 
 
 def is_under_torchrun() -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from learner.ranks.errors import RankLostError
 from learner.ranks.frame_work import FrameWork
-from learner.ranks.orders import Order, OrderStream, StepOrder
+from learner.ranks.order_stream import OrderStream
 from learner.ranks.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
 from learner.ranks.shard_words import ShardWords
 from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
@@ -30,6 +30,7 @@ from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
 from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
+from learner.training.orders import Order
 from learner.training.scorer import Scorer
 from node.weights.format.layout import Layout
 
@@ -81,7 +82,6 @@ class RankGroup:
         self._diagnose = diagnose
         self._coding_threads = coding_threads
         self._words_stream = OrderStream(limit_s=limit_s)
-        self._copies = 0
         self.saves = OrderStream(limit_s=limit_s)
         """Orders to save."""
         self._words: SharedWords | None = None
@@ -157,19 +157,11 @@ class RankGroup:
             device=self.device,
         )
 
-    def tell(self, order: str, **values: Any) -> None:
+    def tell(self, order: Callable[[], Order]) -> None:
         """Tell the other ranks to do what the first one does next."""
-        if self._orders is None:
-            return
-        if order == "step":
-            told = StepOrder(**values).order
-        else:
-            if order == "copy":
-                self._copies += 1
-                values["number"] = self._copies
-            told = Order(order, values)
-        with self.failures_named():
-            self._orders.send(told)
+        if self._orders is not None:
+            with self.failures_named():
+                self._orders.send(order())
 
     @contextmanager
     def failures_named(self) -> Iterator[None]:
@@ -219,14 +211,14 @@ class RankGroup:
         optimizer.register_step_pre_hook(wait_for_all)
 
     @contextmanager
-    def saving(self, directory: Path, part: str) -> Iterator[ProcessGroup]:
-        """Tell the other ranks to save their shards of one part of a checkpoint meanwhile; yield all ranks.
+    def saving(self, directory: Path, part: str, *, copy: int) -> Iterator[ProcessGroup]:
+        """Tell the other ranks to save their shards of one part of that copy meanwhile; yield all ranks.
 
         Raises:
             RankLostError: one of them is gone, or does not answer.
         """
         with self.failures_named():
-            self.saves.send(Order("save", {"directory": str(directory), "part": part, "copy": self._copies}))
+            self.saves.send(Order("save", {"directory": str(directory), "part": part, "copy": copy}))
             yield self.saves.exchanges
 
     def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:

@@ -35,8 +35,9 @@ from learner.ranks.frame_work import (
     payload_sizes,
     results_of,
 )
-from learner.ranks.orders import Order, OrderStream
+from learner.ranks.order_stream import OrderStream
 from learner.training.master_words import Spool
+from learner.training.orders import Order
 from learner.training.version_coder import Put
 from node.weights.assembly.encode import CodedFrame
 from node.weights.assembly.merge import MergedFrame

@@ -49,7 +49,7 @@ class SampleWriter:
             first = batch[: self._first_groups]
             self._first_groups -= len(first)
             return partial(self._append, first, line) if first else None
-        version = line.report.version
+        version = line.version
         if line.is_step and version % self._every_versions:
             return None
         # A batch is sorted by age: its first groups would not show what the model writes now.
@@ -67,7 +67,7 @@ class SampleWriter:
         advantages: list[float] = standardised_advantage(rewards).tolist()
         pairs = list(zip(group.completions, advantages, strict=True))
         return GroupSample(
-            version=0 if line is None else line.report.version,
+            version=0 if line is None else line.version,
             at_s=group.spooled_at_s if line is None else line.at_s,
             group_id=group.group_id,
             sampler_id=group.sampler_id,

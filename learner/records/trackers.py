@@ -33,7 +33,7 @@ class TensorBoardWriter:
 
     def _write(self, line: StepLine) -> None:
         for name, value in _numbers(line).items():
-            self._events.add_scalar(name, value, global_step=line.report.version, walltime=line.at_s)
+            self._events.add_scalar(name, value, global_step=line.version, walltime=line.at_s)
         self._events.flush()
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class WandbWriter:
                 silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
             )
             self._run = self._wandb.init(**self._begin, settings=quiet)
-        self._run.log(_numbers(line), step=line.report.version)
+        self._run.log(_numbers(line), step=line.version)
 
     def close(self) -> None:
         """Send or store what is left."""
@@ -93,4 +93,4 @@ class WandbWriter:
 
 
 def _numbers(line: StepLine) -> dict[str, float]:
-    return {f"heterorl_learner_{name}": value for name, value in line.numbers().items()}
+    return {f"heterorl_learner_{name}": value for name, value in line.gauges().items()}

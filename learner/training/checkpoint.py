@@ -11,11 +11,11 @@ journal since then.
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import blake3
 import torch
@@ -26,6 +26,8 @@ from learner.journal.checkpoint_names import checkpoint_name, checkpoint_names
 from learner.journal.progress import Progress
 from learner.journal.records import Origin
 from learner.journal.restart import KEPT_CHECKPOINTS, JournalPlace
+from learner.step_log import RollbackLine, StepLine
+from learner.step_numbers import BatchFigures, StepNumbers
 from learner.training.model import Policy
 from learner.training.tensor_files import load_tensors, save_tensors, shapes_in
 from learner.training.uncached_files import digest_of
@@ -35,8 +37,8 @@ from node.errors import StartupError
 from node.sealed import sealed, unsealed
 from node.weights.format.layout import Layout
 
-FORMAT: Final = 3
-"""Without a digest of index.json: 2."""
+FORMAT: Final = 4
+"""With the newest step as older software had it: 3; and without a digest of index.json: 2."""
 
 _MASTERS: Final = "masters"
 _OPTIMIZER: Final = "optimizer"
@@ -52,23 +54,31 @@ class CheckpointGoneError(StartupError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ShardCopy:
+    """One rank's part of a checkpoint's tensors, on the CPU."""
+
+    parts: Mapping[str, Mapping[str, Tensor]]
+    """By the name of their directory."""
+    number: int
+    """How many copies the rank had made with this one; all ranks make the same."""
+
+    @classmethod
+    def of(cls, policy: Policy, optimizer: torch.optim.Optimizer, *, number: int) -> Self:
+        """Copy everything that the next step changes."""
+        return cls(
+            {_MASTERS: _copies(policy.tensors), _OPTIMIZER: _copies(_moments(policy, optimizer))}, number
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CheckpointCopy:
     """A learner between two steps, on the CPU."""
 
     progress: Progress
     place: JournalPlace
-    masters: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
+    shard: ShardCopy
     ranks: Ranks
-    """The ranks that have the other shards."""
-
-    @classmethod
-    def of(
-        cls, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress, place: JournalPlace
-    ) -> Self:
-        """Copy everything that the next step changes."""
-        policy.ranks.tell("copy")
-        return cls(progress, place, **parts_of(policy, optimizer), ranks=policy.ranks)
+    """The ranks that have copies of the other shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +146,10 @@ class CheckpointStore:
         names = checkpoint_names(self._directory)[-KEPT_CHECKPOINTS:]
         return [_index_in(self._directory / name).place for name in names]
 
-    def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[Progress, JournalPlace]:
-        """Load the newest checkpoint into policy and optimizer; without one, leave them at version 0.
+    def restore(self, load: Callable[[Path], None]) -> tuple[Progress, JournalPlace]:
+        """Return what the newest checkpoint says, and pass its verified files to ``load``.
+
+        Without one this is version 0, and nothing is loaded.
 
         Raises:
             StartupError: the newest checkpoint is damaged, or of another run or model.
@@ -154,17 +166,16 @@ class CheckpointStore:
             )
         _verify(path, index, (_MASTERS, _OPTIMIZER))
         try:
-            policy.ranks.tell("restore", path=str(path.absolute()))
-            load_into(policy, optimizer, path)
+            load(path)
         except (OSError, ValueError) as error:
             raise _damaged(path, str(error)) from error
         return index.progress, index.place
 
     def _stage(self, staged: Path, copy: CheckpointCopy) -> None:
         staged.mkdir()
-        for name, tensors in ((_MASTERS, copy.masters), (_OPTIMIZER, copy.optimizer)):
+        for name, tensors in copy.shard.parts.items():
             (staged / name).mkdir()
-            with copy.ranks.saving(staged / name, name) as group:
+            with copy.ranks.saving(staged / name, name, copy=copy.shard.number) as group:
                 save_tensors(staged / name, tensors, group=group)
         files = {str(file.relative_to(staged)): digest_of(file) for file in staged.glob("*/*")}
         index = CheckpointIndex(self._origin, files, copy.progress, copy.place)
@@ -178,11 +189,6 @@ class CheckpointStore:
                 shutil.rmtree(self._directory / old / _OPTIMIZER, ignore_errors=True)
             else:
                 shutil.rmtree(self._directory / old, ignore_errors=True)
-
-
-def parts_of(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Mapping[str, Tensor]]:
-    """Copy what this rank saves of a checkpoint's tensors, to the CPU, by the names of their directories."""
-    return {_MASTERS: _copies(policy.tensors), _OPTIMIZER: _copies(_moments(policy, optimizer))}
 
 
 def load_into(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -> None:
@@ -306,10 +312,13 @@ def _index_in(path: Path) -> CheckpointIndex:
         )
     try:
         data = (path / _INDEX).read_bytes()
-        index = _AS_INDEX.validate_python(unsealed(data, must_be_sealed=not data.endswith(_UNSEALED)))
-    except (OSError, ValueError) as error:
+        document = unsealed(data, must_be_sealed=not data.endswith(_UNSEALED))
+        if document["format"] < FORMAT and document["progress"]["step"] is not None:
+            document["progress"]["step"] = _of_older(document["progress"]["step"])
+        index = _AS_INDEX.validate_python(document)
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise _damaged(path, f"{_INDEX}: {error}") from error
-    if index.format not in (FORMAT, FORMAT - 1):
+    if index.format not in (2, 3, FORMAT):
         raise StartupError(
             f"checkpoint {path} has format {index.format}, this version of heterorl-node reads {FORMAT}",
             fix="Run the version that wrote it, or begin a new run with what it exports.",
@@ -317,6 +326,16 @@ def _index_in(path: Path) -> CheckpointIndex:
     if index.progress.version != int(path.name):
         raise _damaged(path, f"{_INDEX} says it is version {index.progress.version}")
     return index
+
+
+def _of_older(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the newest step or rollback of formats 2 and 3 as today's, whose numbers are in one place."""
+    known = {**line["report"], **(line["figures"] or {}), **line}
+    if known.get("restored_version") is not None:
+        return {one.name: known[one.name] for one in fields(RollbackLine)}
+    known["batch"] = {one.name: known[one.name] for one in fields(BatchFigures)}
+    known["numbers"] = {one.name: known[one.name] for one in fields(StepNumbers)}
+    return {one.name: known[one.name] for one in fields(StepLine) if one.name in known}
 
 
 def _verify(path: Path, index: CheckpointIndex, parts: Sequence[str]) -> None:

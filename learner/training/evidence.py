@@ -20,7 +20,7 @@ from learner.intake.named_versions import NamedVersions, Scored
 from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
 from learner.metrics import LearnerMetrics
-from learner.step_log import StepLine
+from learner.step_log import RollbackLine, StepLine
 from node.clock import Clock
 from node.run import StepReport, Teaching
 
@@ -71,13 +71,13 @@ class Evidence:
         idle_s = self._clock.monotonic() - self._taught_at_s if self.idle_batches else 0.0
         return Teaching(groups, uninformative, self._reward_mean, idle_s)
 
-    def report(self, line: StepLine) -> StepReport:
-        """Return a step's report, with the staleness bound that this process recommends."""
-        return replace(line.report, recommended_staleness=self._recommended)
+    def completed(self, line: StepLine) -> StepLine:
+        """Return a step's line with the staleness bound that this process recommends."""
+        return replace(line, recommended_staleness=self._recommended)
 
-    def report_of(self, newest: StepLine | None) -> StepReport | None:
+    def report_of(self, newest: StepLine | RollbackLine | None) -> StepReport | None:
         """Return the report of the newest line; None: there is none, or it tells of a rollback."""
-        return None if newest is None or newest.restored_version is not None else self.report(newest)
+        return self.completed(newest).report() if isinstance(newest, StepLine) else None
 
     def observe(
         self, line: StepLine, observed: Sequence[Observed], *, completions: int, quarantined: Collection[str]
@@ -86,7 +86,7 @@ class Evidence:
         self._add_teaching(line, groups=len(observed))
         now = self._clock.monotonic()
         found = self.mismatches.observe(observed, quarantined=quarantined, now=now)
-        self._show_drift(tokens=line.tokens / completions)
+        self._show_drift(tokens=line.numbers.tokens / completions)
         panel = self.mismatches.panel
         self._metrics.unmeasured_samplers.set(self.mismatches.unmeasured_samplers)
         for name in {one.sampler_id for one in observed}:
@@ -109,9 +109,9 @@ class Evidence:
         self.mismatches.took(seconds, now=self._clock.monotonic())
 
     def _add_teaching(self, line: StepLine, *, groups: int) -> None:
-        taught = line.teaching_groups or 0
+        taught = line.numbers.teaching_groups
         self._batches.append((groups, groups - taught))
-        self._reward_mean = line.report.reward_mean
+        self._reward_mean = line.reward_mean
         self.idle_batches = 0 if taught else self.idle_batches + 1
         if taught:
             self._taught_at_s = self._clock.monotonic()

@@ -262,7 +262,6 @@ class Policy(ScoringModel):
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number."""
-        self.ranks.tell("check")
         with torch.no_grad(), self.ranks.failures_named():
             parts = [self.ranks.local(tensor) for tensor in self.tensors.values()]
             # One copy to the host for all tensors.

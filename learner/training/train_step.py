@@ -16,6 +16,7 @@ from learner.objective.divergence import effective_sample_size_ratio
 from learner.objective.log_ratio import is_beyond_bound
 from learner.objective.slow_fast import slow_fast_step
 from learner.objective.staleness import sequence_learning_rate_factor
+from learner.step_numbers import BatchFigures, StepNumbers
 from learner.step_settings import StepSettings
 from learner.training.micro_batches import MicroBatch, collate, objective_batch
 from learner.training.model import Policy, ScoringModel
@@ -27,43 +28,19 @@ from node.rollout import RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Figures of a step, measured before the parameters moved."""
+    """The result of a step."""
 
     is_finite: bool
     """Whether loss and gradient are; if not, nothing is changed."""
-    teaching_groups: int
-    """Groups that teach something, see ``step_loss``. 0: nothing is changed, nor the optimizer's moments."""
     loss: float
-    gradient_norm: float
-    """Before clipping."""
-    kl_nats: float
-    """KL(behaviour || learner), mean over tokens."""
-    reference_kl_nats: float | None
-    """KL(learner || base model), mean over tokens; None: there was no base model to compare with."""
     kl_nats_of_groups: tuple[float, ...]
-    """The same for each group, in order."""
-    ess_ratio: float
-    """NaN where the weights are all 0 or not all finite."""
-    clip_fraction: float
-    clamped_tokens: int
-    """Tokens whose log ratio was clamped before exponentiation, see ``objective.log_ratio``: somebody's
-    logprobs are not the policy's."""
-    truncated_fraction: float | None
-    """Share of tokens whose ratio was cut to the objective's ceiling; None: it has none."""
-    trust_mean: float | None
-    """Mean over completions of the share of the correction for divergence that they got; None: the
-    objective corrects all alike."""
-    surprisal_nats: float
-    """Minus the learner logprob, mean over tokens."""
-    learning_rate: float
-    """Rate of the step; of the first fast step, if the rate scales with the sample size."""
-    tokens: int
-    """Completion tokens."""
+    """KL(behaviour || learner) of each group, in order, mean over its tokens."""
+    numbers: StepNumbers
 
     @property
     def is_applied(self) -> bool:
         """Whether the step was taken."""
-        return self.is_finite and self.teaching_groups > 0
+        return self.is_finite and self.numbers.teaching_groups > 0
 
 
 class _NotTakenError(Exception):
@@ -92,34 +69,25 @@ def train_step(
     Raises:
         StartupError: the objective cannot be loaded.
     """
-    with policy.ranks.failures_named():
-        policy.ranks.tell(
-            "step",
-            groups=groups,
-            version=version,
-            settings=settings,
-            expected_kl_nats=expected_kl_nats,
-            has_reference=reference is not None,
-        )
-        dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
-        batch = objective_batch(
-            groups,
-            version=version,
-            discount=group_discount(settings),
-            dtype=dtype,
-            device=device,
-            expected_kl_nats=expected_kl_nats,
-        )
-        row_tokens = policy.scorer.row_tokens(groups)
-        parts = [
-            collate(groups, part, width=batch.mask.shape[1], dtype=dtype, device=device)
-            for part in policy.ranks.share_out(row_tokens, budget_tokens=settings.micro_batch_tokens)
-        ]
-        if reference is not None:
-            batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
-        if settings.fast_steps == 0:
-            return _take_step(policy, optimizer, parts, batch, settings, version=version)
-        return _take_slow_fast_step(policy, optimizer, parts, batch, settings, version=version)
+    dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
+    batch = objective_batch(
+        groups,
+        version=version,
+        discount=group_discount(settings),
+        dtype=dtype,
+        device=device,
+        expected_kl_nats=expected_kl_nats,
+    )
+    row_tokens = policy.scorer.row_tokens(groups)
+    parts = [
+        collate(groups, part, width=batch.mask.shape[1], dtype=dtype, device=device)
+        for part in policy.ranks.share_out(row_tokens, budget_tokens=settings.micro_batch_tokens)
+    ]
+    if reference is not None:
+        batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
+    take = _take_slow_fast_step if settings.fast_steps else _take_step
+    figures = BatchFigures.of(groups, version=version)
+    return take(policy, optimizer, parts, batch, settings, version=version, figures=figures)
 
 
 def _take_slow_fast_step(
@@ -130,6 +98,7 @@ def _take_slow_fast_step(
     settings: StepSettings,
     *,
     version: int,
+    figures: BatchFigures,
 ) -> StepOutcome:
     parameters = policy.local_parameters()
     parameters_before = [parameter.detach().clone() for parameter in parameters]
@@ -138,7 +107,9 @@ def _take_slow_fast_step(
 
     def step() -> None:
         nonlocal batch
-        outcomes.append(_take_step(policy, optimizer, parts, batch, settings, version=version))
+        outcomes.append(
+            _take_step(policy, optimizer, parts, batch, settings, version=version, figures=figures)
+        )
         if not (outcomes[0].is_applied and outcomes[-1].is_finite):
             raise _NotTakenError
         if batch.proximal_logprob is None:
@@ -165,15 +136,16 @@ def _take_step(
     settings: StepSettings,
     *,
     version: int,
+    figures: BatchFigures,
 ) -> StepOutcome:
     """Make one optimizer step, if the batch teaches something; leave the logprobs it saw in the batch."""
     measured = add_gradient(policy, parts, batch, StepLoss.of(settings))
     policy.differentiate_beside(parts, weight=measured.objective.beside_weight)
     parameters = list(policy.parameters.values())
     gradient_norm = policy.ranks.gradient_norm(parameters)
-    outcome = _outcome(batch, measured, gradient_norm=gradient_norm, ranks=policy.ranks)
+    outcome = _outcome(batch, measured, figures, gradient_norm=gradient_norm, ranks=policy.ranks)
     if outcome.is_applied:
-        if outcome.gradient_norm > settings.gradient_clip_norm:
+        if outcome.numbers.gradient_norm > settings.gradient_clip_norm:
             _clip(policy, to=settings.gradient_clip_norm, norm=gradient_norm)
         factor = rate_share(settings, version)
         if settings.scales_rate_by_sample_size:
@@ -181,7 +153,7 @@ def _take_step(
         with _scaled_rate(optimizer, factor=factor) as learning_rate:
             optimizer.step()
         policy.scorer.step_taken(parts)
-        outcome = replace(outcome, learning_rate=learning_rate)
+        outcome = replace(outcome, numbers=replace(outcome.numbers, learning_rate=learning_rate))
     optimizer.zero_grad(set_to_none=True)
     return outcome
 
@@ -208,7 +180,12 @@ def _scaled_rate(optimizer: torch.optim.Optimizer, *, factor: float) -> Iterator
 
 @torch.no_grad()
 def _outcome(
-    batch: ObjectiveBatch, measured: LossOutcome, *, gradient_norm: Tensor, ranks: Ranks
+    batch: ObjectiveBatch,
+    measured: LossOutcome,
+    figures: BatchFigures,
+    *,
+    gradient_norm: Tensor,
+    ranks: Ranks,
 ) -> StepOutcome:
     groups, objective, kl = batch.groups, measured.objective, measured.kl_nats
     teaching = measured.loss.new_zeros(()) if measured.teaches is None else measured.teaches.sum()
@@ -230,20 +207,23 @@ def _outcome(
     weight = numbers[-len(weight) :]
     return StepOutcome(
         is_finite=math.isfinite(loss) and math.isfinite(norm),
-        teaching_groups=int(taught),
         loss=loss,
-        gradient_norm=norm,
-        kl_nats=kl_nats / tokens,
-        reference_kl_nats=None if measured.reference_kl_nats is None else reference_kl / tokens,
         kl_nats_of_groups=tuple(of_groups),
-        ess_ratio=_sample_size_ratio(weight),
-        clip_fraction=clipped / (tokens if objective.is_clipped.ndim == 2 else len(weight)),
-        clamped_tokens=int(clamped),
-        truncated_fraction=None if objective.is_truncated is None else truncated / tokens,
-        trust_mean=None if objective.trust is None else trust / len(weight),
-        surprisal_nats=surprise / tokens,
-        tokens=int(tokens),
-        learning_rate=0.0,  # until the step is taken
+        numbers=StepNumbers(
+            batch=figures,
+            teaching_groups=int(taught),
+            tokens=int(tokens),
+            gradient_norm=norm,
+            learning_rate=0.0,  # until the step is taken
+            kl_nats=kl_nats / tokens,
+            reference_kl_nats=None if measured.reference_kl_nats is None else reference_kl / tokens,
+            surprisal_nats=surprise / tokens,
+            ess_ratio=_sample_size_ratio(weight),
+            clip_fraction=clipped / (tokens if objective.is_clipped.ndim == 2 else len(weight)),
+            truncated_fraction=None if objective.is_truncated is None else truncated / tokens,
+            trust_mean=None if objective.trust is None else trust / len(weight),
+            clamped_tokens=int(clamped),
+        ),
     )
 
 

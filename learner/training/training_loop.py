@@ -348,7 +348,7 @@ class TrainingLoop:
             return
         self._skipped_in_a_row = 0
         journal_s = await self._disk_wait.until_written(
-            f"the journal's entry of step {taken.line.report.version}",
+            f"the journal's entry of step {taken.line.version}",
             lambda: self._in_thread(lambda: self._state.save(taken)),
             stopping=stopping,
         )
@@ -429,8 +429,7 @@ class TrainingLoop:
         """Log and show a step that is durable."""
         version, publish_s = self._state.master_access.newest_published or (None, None)
         line = replace(
-            line,
-            report=self._evidence.report(line),
+            self._evidence.completed(line),
             groups_wait_s=self._groups_wait_s,
             journal_s=journal_s,
             published_version=version,
@@ -438,7 +437,7 @@ class TrainingLoop:
         )
         self._groups_wait_s = 0.0
         await self._disk_wait.until_written(
-            f"the line of step {line.report.version}",
+            f"the line of step {line.version}",
             lambda: self._in_thread(lambda: self._step_log.append(line)),
             stopping=stopping,
         )
@@ -473,7 +472,7 @@ class TrainingLoop:
         self._show_best()
         if self._evidence.idle_batches % IDLE_BATCHES_A_SAMPLE == 1:
             self._on_step(line, batch)
-        fields = {"version": self.version, "groups": len(batch), "reward_mean": line.report.reward_mean}
+        fields = {"version": self.version, "groups": len(batch), "reward_mean": line.reward_mean}
         logger.info("batch taught nothing, no step taken", extra=fields)
 
     def _show(self, line: StepLine, batch: tuple[RolloutGroup, ...]) -> None:
@@ -484,9 +483,9 @@ class TrainingLoop:
         for group in batch:
             self._observe_lag("trained", since_s=group.spooled_at_s)
             self._observe_lag("total", since_s=group.sampling_finished_at_s)
-        recommended = line.report.recommended_staleness
-        fields = {**asdict(line.report), "recommended_staleness": recommended and recommended.versions}
-        logger.info("step", extra={**fields, "tokens": line.tokens})
+        report, recommended = asdict(line.report()), line.recommended_staleness
+        report["recommended_staleness"] = recommended and recommended.versions
+        logger.info("step", extra={**report, "tokens": line.numbers.tokens})
 
     def _observe_lag(self, stage: str, *, since_s: float) -> None:
         lag_s = believed_lag_s(since_s, now=self._coordinator.now())

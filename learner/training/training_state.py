@@ -25,20 +25,22 @@ from learner.journal.records import Origin
 from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.operator_orders import RollbackOrder
-from learner.step_log import BatchFigures, StepLine, TrainedGroup
-from learner.training.checkpoint import CheckpointCopy, CheckpointStore, begin_anew, newest_index
-from learner.training.gradient_steps import GradientSteps, versions_of_tokens
+from learner.step_log import RollbackLine, StepLine, TrainedGroup
+from learner.step_settings import StepSettings
+from learner.training.checkpoint import CheckpointCopy, CheckpointStore, newest_index
 from learner.training.master_access import MasterAccess
 from learner.training.master_words import root_of
 from learner.training.model import Policy, ScoringModel
 from learner.training.random_state import RandomState
-from learner.training.replay_settings import settings_of
+from learner.training.replay import next_step, settings_of, switch_before, take_again, versions_of_tokens
+from learner.training.step_loss import StepLoss
 from learner.training.train_step import StepOutcome
+from learner.training.trainer import Trainer
 from node.clock import Clock
 from node.errors import HeteroRLError
 from node.policy import PolicyVersion
-from node.rollout import RolloutGroup, mean_metrics
-from node.run import EvaluationNotice, StepRecord, StepReport
+from node.rollout import RolloutGroup
+from node.run import EvaluationNotice, StepRecord
 from node.wire.rollouts import group_to_wire
 
 logger = logging.getLogger(__name__)
@@ -76,14 +78,17 @@ class TrainingError(HeteroRLError):
 class StepTaken:
     """The result of a batch. Nobody is told of a step before its entry is durable."""
 
-    record: StepRecord | None
-    """None: the batch taught nothing, so no step was taken, and the version stays."""
     line: StepLine
     entry: Entry
     """For the journal."""
     blobs: tuple[bytes, ...]
     observed: tuple[Observed, ...]
     """Divergence of each group's behaviour policy from the version before the step."""
+
+    @property
+    def record(self) -> StepRecord | None:
+        """None: the batch taught nothing, so no step was taken, and the version stays."""
+        return self.entry.record if isinstance(self.entry, StepEntry) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +143,9 @@ class TrainingState:
         self.policy = policy
         self.config = config
         self._recorded_settings = settings_of(config)
-        self._steps = GradientSteps(config, policy, reference)
-        self._steps.optimizer.register_step_pre_hook(self._before_writing)
-        policy.ranks.follow_writes(self._steps.optimizer)
+        StepLoss.of(config)
+        self.trainer = Trainer(policy, config, reference, before_writing=self._before_writing)
+        """Told what to do from here alone."""
         self._checkpoints = CheckpointStore(
             directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
         )
@@ -152,7 +157,7 @@ class TrainingState:
         )
         self._clock = clock
         self._published = published
-        self.progress, place = self._checkpoints.restore(policy, self._steps.optimizer)
+        self.progress, place = self._checkpoints.restore(self.trainer.restore)
         """As the journal has it."""
         self._copied_version, self._copied_at_s = self.version, clock.monotonic()
         self._masters_wait_s = 0.0
@@ -223,31 +228,31 @@ class TrainingState:
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         random_state = RandomState.on(self.policy.device)
         expected_kl_nats = tuple(self._expected(one, expected_divergence) for one in batch)
-        outcome, switch = self._steps.take(batch, expected_kl_nats, progress=self.progress)
+        settings = StepSettings.of(self.config)
+        outcome = self.trainer.step(next_step(batch, expected_kl_nats, settings, self.progress))
         if not outcome.is_finite:
             return None
-        if outcome.is_applied and not self.policy.is_finite():
+        if outcome.is_applied and not self.trainer.is_finite():
             raise TrainingError(
                 f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
                 "Lower learner.learning_rate, then start again"
             )
         self._is_saved = not outcome.is_applied
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
-        self._best = self._best_of(line.report.reward_mean, evaluations())
+        self._best = self._best_of(line.reward_mean, evaluations())
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
         if not outcome.is_applied:
-            return StepTaken(None, line, NewsEntry(line.report.reward_mean, self._best), (), observed)
+            return StepTaken(line, NewsEntry(line.reward_mean, self._best), (), observed)
         encoded = [group_to_wire(group) for group in batch]
         random_bytes = random_state.to_bytes()
         entry = StepEntry(
             line=line,
-            acknowledged_version=min((one.version for one in unacknowledged), default=line.report.version)
-            - 1,
+            acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
             best=self._best,
-            entropy_switch=switch,
+            entropy_switch=switch_before(self.progress, settings).observe(outcome.numbers.surprisal_nats),
             settings=self._recorded_settings,
             expected_kl_nats=expected_kl_nats,
             random_state_bytes=len(random_bytes),
@@ -255,7 +260,7 @@ class TrainingState:
             cuda_state_bytes=len(random_state.cuda),
         )
         blobs = (random_bytes, *(part for group in encoded for part in group.parts))
-        return StepTaken(entry.record, line, entry, blobs, observed)
+        return StepTaken(line, entry, blobs, observed)
 
     def adopt(self, config: LearnerConfig) -> None:
         """Take the following steps with other settings.
@@ -263,7 +268,7 @@ class TrainingState:
         Raises:
             StartupError: the objective cannot be loaded.
         """
-        self._steps.adopt(config)
+        StepLoss.of(config)
         self.config, self._recorded_settings = config, settings_of(config)
 
     def roll_back(
@@ -282,18 +287,15 @@ class TrainingState:
         """
         started_s = self._clock.monotonic()
         self._is_saved, self._is_rolling_back = False, True
-        self._before_writing()
-        optimizer = self._steps.optimizer
-        self.policy.ranks.tell("begin anew", masters=str(masters.absolute()))
-        begin_anew(self.policy, optimizer, masters)
-        line = StepLine.of_rollback(
-            self.version + 1,
-            restored_version=order.version,
+        self.trainer.begin_anew(masters)
+        line = RollbackLine(
+            version=self.version + 1,
             at_s=self._clock.now(),
-            took_s=self._clock.monotonic() - started_s,
+            step_s=self._clock.monotonic() - started_s,
+            restored_version=order.version,
         )
         progress = self.progress.rolled_back(line, order.order, unacknowledged=tuple(unacknowledged))
-        return CheckpointCopy.of(self.policy, optimizer, progress, self._journal.roll())
+        return self._copy_of(progress)
 
     def rolled_back(self, copied: CheckpointCopy) -> StepRecord:
         """Go on from a rollback that is on disk; return its record, to be told."""
@@ -351,7 +353,7 @@ class TrainingState:
 
     def copy(self) -> CheckpointCopy:
         """Copy everything that the next step changes; ``write`` and ``written`` must follow."""
-        copied = CheckpointCopy.of(self.policy, self._steps.optimizer, self.progress, self._journal.roll())
+        copied = self._copy_of(self.progress)
         self._copied_version, self._copied_at_s = self.version, self._clock.monotonic()
         return copied
 
@@ -374,6 +376,9 @@ class TrainingState:
         is_unlike = again.is_exact is False and self.version == again.published_version
         return self._is_saved and not is_unlike
 
+    def _copy_of(self, progress: Progress) -> CheckpointCopy:
+        return CheckpointCopy(progress, self._journal.roll(), self.trainer.copy(), self.policy.ranks)
+
     def _write(self, entry: Entry, blobs: Sequence[bytes] = ()) -> None:
         progress = self.progress.after(entry, window=self.config.stop_window_versions)
         if progress.version:  # of the base model, nothing is worth remembering
@@ -385,7 +390,8 @@ class TrainingState:
         changed: dict[str, None] = {}
         for record in plan.records:
             if isinstance(record.entry, StepEntry):
-                changed |= dict.fromkeys(self._steps.take_again(record, progress=self.progress))
+                again = take_again(self.trainer, record, progress=self.progress, now=self.config)
+                changed |= dict.fromkeys(again)
             self.progress = self.progress.after(record.entry, window=self.config.stop_window_versions)
             if isinstance(record.entry, StepEntry) and is_exact is None:
                 is_exact = self._is_published(plan.compare)
@@ -428,38 +434,19 @@ class TrainingState:
         window = rewards[-self.config.stop_window_versions :]
         return fmean(window) if len(window) == self.config.stop_window_versions else None
 
-    def _before_writing(self, *_: object) -> None:
+    def _before_writing(self) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
 
     def _line(self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
         groups = tuple(
             TrainedGroup(one.group_id, one.sampler_id, self.version - one.oldest_version) for one in batch
         )
-        report = StepReport(
-            version=self.version + outcome.is_applied,
-            reward_mean=fmean(c.reward for one in batch for c in one.completions),
-            staleness_mean_versions=fmean(group.staleness_versions for group in groups),
-            staleness_max_versions=max(group.staleness_versions for group in groups),
-            kl_nats=outcome.kl_nats,
-            ess_ratio=outcome.ess_ratio,
-            clip_fraction=outcome.clip_fraction,
-            gradient_norm=outcome.gradient_norm,
-            step_s=step_s,
-            surprisal_nats=outcome.surprisal_nats,
-            grader_metrics=mean_metrics(one.metric_means for one in batch),
-        )
         return StepLine(
+            version=self.version + outcome.is_applied,
             at_s=self._clock.now(),
-            report=report,
-            tokens=outcome.tokens,
+            step_s=step_s,
+            numbers=outcome.numbers,
             groups=groups,
-            clamped_tokens=outcome.clamped_tokens,
-            truncated_fraction=outcome.truncated_fraction,
-            trust_mean=outcome.trust_mean,
-            learning_rate=outcome.learning_rate,
-            reference_kl_nats=outcome.reference_kl_nats,
-            figures=BatchFigures.of(batch),
-            teaching_groups=outcome.teaching_groups,
             masters_wait_s=self._masters_wait_s,
             changed_settings=(
                 self.progress.changed_by(self._recorded_settings) if outcome.is_applied else {}

@@ -5,10 +5,10 @@ gradients and moments, and evaluates the loss over the whole batch: a few floats
 rank has everything, and nothing to exchange; ``learner.ranks`` has the other implementation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from learner.training.master_words import MasterWords, PolicyWords
 from learner.training.micro_batches import micro_batches
+from learner.training.orders import Order
 from node.weights.format.layout import Layout
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Ranks(Protocol):
         """Keep this rank's part of a model, in place; return what runs it, if it is one stage of several."""
         ...
 
-    def tell(self, order: str, **values: Any) -> None:
+    def tell(self, order: Callable[[], Order]) -> None:
         """Tell the other ranks to do what this one, the first, does next; the others tell nobody."""
         ...
 
@@ -59,8 +60,10 @@ class Ranks(Protocol):
         """Let no rank write its masters before the first one does, whose readers may still be at work."""
         ...
 
-    def saving(self, directory: Path, part: str) -> "AbstractContextManager[ProcessGroup | None]":
-        """Tell the other ranks to save their shards of a part of a checkpoint; yield all that do."""
+    def saving(
+        self, directory: Path, part: str, *, copy: int
+    ) -> "AbstractContextManager[ProcessGroup | None]":
+        """Tell the other ranks to save their shards of a part of that copy; yield all that do."""
         ...
 
     def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
@@ -97,7 +100,7 @@ class OneRank:
     def shard(self, scorer: "Scorer") -> None:
         """Keep all of it."""
 
-    def tell(self, order: str, **values: Any) -> None:
+    def tell(self, order: Callable[[], Order]) -> None:
         """Tell nobody."""
 
     def failures_named(self) -> AbstractContextManager[None]:
@@ -111,7 +114,7 @@ class OneRank:
     def follow_writes(self, optimizer: Optimizer) -> None:
         """Follow nobody."""
 
-    def saving(self, directory: Path, part: str) -> AbstractContextManager[None]:
+    def saving(self, directory: Path, part: str, *, copy: int) -> AbstractContextManager[None]:
         """Yield None: one process saves all of it."""
         return nullcontext()
 

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,7 @@ from learner.journal.progress import NewsEntry, Progress, Rollback, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
-from learner.step_log import PART_BYTES, StepLine, StepLog, TrainedGroup
-from learner.training.checkpoint import CheckpointCopy
+from learner.step_log import PART_BYTES, RollbackLine, StepLog, TrainedGroup
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
@@ -25,7 +23,6 @@ from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.relay.rollout_spool import RolloutSpool
 from node.rollout import EncodedGroup
-from node.run import StepReport
 from node.step_log_parts import files_of
 from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
@@ -37,10 +34,11 @@ from node.weights.store.high_water import Head, HighWater
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import keep_base
-from support.checkpoints import open_checkpoints, origin_of
+from support.checkpoints import copy_of, open_checkpoints, origin_of, restore
 from support.clock import ManualClock
 from support.crashes import Acknowledged, Stop, every_stop
 from support.model_words import live_words, words_of
+from support.step_lines import make_step_line
 from support.tiny_model import make_tiny_model
 from support.weights import LAYOUT, Learner, put_version
 
@@ -194,7 +192,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
 
     def restart(directory: Path) -> tuple[Progress, StepJournal]:
         policy.tensors[name].data.fill_(0)
-        progress, place = open_checkpoints(directory / "checkpoints", policy).restore(policy, optimizer)
+        progress, place = restore(open_checkpoints(directory / "checkpoints", policy), policy, optimizer)
         assert bool((policy.tensors[name] == progress.version).all())
         plan = read_journal(directory / "journal", progress, place, origin=origin, published=None)
         for record in plan.records:
@@ -211,10 +209,10 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
         store = open_checkpoints(directory / "checkpoints", policy)
         while progress.version < 7:
             if progress.version == 4:
-                line = StepLine.of_rollback(5, restored_version=2, at_s=1.0, took_s=0.1)
+                line = RollbackLine(version=5, restored_version=2, at_s=1.0, step_s=0.1)
                 progress = progress.rolled_back(line, "order", unacknowledged=progress.unacknowledged)
                 policy.tensors[name].data.fill_(5)
-                store.write(CheckpointCopy.of(policy, optimizer, progress, journal.roll()))
+                store.write(copy_of(policy, optimizer, progress, journal.roll()))
                 journal.cut(store.places())
                 told.say(5)
                 continue
@@ -225,7 +223,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
             policy.tensors[name].data.fill_(progress.version)
             if progress.version % 2 == 0:
                 journal.append(NewsEntry(0.5, None), version=progress.version)
-                store.write(CheckpointCopy.of(policy, optimizer, progress, journal.roll()))
+                store.write(copy_of(policy, optimizer, progress, journal.roll()))
                 journal.cut(store.places())
 
     stops = 0
@@ -242,7 +240,7 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
 
 def journal_step(version: int) -> StepEntry:
     return StepEntry(
-        line=replace(step_line(version), groups=(TrainedGroup(f"{version}.1", "sampler", 0),)),
+        line=make_step_line(version, groups=(TrainedGroup(f"{version}.1", "sampler", 0),)),
         acknowledged_version=0,
         best=None,
         entropy_switch=EntropySwitch(),
@@ -317,10 +315,10 @@ def test_every_step_that_was_told_of_has_one_line(
     def live(directory: Path) -> None:
         told.newest = 0
         log = StepLog(directory / "steps.jsonl", part_bytes=part_bytes)
-        log.catch_up(step_line(durable_step.newest) if durable_step.newest else None)
+        log.catch_up(make_step_line(durable_step.newest) if durable_step.newest else None)
         for version in range(durable_step.newest + 1, 4):
             durable_step.say(version)  # its journal entry is there
-            log.append(step_line(version))
+            log.append(make_step_line(version))
             told.say(version)
 
     def content(directory: Path) -> bytes:
@@ -337,11 +335,6 @@ def test_every_step_that_was_told_of_has_one_line(
         live(directory)
         assert versions(directory) == [1, 2, 3]
     assert stops >= 4
-
-
-def step_line(version: int) -> StepLine:
-    report = StepReport(version, 0.5, 0.0, 0, 0.01, 0.9, 0.1, 1.0, step_s=2.0, surprisal_nats=1.0)
-    return StepLine(at_s=0.0, report=report, tokens=8, groups=())
 
 
 @EVERY_STOP_BUT_TORN

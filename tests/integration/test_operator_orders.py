@@ -80,7 +80,7 @@ async def test_a_rollback_makes_the_next_version_of_an_earlier_ones_words_and_is
 
 
 def moments(running: RunningLearner) -> list[torch.Tensor]:
-    states = running.state._steps.optimizer.state.values()
+    states = running.state.trainer.optimizer.state.values()
     return [moment for state in states for moment in state.values()]
 
 

@@ -1,5 +1,6 @@
 """Checkpoints of a test: copied and written at once."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from learner.journal.progress import Progress
 from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
-from learner.training.checkpoint import CheckpointCopy, CheckpointStore
+from learner.training.checkpoint import CheckpointCopy, CheckpointStore, ShardCopy, load_into
 from learner.training.model import Policy
 
 
@@ -26,4 +27,16 @@ def save(
     progress: Progress,
     place: JournalPlace | None = None,
 ) -> None:
-    store.write(CheckpointCopy.of(policy, optimizer, progress, place or JournalPlace()))
+    store.write(copy_of(policy, optimizer, progress, place or JournalPlace()))
+
+
+def copy_of(
+    policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress, place: JournalPlace
+) -> CheckpointCopy:
+    return CheckpointCopy(progress, place, ShardCopy.of(policy, optimizer, number=1), policy.ranks)
+
+
+def restore(
+    store: CheckpointStore, policy: Policy, optimizer: torch.optim.Optimizer
+) -> tuple[Progress, JournalPlace]:
+    return store.restore(partial(load_into, policy, optimizer))

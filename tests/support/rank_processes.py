@@ -45,16 +45,18 @@ from learner.config import LearnerConfig, Rematerialise
 from learner.ranks import launching
 from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
-from learner.ranks.orders import Order, OrderStream
+from learner.ranks.order_stream import OrderStream
 from learner.ranks.rank_group import RankGroup
 from learner.ranks.shard_words import sharding_of
 from learner.ranks.shared_words import SharedWords
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import StepSettings
-from learner.training.checkpoint import load_into, parts_of
+from learner.training.checkpoint import ShardCopy, load_into
 from learner.training.model import Policy, ScoringModel, load_policy
+from learner.training.orders import Order, StepOrder
 from learner.training.tensor_files import save_tensors
 from learner.training.train_step import train_step
+from learner.training.trainer import Trainer
 from node.errors import StartupError
 from node.process.abandoned_threads import exit_without_them
 from node.process.daemon import Phase, StartStage, run_daemon
@@ -207,8 +209,9 @@ class Taker:
             reference=self.reference,
         )
         assert outcome.is_applied
-        figures = [outcome.loss, outcome.gradient_norm, outcome.kl_nats, outcome.ess_ratio, outcome.tokens]
-        return torch.tensor([*figures, outcome.surprisal_nats], dtype=torch.float64)
+        numbers = outcome.numbers
+        figures = [outcome.loss, numbers.gradient_norm, numbers.kl_nats, numbers.ess_ratio, numbers.tokens]
+        return torch.tensor([*figures, numbers.surprisal_nats], dtype=torch.float64)
 
     @property
     def names(self) -> list[str]:
@@ -316,7 +319,7 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
         load_into(policy, optimizer, saved)
     train_step(policy, optimizer, made_up_groups(number), version=VERSION, settings=settings)
     saved = directory / f"checkpoint-{number}{suffix}"
-    for name, tensors in parts_of(policy, optimizer).items():
+    for name, tensors in ShardCopy.of(policy, optimizer, number=1).parts.items():
         if dist.get_rank() == 0:
             (saved / name).mkdir(parents=True)
         dist.barrier()
@@ -359,36 +362,30 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
             are; or at which order it is stopped, and then killed: "step", "words", "save".
     """
     config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
-    settings = StepSettings.of(config)
     with mock.patch.object(launching, "Popen", WarmRank):
         fleet = Fleet(config)
     fleet.meet()
-    shared, one = (
-        load_policy(model_dir, device="cpu", ranks=fleet.group),
-        load_policy(model_dir, device="cpu"),
-    )
-    optimizers = [torch.optim.AdamW(p.parameters.values(), lr=1e-2, fused=True) for p in (shared, one)]
-    fleet.group.follow_writes(optimizers[0])
+    shared = Trainer(load_policy(model_dir, device="cpu", ranks=fleet.group), config)
+    one = Trainer(load_policy(model_dir, device="cpu"), config)
+
+    def step(trainer: Trainer, number: int) -> None:
+        trainer.step(StepOrder(made_up_groups(number), VERSION, StepSettings.of(config)))
+
     for number in range(2 if fault in ("memory", "step") else 1):
-        for policy, optimizer in zip((shared, one), optimizers, strict=True):
-            groups = made_up_groups(number)
-            train_step(policy, optimizer, groups, version=VERSION, settings=settings)
-            assert policy.is_finite()
-    words = [np.empty(policy.layout.words, np.uint16) for policy in (shared, one)]
-    for policy, made in zip((shared, one), words, strict=True):
-        policy.snapshot(made)
+        for trainer in (shared, one):
+            step(trainer, number)
+            assert trainer.is_finite()
+    words = [np.empty(one.policy.layout.words, np.uint16) for _ in range(2)]
+    for trainer, made in zip((shared, one), words, strict=True):
+        trainer.policy.snapshot(made)
     differing = float((words[0] != words[1]).mean())
     [child] = fleet.children
     said = []
 
-    def step() -> None:
-        train_step(shared, optimizers[0], made_up_groups(2), version=VERSION, settings=settings)
-
-    def save() -> None:
-        masters = parts_of(shared, optimizers[0])["masters"]
+    def save(copy: ShardCopy) -> None:
         (saved := path.with_suffix(".masters")).mkdir()
-        with fleet.group.saving(saved, "masters") as ranks:
-            save_tensors(saved, masters, group=ranks)
+        with fleet.group.saving(saved, "masters", copy=copy.number) as ranks:
+            save_tensors(saved, copy.parts["masters"], group=ranks)
 
     def lose(work: Callable[[], object]) -> None:
         try:
@@ -401,19 +398,19 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
     elif fault == "step":
         fleet.orders.limit_s = 1.0
         stop(child.pid)
-        lose(step)
+        lose(partial(step, shared, 2))
         child.process.kill()
     elif fault == "words":
         with stopped_at_an_order(child.pid, fleet.group._words_stream):
-            lose(partial(shared.snapshot, words[0]))
+            lose(partial(shared.policy.snapshot, words[0]))
         child.process.kill()
     else:
-        fleet.group.tell("copy")
+        copy = shared.copy()
         with stopped_at_an_order(child.pid, fleet.group.saves):
-            lose(save)
+            lose(partial(save, copy))
         child.process.kill()
     child.process.wait()
-    lose(step)
+    lose(partial(step, shared, 2))
     path.write_text(json.dumps({"said": said, "pid": child.pid, "differing_words": differing}))
 
 
@@ -447,16 +444,12 @@ class _LastStep:
 
     def __init__(self, config: LearnerConfig, ranks: RankGroup) -> None:
         self._settings = StepSettings.of(config)
-        self._ranks = ranks
-        self._policy = load_policy(config.model_dir, device="cpu", ranks=ranks)
+        self._trainer = Trainer(load_policy(config.model_dir, device="cpu", ranks=ranks), config)
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
-        optimizer = torch.optim.AdamW(self._policy.parameters.values(), lr=1e-2, fused=True)
-        self._ranks.follow_writes(optimizer)
         ready()
         await stopping.wait()
-        groups = made_up_groups(0)
-        train_step(self._policy, optimizer, groups, version=VERSION, settings=self._settings)
+        self._trainer.step(StepOrder(made_up_groups(0), VERSION, self._settings))
 
 
 def serve(model_dir: Path, told: Connection) -> None:

@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.publishing.starting_point import take_up
 from learner.ranks.frame_work import FrameWork
-from learner.ranks.orders import OrderStream
+from learner.ranks.order_stream import OrderStream
 from learner.ranks.rank_group import RankGroup
 from learner.ranks.shard_words import ShardWords
 from learner.ranks.shared_words import SharedWords

@@ -181,7 +181,7 @@ async def learner(
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
         if line is not None:
-            written.append((line.report.version, len(batch)))
+            written.append((line.version, len(batch)))
 
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)

@@ -22,13 +22,13 @@ from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
 from learner.journal.step_journal import StepJournal
 from learner.objective.entropy_switch import EntropySwitch
-from learner.step_log import StepLine, TrainedGroup
-from node.run import StepReport
+from learner.step_log import TrainedGroup
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from sampler.engines.model_words import ArrayWords
 from sampler.versions.version_files import save_held
+from support.step_lines import make_step_line
 from support.weights import Learner as Weights
 from support.weights import flip_bit, random_words
 
@@ -218,10 +218,9 @@ def write_journal(world: World, *steps: tuple[int, str]) -> None:
         directory, origin=origin, learner_epoch=1, place=JournalPlace(), since=JournalPlace()
     )
     for version, group_id in steps:
-        report = StepReport(version, 0.5, 0.0, 0, 0.01, 1.0, 0.1, 1.0, step_s=2.0, surprisal_nats=1.0)
         groups = (TrainedGroup(group_id, "sampler", 0),)
         entry = StepEntry(
-            line=StepLine(at_s=1.0, report=report, tokens=9, groups=groups),
+            line=make_step_line(version, groups=groups),
             acknowledged_version=0,
             best=None,
             entropy_switch=EntropySwitch(),

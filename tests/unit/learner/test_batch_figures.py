@@ -1,19 +1,19 @@
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
 from learner.metrics import LearnerMetrics
-from learner.step_log import BatchFigures, StepLine
+from learner.step_log import RollbackLine
+from learner.step_numbers import BatchFigures
 from node.limits import GROUP_METRICS
 from node.rollout import Finish, RolloutGroup, mean_metrics
-from node.run import StepReport
+from node.run import RecommendedStaleness
 from support.groups import make_completion, make_group
-
-REPORT = StepReport(7, 0.5, 1.5, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7)
+from support.step_lines import make_step_line
 
 
 def group(*rewards: float, lengths: tuple[int, ...], cut: int = 0, prompt: int = 3) -> RolloutGroup:
@@ -30,7 +30,8 @@ def test_lengths_cuts_and_spread_are_those_worked_by_hand() -> None:
         [
             group(1.0, 0.0, lengths=(1, 11), cut=1, prompt=2),
             group(0.5, 0.5, lengths=(2, 6), prompt=8),
-        ]
+        ],
+        version=5,
     )
     assert (figures.completion_tokens_mean, figures.completion_tokens_max) == (5.0, 11)
     # Of 1, 2, 6, 11 the place 0.95 * 3 = 2.85.
@@ -44,7 +45,7 @@ def test_lengths_cuts_and_spread_are_those_worked_by_hand() -> None:
 def test_equal_rewards_that_no_float_is_exactly_teach_nothing_and_a_stop_string_is_no_cut() -> None:
     same = group(0.1, 0.1, 0.1, lengths=(3, 3, 3))
     stopped = tuple(replace(one, finish=Finish.STOP) for one in same.completions)
-    figures = BatchFigures.of([replace(same, completions=stopped)])
+    figures = BatchFigures.of([replace(same, completions=stopped)], version=5)
     assert (figures.zero_advantage_ratio, figures.cut_ratio) == (1.0, 0.0)
 
 
@@ -59,8 +60,9 @@ def test_a_grader_metric_is_a_mean_over_the_groups_that_have_it() -> None:
     ]
     means = mean_metrics(group.metric_means for group in groups)
     assert means == {"steps": 2.0, "words": 2.5}
-    line = StepLine(0.0, replace(REPORT, grader_metrics=means), tokens=12, groups=())
-    assert line.numbers().items() >= {("grader_steps", 2.0), ("grader_words", 2.5)}
+    assert BatchFigures.of(groups, version=5).grader_metrics == means
+    line = make_step_line(7, grader_metrics=means)
+    assert line.gauges().items() >= {("grader_steps", 2.0), ("grader_words", 2.5)}
     assert json.loads(line.to_json())["grader_metrics"] == means
 
 
@@ -77,8 +79,7 @@ def test_grader_metrics_of_the_newest_batch_alone_are_shown_by_name() -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     for of_step in ({"words": 2.5, "steps": 1.0}, {"words": 3.5}):
-        report = replace(REPORT, grader_metrics=of_step)
-        metrics.show_step(StepLine(0.0, report, tokens=12, groups=()))
+        metrics.show_step(make_step_line(7, grader_metrics=of_step))
         shown = {
             sample.labels["name"]: sample.value
             for family in registry.collect()
@@ -95,14 +96,27 @@ def test_a_step_shows_the_same_numbers_in_gauges_and_in_its_line() -> None:
         name: registry.get_sample_value(f"heterorl_learner_{name}") for name in ("reward_mean", "trust_ratio")
     }
     assert all(math.isnan(value) for value in shown.values() if value is not None)
-    figures = BatchFigures.of([group(1.0, 0.0, lengths=(1, 11))])
-    line = StepLine(0.0, REPORT, tokens=12, groups=(), learning_rate=1e-3, figures=figures)
+    line = make_step_line(7, recommended_staleness=RecommendedStaleness(16, "token weights"))
     metrics.show_step(line)
-    numbers = line.numbers()
+    numbers = line.gauges()
     assert numbers["tokens_per_second"] == 24.0
     assert "trust_ratio" not in numbers
     for name, value in numbers.items():
         assert registry.get_sample_value(f"heterorl_learner_{name}") == value, name
     written = json.loads(line.to_json())
-    same_name = numbers.keys() - {"clip_ratio", "tokens_per_second"}
+    same_name = numbers.keys() - {"clip_ratio", "tokens_per_second", "recommended_staleness_versions"}
     assert {name: written[name] for name in same_name} == {name: numbers[name] for name in same_name}
+
+
+def test_a_report_has_the_steps_numbers_by_their_names() -> None:
+    line = make_step_line(7, grader_metrics={"words": 2.5}, staleness_max_versions=3)
+    written, report = json.loads(line.to_json()), asdict(line.report())
+    assert report == {name: written[name] for name in report}
+    assert (report["version"], report["staleness_max_versions"]) == (7, 3)
+
+
+def test_a_rollbacks_line_has_no_number_and_consumed_no_group() -> None:
+    line = RollbackLine(version=8, at_s=1.0, step_s=0.5, restored_version=3)
+    written = json.loads(line.to_json())
+    assert (written["version"], written["restored_version"], written["groups"]) == (8, 3, [])
+    assert "kl_nats" not in written

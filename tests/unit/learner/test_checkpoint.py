@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from learner.journal.progress import Progress
 from learner.journal.restart import JournalPlace
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
-from learner.step_log import StepLine, StepLog, TrainedGroup
+from learner.step_log import RollbackLine, StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
 from learner.training.checkpoint import CheckpointStore, newest_index
 from learner.training.model import Policy, load_policy
@@ -26,9 +26,10 @@ from learner.training.train_step import train_step
 from node.errors import StartupError
 from node.rollout import RolloutGroup
 from node.run import StepRecord, StepReport
-from node.sealed import unsealed
-from support.checkpoints import open_checkpoints, origin_of, save
+from node.sealed import sealed, unsealed
+from support.checkpoints import open_checkpoints, origin_of, restore, save
 from support.groups import make_completion, make_group
+from support.step_lines import make_step_line
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
 
@@ -47,15 +48,7 @@ def step(policy: Policy, optimizer: torch.optim.Optimizer, version: int) -> None
 
 
 def step_line(version: int) -> StepLine:
-    numbers = dict.fromkeys(StepReport.__dataclass_fields__, 0.25)
-    others: dict[str, object] = {
-        "version": version,
-        "staleness_max_versions": 1,
-        "recommended_staleness": None,
-        "grader_metrics": {},
-    }
-    report = StepReport(**{**numbers, **others})  # type: ignore[arg-type]
-    return StepLine(at_s=1.5, report=report, tokens=9, groups=(TrainedGroup("4.1", "sampler-a", 1),))
+    return make_step_line(version, at_s=1.5, groups=(TrainedGroup("4.1", "sampler-a", 1),))
 
 
 def parameters_of(policy: Policy) -> torch.Tensor:
@@ -77,7 +70,7 @@ def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp
     save(open_checkpoints(tmp_path, policy), policy, optimizer, progress, place)
     restored, restored_optimizer = learner(model_dir)
     store = open_checkpoints(tmp_path, restored)
-    assert store.restore(restored, restored_optimizer) == (progress, place)
+    assert restore(store, restored, restored_optimizer) == (progress, place)
     assert store.places() == [place]
     for version in (3, 4):
         step(policy, optimizer, version)
@@ -88,7 +81,7 @@ def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp
 def test_without_a_checkpoint_training_begins_at_version_zero(model_dir: Path, tmp_path: Path) -> None:
     policy, optimizer = learner(model_dir)
     before = parameters_of(policy)
-    assert open_checkpoints(tmp_path, policy).restore(policy, optimizer) == (Progress(0), JournalPlace())
+    assert restore(open_checkpoints(tmp_path, policy), policy, optimizer) == (Progress(0), JournalPlace())
     assert torch.equal(parameters_of(policy), before)
 
 
@@ -103,7 +96,7 @@ def test_the_newest_two_checkpoints_are_kept_and_the_masters_of_every_nth_versio
     assert versions_in(tmp_path) == [8, 10, 11]
     assert [place.next_segment for place in store.places()] == [10, 11]
     assert sorted(path.name for path in (tmp_path / "000000000008").iterdir()) == ["index.json", "masters"]
-    assert store.restore(policy, optimizer)[0].version == 11
+    assert restore(store, policy, optimizer)[0].version == 11
 
 
 def test_a_second_checkpoint_of_a_version_replaces_only_its_progress(model_dir: Path, tmp_path: Path) -> None:
@@ -112,7 +105,7 @@ def test_a_second_checkpoint_of_a_version_replaces_only_its_progress(model_dir: 
     save(store, policy, optimizer, Progress(3))
     again = Progress(3, recent_rewards=(0.5, math.inf))
     save(store, policy, optimizer, again, JournalPlace(2))
-    assert store.restore(policy, optimizer) == (again, JournalPlace(2))
+    assert restore(store, policy, optimizer) == (again, JournalPlace(2))
 
 
 def test_a_checkpoint_that_was_only_begun_is_removed(model_dir: Path, tmp_path: Path) -> None:
@@ -123,7 +116,7 @@ def test_a_checkpoint_that_was_only_begun_is_removed(model_dir: Path, tmp_path: 
     store = open_checkpoints(tmp_path, policy)
     assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
     save(store, policy, optimizer, Progress(2))
-    assert store.restore(policy, optimizer)[0].version == 2
+    assert restore(store, policy, optimizer)[0].version == 2
 
 
 @pytest.mark.parametrize("part", ["masters", "optimizer", "index.json"])
@@ -154,10 +147,10 @@ def test_a_damaged_checkpoint_is_refused_by_file_and_the_one_before_it_is_the_wa
         case _:
             return
     with pytest.raises(StartupError, match=f"is damaged: .*{path.name}") as caught:
-        store.restore(policy, optimizer)
+        restore(store, policy, optimizer)
     assert "goes on from the checkpoint before it" in str(caught.value.fix)
     shutil.rmtree(tmp_path / "000000000002")
-    assert open_checkpoints(tmp_path, policy).restore(policy, optimizer)[0].version == 1
+    assert restore(open_checkpoints(tmp_path, policy), policy, optimizer)[0].version == 1
 
 
 def test_no_flipped_bit_of_an_index_is_loaded_and_an_index_of_older_software_is(
@@ -175,9 +168,35 @@ def test_no_flipped_bit_of_an_index_is_loaded_and_an_index_of_older_software_is(
         with pytest.raises(StartupError, match="is damaged"):
             newest_index(tmp_path)
     path.write_text(json.dumps(unsealed(whole) | {"format": 2}))
-    assert store.restore(policy, optimizer)[0].trained_slots == ((0, 12), (14, 900))
+    assert restore(store, policy, optimizer)[0].trained_slots == ((0, 12), (14, 900))
     save(store, policy, optimizer, Progress(1))
-    assert unsealed(path.read_bytes(), must_be_sealed=True)["format"] == 3
+    assert unsealed(path.read_bytes(), must_be_sealed=True)["format"] == 4
+
+
+_OF_REPORT = [field.name for field in fields(StepReport)]
+_OF_FIGURES = [name for name in make_step_line(1).numbers.batch.__slots__ if name not in _OF_REPORT]
+
+
+@pytest.mark.parametrize(
+    "line", [step_line(1), RollbackLine(version=1, at_s=2, step_s=1, restored_version=0)]
+)
+def test_the_newest_step_of_older_software_is_read_from_its_index(
+    model_dir: Path, tmp_path: Path, line: StepLine | RollbackLine
+) -> None:
+    policy, optimizer = learner(model_dir)
+    store = open_checkpoints(tmp_path, policy)
+    save(store, policy, optimizer, Progress(1, line))
+    path = tmp_path / "000000000001" / "index.json"
+    index = unsealed(path.read_bytes())
+    flat = {"recommended_staleness": None} | json.loads(line.to_json())
+    older = flat | {"report": {name: flat.get(name) for name in _OF_REPORT}, "figures": None}
+    if isinstance(line, StepLine):
+        older["figures"] = {name: flat[name] for name in _OF_FIGURES}
+    for name in (*_OF_REPORT, *_OF_FIGURES):
+        older.pop(name, None)
+    index["progress"]["step"] = older
+    path.write_bytes(sealed(json.dumps(index | {"format": 3})))
+    assert restore(store, policy, optimizer)[0].step == line
 
 
 def test_a_checkpoint_of_another_model_or_run_is_refused(model_dir: Path, tmp_path: Path) -> None:
@@ -185,10 +204,10 @@ def test_a_checkpoint_of_another_model_or_run_is_refused(model_dir: Path, tmp_pa
     save(open_checkpoints(tmp_path / "checkpoints", policy), policy, optimizer, Progress(1))
     other, of_other = learner(make_tiny_model(tmp_path / "other", hidden=32, layers=2))
     with pytest.raises(StartupError, match="layout_digest is"):
-        open_checkpoints(tmp_path / "checkpoints", other).restore(other, of_other)
+        restore(open_checkpoints(tmp_path / "checkpoints", other), other, of_other)
     elsewhere = CheckpointStore(tmp_path / "checkpoints", origin=replace(origin_of(policy), run_id="another"))
     with pytest.raises(StartupError, match="run_id is run, here it is another"):
-        elsewhere.restore(policy, optimizer)
+        restore(elsewhere, policy, optimizer)
 
 
 def test_checkpoints_from_before_the_journal_are_refused(model_dir: Path, tmp_path: Path) -> None:
@@ -196,7 +215,7 @@ def test_checkpoints_from_before_the_journal_are_refused(model_dir: Path, tmp_pa
     (tmp_path / "000000000007").mkdir()
     (tmp_path / "000000000007" / "progress.json").write_text("{}")
     with pytest.raises(StartupError, match="was written at every step"):
-        open_checkpoints(tmp_path, policy).restore(policy, optimizer)
+        restore(open_checkpoints(tmp_path, policy), policy, optimizer)
 
 
 def test_the_epoch_is_higher_at_every_start(tmp_path: Path) -> None:
@@ -220,7 +239,7 @@ def test_every_step_has_one_line_whenever_the_learner_was_killed(tmp_path: Path)
         file.write(step_line(3).to_json()[:20])  # killed within the line
     log.catch_up(step_line(3))
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
-    assert lines == [replace(step_line(version), at_s=1.5).to_json() for version in (1, 2, 3)]
+    assert lines == [step_line(version).to_json() for version in (1, 2, 3)]
     with pytest.raises(StartupError, match=r"has step 3, .*is of step 2"):
         log.catch_up(step_line(2))
 
@@ -248,7 +267,7 @@ def test_a_disk_that_fails_at_any_call_leaves_nothing_behind_and_takes_the_check
     assert number > 10
     assert versions_in(tmp_path) == [1, 2]
     policy, optimizer = learner(model_dir)
-    assert open_checkpoints(tmp_path, policy).restore(policy, optimizer)[0].version == 2
+    assert restore(open_checkpoints(tmp_path, policy), policy, optimizer)[0].version == 2
     assert torch.equal(parameters_of(policy), before)
 
 

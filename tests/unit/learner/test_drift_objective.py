@@ -217,10 +217,10 @@ def test_a_step_says_how_much_was_truncated_and_how_far_it_was_trusted(
     policy = float64_policy(make_tiny_model(tmp_path / "model", hidden=32, layers=1))
     groups = nearby(made_up_groups(5), policy)
     _, outcome = gradient_step(policy, groups, make_step_settings(objective="drift_aware"))
-    assert outcome.truncated_fraction is not None
-    assert 0 < outcome.truncated_fraction < 1
-    assert outcome.trust_mean is not None
-    assert 0 < outcome.trust_mean < 1
+    assert outcome.numbers.truncated_fraction is not None
+    assert 0 < outcome.numbers.truncated_fraction < 1
+    assert outcome.numbers.trust_mean is not None
+    assert 0 < outcome.numbers.trust_mean < 1
     _, outcome = gradient_step(policy, groups, make_step_settings(objective="gepo"))
-    assert outcome.truncated_fraction is None
-    assert outcome.trust_mean is None
+    assert outcome.numbers.truncated_fraction is None
+    assert outcome.numbers.trust_mean is None

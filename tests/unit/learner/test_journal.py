@@ -30,20 +30,19 @@ from learner.journal.restart import (
     surplus_segments,
 )
 from learner.objective.entropy_switch import EntropySwitch
-from learner.step_log import StepLine, TrainedGroup
+from learner.step_log import TrainedGroup
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup
-from node.run import StepReport
+from support.step_lines import make_step_line
 
 ORIGIN = Origin("run", "aa", "bb")
 GROUPS = [EncodedGroup(b"header", b"columns" * 9), EncodedGroup(b"other", b"\x89HRLj" * 40)]
 
 
 def step(version: int, *, groups: Sequence[EncodedGroup] = GROUPS) -> StepEntry:
-    report = StepReport(version, 0.5, 0.0, 0, 0.01, math.nan, 0.1, 1.0, step_s=2.0, surprisal_nats=1.0)
     names = tuple(TrainedGroup(f"{2 * version + n}.1", "sampler", n) for n in range(len(groups)))
     return StepEntry(
-        line=StepLine(at_s=1.0, report=report, tokens=9, groups=names, learning_rate=1e-3),
+        line=make_step_line(version, groups=names, ess_ratio=math.nan),
         acknowledged_version=max(0, version - 3),
         best=BestVersion(1, 0.5),
         entropy_switch=EntropySwitch(threshold=math.inf).observe(1.5),
@@ -256,7 +255,7 @@ def test_progress_follows_from_the_entries() -> None:
     assert [record.version for record in progress.unacknowledged] == [3, 4, 5]
     assert progress.trained_slots == ((2, 11),)
     assert progress.step is not None
-    assert (progress.version, progress.step.report.version) == (5, 5)
+    assert (progress.version, progress.step.version) == (5, 5)
     progress = progress.after(NEWS, window=3)
     assert (progress.recent_rewards, progress.best, progress.version) == ((0.5, 0.5, 0.25), BestVersion(3), 5)
     assert progress.after(NewsEntry(None, None), window=3).recent_rewards == (0.5, 0.5, 0.25)

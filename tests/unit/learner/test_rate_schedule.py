@@ -69,7 +69,7 @@ def test_a_step_is_taken_at_its_versions_rate_and_leaves_the_optimizers_as_it_wa
         outcome = train_step(
             policy, optimizer, [make_group(version=version)], version=version, settings=settings
         )
-        assert outcome.learning_rate == pytest.approx(1e-2 * (1 - version / 4))
+        assert outcome.numbers.learning_rate == pytest.approx(1e-2 * (1 - version / 4))
         assert optimizer.param_groups[0]["lr"] == 1e-2
         moved.append(max(float((t.detach() - before[n]).abs().max()) for n, t in policy.parameters.items()))
     # The first step of AdamW moves a parameter by the rate.

@@ -161,8 +161,8 @@ def test_at_the_base_model_it_changes_nothing(model_dir: Path) -> None:
     groups = nearby(made_up_groups(1), float64_policy(model_dir))
     tied, free = float64_policy(model_dir), float64_policy(model_dir)
     outcome = step(tied, groups, reference=float64_policy(model_dir))
-    assert step(free, groups, reference=None).reference_kl_nats is None
-    assert outcome.reference_kl_nats == 0.0
+    assert step(free, groups, reference=None).numbers.reference_kl_nats is None
+    assert outcome.numbers.reference_kl_nats == 0.0
     assert torch.equal(flat(tied), flat(free))
 
 
@@ -178,7 +178,7 @@ def test_it_pulls_back_to_the_base_model_and_its_gauge_falls(model_dir: Path) ->
         outcome = train_step(
             policy, optimizer, groups, version=VERSION, settings=SETTINGS, reference=reference
         )
-        shown.append(outcome.reference_kl_nats or 0.0)
+        shown.append(outcome.numbers.reference_kl_nats or 0.0)
     assert shown[0] > 0.01
     assert shown[-1] < 0.5 * shown[0]
 
@@ -190,7 +190,7 @@ def test_micro_batches_change_nothing(model_dir: Path) -> None:
     for budget in (1 << 20, 17, 1):
         policy = float64_policy(model_dir)
         outcome = step(policy, groups, reference=reference, micro_batch_tokens=budget)
-        after.append((flat(policy), outcome.reference_kl_nats))
+        after.append((flat(policy), outcome.numbers.reference_kl_nats))
     for parameters, kl_nats in after[1:]:
         torch.testing.assert_close(parameters, after[0][0], rtol=1e-9, atol=1e-12)
         assert kl_nats == pytest.approx(after[0][1])

@@ -8,7 +8,7 @@ import pytest
 
 from learner.config import LearnerConfig
 from learner.step_settings import StepSettings
-from learner.training.replay_settings import ReplaySettings, settings_of
+from learner.training.replay import ReplaySettings, settings_of
 
 
 def config(**changes: Any) -> LearnerConfig:

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from learner.records.sample_writer import MOST_CHARACTERS, MOST_COMPLETIONS, SampleWriter, load_tokenizer
-from learner.step_log import StepLine
 from node.commands.cli import main
 from node.page.html import rendered
 from node.page.run_sections import RunView, run_sections
 from node.page.samples_file import FILE_NAME, CompletionSample, GroupSample, SamplesFile
 from node.rollout import Completion, Finish, RolloutGroup
-from node.run import StepReport
 from node.visible_text import visible
 from support.groups import make_completion, make_group
+from support.step_lines import make_step_line
 from support.tiny_model import TOKENS, make_tiny_model
 
 HOSTILE = (
@@ -39,11 +38,6 @@ def sample(version: int = 1, *rewards: float, text: str = "4", **changes: object
     return replace(group, **changes)  # type: ignore[arg-type]
 
 
-def step_line(version: int) -> StepLine:
-    report = StepReport(version, 0.5, 0.0, 0, 0.0, 1.0, 0.0, 1.0, 0.1, 0.5)
-    return StepLine(at_s=1000.0, report=report, tokens=8, groups=())
-
-
 def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array([TOKENS.index(character) for character in text], np.int32)
 
@@ -59,7 +53,7 @@ def delivered(*completions: Completion) -> RolloutGroup:
 
 
 def write(to: SampleWriter, version: int, batch: Sequence[RolloutGroup]) -> None:
-    append = to.write_of(step_line(version), batch)
+    append = to.write_of(make_step_line(version), batch)
     if append is not None:
         append()
 
@@ -131,7 +125,7 @@ def test_groups_that_taught_nothing_are_written_down_whatever_the_version(
 ) -> None:
     file = SamplesFile(tmp_path / FILE_NAME)
     group = delivered(answer("4", 0.0), answer("22", 0.0))
-    append = writer(model_dir, file, every=10).write_of(replace(step_line(5), teaching_groups=0), [group])
+    append = writer(model_dir, file, every=10).write_of(make_step_line(5, teaching_groups=0), [group])
     assert append is not None
     append()
     [written] = file.newest(1)

@@ -1,42 +1,32 @@
 import asyncio
 import json
 import struct
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
 from learner.records.trackers import TensorBoardWriter, WandbWriter
-from learner.step_log import BatchFigures, StepLine
-from node.run import StepReport
+from learner.step_log import StepLine
+from support.step_lines import make_step_line
 from support.waiting import until
 
 
-def step_line(version: int) -> StepLine:
-    report = StepReport(
-        version, version / 8, 1.0, 2, 0.25, 0.75, 0.125, 3.0, 0.5, 0.7, grader_metrics={"words": 2.5}
-    )
-    figures = BatchFigures(5.0, 10.5, 11, 3.0, 0.25, 0.5, 0.5)
-    at_s = 1000.0 + version
-    return StepLine(
-        at_s,
-        report,
-        tokens=12,
-        groups=(),
-        learning_rate=1e-3,
-        figures=figures,
+def step_line(version: int, **changes: Any) -> StepLine:
+    return make_step_line(
+        version, at_s=1000.0 + version, reward_mean=version / 8, grader_metrics={"words": 2.5}, **changes
     )
 
 
 def numbers(version: int) -> dict[str, float]:
     """Return a step's numbers under the names of the metrics."""
-    return {f"heterorl_learner_{name}": value for name, value in step_line(version).numbers().items()}
+    return {f"heterorl_learner_{name}": value for name, value in step_line(version).gauges().items()}
 
 
 def write(writer: TensorBoardWriter | WandbWriter, version: int) -> None:
-    assert writer.write_of(replace(step_line(version), teaching_groups=0), ()) is None  # no step, no numbers
+    assert writer.write_of(step_line(version, teaching_groups=0), ()) is None  # no step, no numbers
     written = writer.write_of(step_line(version), ())
     assert written is not None
     written()

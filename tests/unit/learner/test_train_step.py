@@ -67,7 +67,7 @@ def test_the_step_follows_the_gradient_of_the_textbook_loss(model_dir: Path) -> 
     assert expected.norm() > 1e-3
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     assert math.isclose(outcome.loss, loss.item(), rel_tol=1e-12)
-    assert math.isclose(outcome.gradient_norm, float(expected.norm()), rel_tol=1e-9)
+    assert math.isclose(outcome.numbers.gradient_norm, float(expected.norm()), rel_tol=1e-9)
 
 
 def test_replies_are_read_and_neither_trained_on_nor_counted(model_dir: Path) -> None:
@@ -77,7 +77,7 @@ def test_replies_are_read_and_neither_trained_on_nor_counted(model_dir: Path) ->
     expected = torch.cat([g.flatten() for g in gradients])
     actual, outcome = gradient_of(policy, groups, SETTINGS)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
-    assert outcome.tokens == sum(group.drawn_tokens for group in groups)
+    assert outcome.numbers.tokens == sum(group.drawn_tokens for group in groups)
 
     group, *rest = groups
     completion, *others = group.completions
@@ -101,7 +101,7 @@ def test_equal_rewards_move_nothing_whatever_the_pull_towards_the_sampler(model_
         assert (gradient == 0).all()
         assert outcome.is_finite
         assert not outcome.is_applied
-        assert outcome.gradient_norm > 0 or not settings.kl_coefficient
+        assert outcome.numbers.gradient_norm > 0 or not settings.kl_coefficient
 
 
 def test_the_moments_of_adamw_do_not_advance_on_a_batch_that_teaches_nothing(model_dir: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_long_gradient_is_scaled_to_the_clip(model_dir: Path) -> None:
     settings = changed(SETTINGS, gradient_clip_norm=1e-3)
     gradient, outcome = gradient_of(float64_policy(model_dir), made_up_groups(0), settings)
     assert math.isclose(float(gradient.norm()), 1e-3, rel_tol=1e-2)
-    assert outcome.gradient_norm > 1e-3
+    assert outcome.numbers.gradient_norm > 1e-3
 
 
 @pytest.mark.parametrize(

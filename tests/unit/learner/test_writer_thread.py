@@ -11,13 +11,8 @@ from learner.records import writer_thread
 from learner.records.writer_thread import QUEUED_STEPS, WriterThread
 from learner.step_log import StepLine
 from node.rollout import RolloutGroup
-from node.run import StepReport
+from support.step_lines import make_step_line
 from support.waiting import until
-
-
-def step_line(version: int) -> StepLine:
-    report = StepReport(version, 0.5, 0.0, 0, 0.0, 1.0, 0.0, 1.0, 0.1, 0.5)
-    return StepLine(at_s=1000.0, report=report, tokens=8, groups=())
 
 
 class Recorder:
@@ -34,7 +29,7 @@ class Recorder:
             self.go.set()
 
     def write_of(self, line: StepLine | None, batch: Sequence[RolloutGroup]) -> Callable[[], None] | None:
-        return partial(self._write, line.report.version) if line and line.report.version else None
+        return partial(self._write, line.version) if line and line.version else None
 
     def _write(self, version: int) -> None:
         assert threading.current_thread() is not threading.main_thread()
@@ -67,7 +62,7 @@ async def test_steps_offered_before_the_stop_are_written_and_the_writer_is_close
     recorder = Recorder()
     running = Running(recorder)
     for version in (0, 1, 2):
-        running.service.offer(step_line(version), ())
+        running.service.offer(make_step_line(version), ())
     await running.stop()
     assert recorder.versions == [1, 2]
     assert recorder.is_closed
@@ -81,7 +76,7 @@ async def test_a_writer_that_fails_is_counted_logged_once_and_asked_again(
     recorder = Recorder(fails_at=(1, 2))
     running = Running(recorder)
     for version in (1, 2, 3):
-        running.service.offer(step_line(version), ())
+        running.service.offer(make_step_line(version), ())
     await running.stop()
     assert recorder.versions == [3]
     assert (running.count("failed"), running.count("written")) == (2, 1)
@@ -93,10 +88,10 @@ async def test_a_writer_that_fails_is_counted_logged_once_and_asked_again(
 async def test_training_does_not_wait_for_a_writer_that_is_slow() -> None:
     slow = Recorder(is_held=True)
     running = Running(slow)
-    running.service.offer(step_line(1), ())
+    running.service.offer(make_step_line(1), ())
     await until(lambda: running.service._queue.empty())
     for version in range(2, QUEUED_STEPS + 4):
-        running.service.offer(step_line(version), ())
+        running.service.offer(make_step_line(version), ())
     assert running.count("dropped") == 2
     slow.go.set()
     await running.stop()
@@ -109,7 +104,7 @@ async def test_a_writer_that_hangs_does_not_hold_up_the_end(
     monkeypatch.setattr(writer_thread, "CLOSE_S", 0.1)
     hung = Recorder(is_held=True)
     running = Running(hung)
-    running.service.offer(step_line(1), ())
+    running.service.offer(make_step_line(1), ())
     await running.stop()
     assert "step writer is late" in caplog.messages
     hung.go.set()

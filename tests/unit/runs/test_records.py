@@ -8,25 +8,15 @@ from learner.step_log import StepLine, StepLog, TrainedGroup
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.slots import Attempt, Slot, SlotState
-from node.run import StepRecord, StepReport
+from node.run import StepRecord
 from node.verdict import Verdict
+from support.step_lines import make_step_line
 
 
 def _line(version: int) -> StepLine:
-    report = StepReport(
-        version=version,
-        reward_mean=0.5,
-        staleness_mean_versions=2.0,
-        staleness_max_versions=3,
-        kl_nats=0.01,
-        ess_ratio=0.9,
-        clip_fraction=0.2,
-        gradient_norm=1.5,
-        step_s=0.1,
-        surprisal_nats=0.7,
-    )
     groups = (TrainedGroup(f"{version}.2", "sampler-1", 3),)
-    return StepLine(at_s=1000.5, report=report, tokens=24, groups=groups)
+    numbers = {"kl_nats": 0.01, "ess_ratio": 0.9, "staleness_mean_versions": 2.0}
+    return make_step_line(version, at_s=1000.5, step_s=0.1, groups=groups, **numbers)
 
 
 def test_a_line_that_the_learner_wrote_is_read_as_it_was(tmp_path: Path) -> None:
