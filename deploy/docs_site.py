@@ -5,16 +5,20 @@ that a page links to, directly or through another, becomes ``source/<its path>``
 its README, or is plain text where the folder has none. A link that leads nowhere is left as it is, and MkDocs
 reports it.
 
-A line ``::keys FILE CLASS`` becomes the keys of that section, with default, bounds and docstring.
+A line ``::configuration`` becomes every section with its keys, as ``heterorl-node config`` explains them, and
+a line ``::keys MODULE:CLASS`` the keys of one model.
 """
 
-import ast
+import pkgutil
 import posixpath
 import re
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from node.config.setting_table import SettingRow, rows_of
+from node.config.settings import SECTIONS
+from node.telemetry.logging import to_json
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -26,8 +30,8 @@ DOCS: Final = "docs/"
 ELSEWHERE: Final = "source/"
 
 _LINK: Final = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
-_KEYS: Final = re.compile(r"^::keys (?P<file>\S+) (?P<model>\w+)$", re.MULTILINE)
-_BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_KEYS: Final = re.compile(r"^::keys (?P<model>\S+)$", re.MULTILINE)
+_CONFIGURATION: Final = "::configuration\n"
 _CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
@@ -63,42 +67,31 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
         return f"[{match['text']}]({link})"
 
     linked = _LINK.sub(rewritten, markdown)
-    return _KEYS.sub(lambda match: "\n".join(keys_of(ROOT / match["file"], match["model"])), linked)
+    listed = _KEYS.sub(lambda match: "\n".join(keys_of(_options(match["model"]))), linked)
+    return listed.replace(_CONFIGURATION, "\n".join(configuration()))
 
 
-def keys_of(file: Path, model: str) -> Iterator[str]:
-    """Yield a list of Markdown: each key of a section of the configuration.
-
-    Raises:
-        LookupError: the file has no such class.
-    """
-    classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
-    section = next((node for node in classes if node.name == model), None)
-    if section is None:
-        raise LookupError(f"{file} has no class {model}")
-    for base in section.bases:
-        if any(node.name == ast.unparse(base) for node in classes):
-            yield from keys_of(file, ast.unparse(base))
-    for field, described in pairwise(section.body):
-        match field, described:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name), value=value),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ) if not ast.unparse(field).startswith(f"{name}: ClassVar"):
-                yield f"- **`{name}`**{_default(value)}"
-                yield f"    <br>{' '.join(text.split())}"
+def _options(path: str) -> Iterator[SettingRow]:
+    return rows_of("", pkgutil.resolve_name(path), {}, None)
 
 
-def _default(value: ast.expr | None) -> str:
-    """Return default and bounds of a field, as part of a line."""
-    if value is None:
-        return ""
-    if not isinstance(value, ast.Call):
-        return f" = `{ast.unparse(value)}`"
-    given = {keyword.arg: ast.unparse(keyword.value) for keyword in value.keywords}
-    default = f" = `{given['default']}`" if "default" in given else ""
-    bounds = [f"{word} `{given[key]}`" for key, word in _BOUNDS.items() if key in given]
-    return f"{default}; {', '.join(bounds)}" if bounds else default
+def configuration() -> Iterator[str]:
+    """Yield the lines of every section that a configuration may have, tables of known keys too."""
+    for section, path in SECTIONS.items():
+        rows = tuple(rows_of(section, pkgutil.resolve_name(path), {}, None))
+        yield from (f"## [{section}]", "", *keys_of(rows), "")
+        for row in rows:
+            if row.keys:
+                yield from (f"## [{row.name}]", "", *keys_of(row.keys), "")
+
+
+def keys_of(rows: Iterable[SettingRow]) -> Iterator[str]:
+    """Yield a list of Markdown: each key with default, bounds and meaning."""
+    for row in rows:
+        default = "" if row.default is None else f" = `{to_json(row.default)}`"
+        about = "".join(f"; {word}" for word in ("required" * row.is_required, row.bounds) if word)
+        yield f"- **`{row.name.rpartition('.')[2]}`**{default}{about}"
+        yield f"    <br>{row.meaning}"
 
 
 def resolve(document: str, target: str) -> str | None:
