@@ -26,10 +26,10 @@ from bench.kill_lab.stage import READY_TIMEOUT_S, Stage
 from bench.kill_lab.witness import Witness
 from deploy.runs.observation import SCRAPE_TIMEOUT_S, is_ready
 from deploy.runs.processes import Children
+from deploy.runs.records import differing_groups
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Section, role_of
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_exchange import back_up_database
-from node.coordinator.ledger.ledger_story import compare
 from node.exit_code import ExitCode
 from node.run import Role
 
@@ -227,8 +227,8 @@ class TakeoverCampaign(Campaign):
         """Copy the ledger out of the database; hold it against itself and the learner's log."""
         path = self._stage.root / "ledger.sqlite"
         back_up_database(self._stage.database, to=path)
-        story = compare(path, self._stage.state(LEARNER) / "steps.jsonl")
-        self.broken += [*examine(path).problems, *story.contradictions]
+        differing = differing_groups(path, self._stage.state(LEARNER) / "steps.jsonl")
+        self.broken += [*examine(path).problems, *differing[:5]]
         return path
 
 

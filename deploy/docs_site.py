@@ -5,34 +5,36 @@ that a page links to, directly or through another, becomes ``source/<its path>``
 its README, or is plain text where the folder has none. A link that leads nowhere is left as it is, and MkDocs
 reports it.
 
-A line ``::keys FILE CLASS`` becomes the keys of that section, with default, bounds and docstring; a line
-``::graders`` those that the built-in graders declare.
+A line ``::configuration`` becomes every section with its keys, as ``heterorl-node config`` explains them, a
+line ``::keys MODULE:CLASS`` the keys of one model, and a line ``::graders`` those that the built-in graders
+declare.
 """
 
-import ast
-import importlib
+import pkgutil
 import posixpath
 import re
-import typing
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from node.config.setting_table import SettingRow, rows_of
+from node.config.settings import SECTIONS
+from node.grading.registry import built_in, grader_class
+from node.telemetry.logging import to_json
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-PACKAGES: Final = ("node", "learner", "sampler")
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = "docs/"
 ELSEWHERE: Final = "source/"
 
 _LINK: Final = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
-_KEYS: Final = re.compile(r"^::keys (?P<file>\S+) (?P<model>\w+)$", re.MULTILINE)
-_GRADERS: Final = re.compile(r"^::graders$", re.MULTILINE)
-_BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_KEYS: Final = re.compile(r"^::keys (?P<model>\S+)$", re.MULTILINE)
+_CONFIGURATION: Final = "::configuration\n"
+_GRADERS: Final = "::graders\n"
 _CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
@@ -68,71 +70,39 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
         return f"[{match['text']}]({link})"
 
     linked = _LINK.sub(rewritten, markdown)
-    linked = _GRADERS.sub(lambda match: "\n".join(graders()), linked)
-    return _KEYS.sub(lambda match: "\n".join(keys_of(ROOT / match["file"], match["model"])), linked)
-
-
-def keys_of(file: Path, model: str) -> Iterator[str]:
-    """Yield a list of Markdown: each key of a section of the configuration, those of its bases first.
-
-    Bases may be of other files, as those that graders declare.
-
-    Raises:
-        AttributeError: the file has no such class.
-    """
-    module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
-    bases = getattr(module, model).__mro__
-    for base in reversed(bases):
-        yield from _own_keys(base)
+    listed = _KEYS.sub(lambda match: "\n".join(keys_of(_options(match["model"]))), linked)
+    listed = listed.replace(_GRADERS, "\n".join(graders()))
+    return listed.replace(_CONFIGURATION, "\n".join(configuration()))
 
 
 def graders() -> Iterator[str]:
-    """Yield what each built-in grader declares: the keys of its table, and of the tables of its peers."""
-    from node.grading.registry import built_in, grader_class  # tests read the rest without the daemon
-
+    """Yield the keys of the table that each built-in grader has among the options of a task."""
     for name in built_in():
-        grader = grader_class(name)
-        if grader.table is not None:
-            yield f"\n### {name}\n"
-            yield from _own_keys(grader.table)
-        fields = {} if grader.settings is None else grader.settings.model_fields
-        for key, field in fields.items():
-            for nested in typing.get_args(field.annotation):
-                if hasattr(nested, "model_fields"):
-                    yield f"\n### [sampler.{key}], [verifier.{key}]\n"
-                    yield from _own_keys(nested)
+        if (table := grader_class(name).table) is not None:
+            yield from (f"### {name}", "", *keys_of(rows_of("", table, {}, None)), "")
 
 
-def _own_keys(model: type) -> Iterator[str]:
-    """Yield the keys that a class itself has, none where it is not of this project."""
-    if model.__module__.partition(".")[0] not in PACKAGES:
-        return
-    classes = ast.parse((ROOT / f"{model.__module__.replace('.', '/')}.py").read_text()).body
-    sections = (node for node in classes if isinstance(node, ast.ClassDef) and node.name == model.__name__)
-    for section in sections:
-        for field, described in pairwise(section.body):
-            match field, described:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name), value=value),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ) if not ast.unparse(field).startswith(f"{name}: ClassVar"):
-                    live = (
-                        ", may change in a run" if ast.unparse(field.annotation).startswith("Live[") else ""
-                    )
-                    yield f"- **`{name}`**{_default(value)}{live}"
-                    yield f"    <br>{' '.join(text.split())}"
+def _options(path: str) -> Iterator[SettingRow]:
+    return rows_of("", pkgutil.resolve_name(path), {}, None)
 
 
-def _default(value: ast.expr | None) -> str:
-    """Return default and bounds of a field, as part of a line."""
-    if value is None:
-        return ""
-    if not isinstance(value, ast.Call):
-        return f" = `{ast.unparse(value)}`"
-    given = {keyword.arg: ast.unparse(keyword.value) for keyword in value.keywords}
-    default = f" = `{given['default']}`" if "default" in given else ""
-    bounds = [f"{word} `{given[key]}`" for key, word in _BOUNDS.items() if key in given]
-    return f"{default}; {', '.join(bounds)}" if bounds else default
+def configuration() -> Iterator[str]:
+    """Yield the lines of every section that a configuration may have, tables of known keys too."""
+    for section, path in SECTIONS.items():
+        rows = tuple(rows_of(section, pkgutil.resolve_name(path), {}, None))
+        yield from (f"## [{section}]", "", *keys_of(rows), "")
+        for row in rows:
+            if row.keys:
+                yield from (f"## [{row.name}]", "", *keys_of(row.keys), "")
+
+
+def keys_of(rows: Iterable[SettingRow]) -> Iterator[str]:
+    """Yield a list of Markdown: each key with default, bounds and meaning."""
+    for row in rows:
+        default = "" if row.default is None else f" = `{to_json(row.default)}`"
+        about = "".join(f"; {word}" for word in ("required" * row.is_required, row.bounds) if word)
+        yield f"- **`{row.name.rpartition('.')[2]}`**{default}{about}"
+        yield f"    <br>{row.meaning}"
 
 
 def resolve(document: str, target: str) -> str | None:

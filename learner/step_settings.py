@@ -6,7 +6,7 @@ entry of each step keeps it, a step that is taken again has it as it was, and ev
 """
 
 import math
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,11 +20,11 @@ from pydantic import (
 
 from learner.objective.menu import check_name, check_options
 from learner.objective.options import StalenessDiscount
+from node.config.setting_table import LIVE
 
 _Kind = TypeVar("_Kind")
-_LIVE: Final = "live"
 
-Live = Annotated[_Kind, _LIVE]
+Live = Annotated[_Kind, LIVE]
 """Type of a field that may change while the learner runs: a step takes it, and keeps nothing of it."""
 
 
@@ -115,7 +115,7 @@ class StepSettings(BaseModel):
     @classmethod
     def live_keys(cls) -> tuple[str, ...]:
         """Return the fields that may change while the learner runs."""
-        return tuple(name for name, field in cls.model_fields.items() if _LIVE in field.metadata)
+        return tuple(name for name, field in cls.model_fields.items() if LIVE in field.metadata)
 
     @field_validator("objective_options")
     @classmethod

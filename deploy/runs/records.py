@@ -3,11 +3,17 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import Final
 
 from node.coordinator.ledger.ledger_check import reading
+from node.coordinator.ledger.ledger_export import rows
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.slots import parse_group_id
+from node.step_log_parts import log_lines
+
+_OF_A_GROUP: Final = ("group_id", "sampler_id", "staleness_versions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +120,20 @@ def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
     for sampler_id, verdict, n in balance.verdicts:
         verdicts.setdefault(sampler_id, {})[verdict.value] = n
     return LedgerRecord(steps, slots, verdicts, roots)
+
+
+def differing_groups(ledger: Path, log: Path) -> list[str]:
+    """Return the groups that ledger and learner's log tell differently, up to the ledger's newest step.
+
+    The log may be ahead: a learner tells of a step once it is durable. Both must begin with the run.
+    """
+    last = max((step["version"] for step in rows(ledger, "steps")), default=0)
+    told = list(rows(ledger, "trained"))
+    logged = [
+        {"version": line["version"], **{name: group[name] for name in _OF_A_GROUP}}
+        for line in log_lines(log)
+        if line["version"] <= last
+        for group in line["groups"]
+    ]
+    pairs = zip_longest(told, logged)
+    return [f"{ours} in the ledger, {theirs} in the log" for ours, theirs in pairs if ours != theirs]

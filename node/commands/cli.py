@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "join": ("node.commands.join_command", "make this machine a sampler or relay of a run, with a token"),
     "ledger": (
         "node.commands.ledger_command",
-        "back up, verify, restore, read or export the coordinator's ledger",
+        "back up, restore, check or export the coordinator's ledger",
     ),
     "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
     "pause": ("node.commands.pause_command", "lease nothing more, until resumed; what is begun is finished"),

@@ -1,4 +1,4 @@
-"""``heterorl-node config``: print every key, its value, who set it and what it means; start nothing.
+"""``heterorl-node config``: print every key, its value, default, bounds and meaning; start nothing.
 
 The daemon shares the configuration flags of this module.
 """
@@ -107,16 +107,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _described(row: "SettingRow") -> dict[str, object]:
     told = {"value": row.value, "source": row.source, "default": row.default}
-    return {**told, "is_required": row.is_required, "meaning": row.meaning}
+    told |= {"is_required": row.is_required, "bounds": row.bounds, "meaning": row.meaning}
+    return told | ({"keys": {key.name: _described(key) for key in row.keys}} if row.keys else {})
 
 
 def _lines(row: "SettingRow") -> Iterator[str]:
-    """Yield a key with its value, who set it and the default, and below it what it means."""
+    """Yield a key with its value, who set it and the default, and below it bounds and meaning."""
     default = f"; default: {_text(row.default)}" if row.differs and not row.is_required else ""
     value = "is required" if row.is_missing else f"= {_text(row.value)}  ({row.source}{default})"
     yield f"{row.name} {value}"
-    if row.meaning:
-        yield textwrap.fill(row.meaning, 110, initial_indent="    ", subsequent_indent="    ")
+    yield from _explained(row, indent="    ")
+    for key in row.keys:
+        value = "is required there" if key.is_required else f"= {_text(key.default)}  (default)"
+        yield f"    {key.name} {value}"
+        yield from _explained(key, indent="        ")
+
+
+def _explained(row: "SettingRow", *, indent: str) -> Iterator[str]:
+    bounds = f"{row.bounds[:1].upper()}{row.bounds[1:]}. " if row.bounds else ""
+    text = f"{bounds}{row.meaning}"
+    if text:
+        yield textwrap.fill(text, 110, initial_indent=indent, subsequent_indent=indent)
 
 
 def print_resolved(resolved: "Resolved") -> None:

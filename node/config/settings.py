@@ -127,7 +127,7 @@ class TelemetrySection(BaseModel):
     """``info`` logs the course of a run; ``debug`` adds every group, every failed rpc and every retry."""
 
 
-_SECTIONS: Final = {
+SECTIONS: Final = {
     "node": "node.config.settings:NodeSection",
     "telemetry": "node.config.settings:TelemetrySection",
     "coordinator": "node.coordinator.config:CoordinatorConfig",
@@ -136,6 +136,8 @@ _SECTIONS: Final = {
     "sampler": "sampler.config:SamplerConfig",
     "verifier": "sampler.config:VerifierConfig",
 }
+"""Section -> its model, by name."""
+
 _ALWAYS: Final = ("node", "telemetry")
 
 
@@ -199,16 +201,16 @@ def survey(
     for found in (*read_files(files), *read_environment(environ), *flags):
         if isinstance(found, ConfigError):
             faults.append(found)
-        elif found.section in _SECTIONS:
+        elif found.section in SECTIONS:
             every.setdefault(found.section, []).append(found)
         else:
-            faults.append(unknown_section(found, known=_SECTIONS))
+            faults.append(unknown_section(found, known=SECTIONS))
     given: dict[str, dict[str, Setting]] = {}
     sections: dict[str, BaseModel] = {}
     rows: list[SettingRow] = []
     wanted = {*_ALWAYS, *every, *roles}
-    for section in (name for name in _SECTIONS if name in wanted):
-        model: type[BaseModel] = pkgutil.resolve_name(_SECTIONS[section])
+    for section in (name for name in SECTIONS if name in wanted):
+        model: type[BaseModel] = pkgutil.resolve_name(SECTIONS[section])
         settings = given[section] = _merged(every.get(section, ()), model=model)
         faults += _misspelt(environ, section=section, model=model)
         try:

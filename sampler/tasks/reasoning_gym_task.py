@@ -24,6 +24,7 @@ class ReasoningGymOptions(PromptOptions):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """The generator's own arguments."""
     answer_from: AnswerSource = "tags"
+    """As for every task that asks a question."""
 
     @property
     def package(self) -> str | None:

@@ -3,6 +3,8 @@
 import ast
 import importlib.util
 import itertools
+import json
+import pkgutil
 import re
 import subprocess
 import tomllib
@@ -17,13 +19,15 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from pydantic import BaseModel
 
-from deploy.docs_site import keys_of
+from deploy.docs_site import configuration
 from learner.config import LearnerConfig
 from learner.objective.menu import MENU
 from node.commands.cli import COMMANDS, main
+from node.config.setting_table import rows_of
 from node.config.settings import NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.exit_code import ExitCode
+from node.process.role_context import ROLE_MODULES
 from node.relay.config import RelayConfig
 from sampler.config import SamplerConfig, VerifierConfig
 
@@ -322,12 +326,36 @@ def test_the_site_has_every_page_in_its_menu() -> None:
     assert sorted(pages(menu)) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
-def test_every_class_that_the_site_is_made_from_exists() -> None:
-    lists = re.findall(r"^::keys (\S+) (\w+)$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
-    keys = {model: "\n".join(keys_of(ROOT / file, model)) for file, model in lists}
-    assert all(keys.values())
-    for section in SECTIONS.values():
-        assert set(re.findall(r"^- \*\*`(\w+)`", keys[section.__name__], re.M)) == section.model_fields.keys()
+def test_the_site_lists_every_key_that_the_configuration_command_explains(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (DOCS / "configuration.md").read_text().count("\n::configuration\n") == 1
+    page = "\n".join(configuration())
+    listed = {
+        f"{section}.{key}"
+        for section, keys in re.findall(r"^## \[([\w.]+)\]$(.*?)(?=^## |\Z)", page, re.M | re.S)
+        for key in re.findall(r"^- \*\*`(\w+)`", keys, re.M)
+    }
+    main(["config", *(f"--role={role}" for role in ROLE_MODULES), "--json"])
+    explained = json.loads(capsys.readouterr().out)
+    inner = {name: key for row in explained.values() for name, key in row.get("keys", {}).items()}
+    assert listed == explained.keys() | inner.keys()
+    assert {"coordinator.evaluation.prompts", "sampler.judge.models"} <= inner.keys()
+    for row in (*explained.values(), *inner.values()):
+        assert row["meaning"] in page
+        assert row["bounds"] in page
+
+
+def test_every_model_that_the_site_is_made_from_has_keys_with_a_meaning() -> None:
+    models = re.findall(r"^::keys (\S+)$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
+    assert len(models) > 3
+    for path in models:
+        rows = tuple(rows_of("", pkgutil.resolve_name(path), {}, None))
+        assert rows
+        assert [row.name for row in rows if not row.meaning] == []
+
+
+def test_every_module_that_the_site_explains_exists() -> None:
     for path in re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE):
         module, _, name = path.rpartition(".") if re.search(r"\.[A-Z]", path) else (path, "", "")
         text = (ROOT / f"{module.replace('.', '/')}.py").read_text()

@@ -125,11 +125,11 @@ def test_a_ledger_in_use_by_another_process_is_backed_up_by_the_command(
         state_dir = str(ledger.parents[1])
         assert main(["ledger", "backup", "--state-dir", state_dir, "--to", str(copy)]) == 0
         assert "up to version 4" in capsys.readouterr().out
-        assert main(["ledger", "verify", str(copy), "--json"]) == 0
+        assert main(["ledger", "check", str(copy), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["run_id"], found["steps"], found["slots"]) == ("run", 4, {"leased": 1, "trained": 4})
         # The live one can be looked at as well, but nothing takes its place.
-        assert main(["ledger", "verify", str(ledger)]) == 0
+        assert main(["ledger", "check", str(ledger)]) == 0
         assert main(["ledger", "restore", str(copy), "--state-dir", state_dir]) == 3
         assert f"is in use by process {writer.pid} on" in capsys.readouterr().err
     finally:
@@ -246,14 +246,14 @@ def test_what_is_wrong_with_a_ledger_is_named(
     assert examine(ledger).problems == ()
     with closing(sqlite3.connect(ledger)) as other, other:
         other.execute(damage)
-    assert main(["ledger", "verify", str(ledger)]) == 1
+    assert main(["ledger", "check", str(ledger)]) == 1
     assert problem in capsys.readouterr().out
 
 
 def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"\x7fELF" * 2000)
     assert "cannot be read" in examine(tmp_path / "other").problems[0]
-    assert main(["ledger", "verify", str(tmp_path / "nowhere")]) == 3
+    assert main(["ledger", "check", str(tmp_path / "nowhere")]) == 3
 
 
 def begin_evaluation(ledger: Path) -> EvaluationChange:

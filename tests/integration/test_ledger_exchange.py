@@ -127,7 +127,7 @@ def test_the_command_backs_up_and_restores_a_database_and_does_neither_without_b
     copy = str(tmp_path / "copy.sqlite")
     assert main(["ledger", "backup", "--database", database, "--to", copy]) == 0
     assert "steps     up to version 2" in capsys.readouterr().out
-    assert main(["ledger", "verify", copy]) == 0
+    assert main(["ledger", "check", copy]) == 0
     with pytest.raises(SystemExit):
         main(["ledger", "backup", "--to", copy])
     assert "--state-dir" in capsys.readouterr().err

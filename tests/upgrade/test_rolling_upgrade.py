@@ -7,7 +7,7 @@ import pytest
 
 from deploy.runs.processes import ONE_THREAD_EACH, Children
 from deploy.runs.promises import promises_of_any_run
-from deploy.runs.records import StepTail, read_ledger
+from deploy.runs.records import StepTail, differing_groups, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of
 from deploy.runs.run_session import RunSession
 from node.commands.cli import main
@@ -119,4 +119,5 @@ async def test_a_run_of_the_last_release_is_upgraded_process_by_process(tmp_path
         exit_codes=exit_codes,
     )
     assert [f"{c.promise}: {c.figures}" for c in promises if not c.is_kept] == []
-    assert main(["ledger", "verify", str(directory.ledger), "--steps", str(directory.step_log)]) == 0
+    assert main(["ledger", "check", str(directory.ledger)]) == 0
+    assert differing_groups(directory.ledger, directory.step_log) == []

@@ -161,7 +161,7 @@ def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
         raise no_ledger(ledger) from error
     except sqlite3.Error as error:
         raise StartupError(
-            f"the ledger {ledger} cannot be read: {error}", fix=f"See `heterorl-node ledger verify {ledger}`."
+            f"the ledger {ledger} cannot be read: {error}", fix=f"See `heterorl-node ledger check {ledger}`."
         ) from error
 
 

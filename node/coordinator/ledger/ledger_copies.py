@@ -125,7 +125,7 @@ def verified(copy: Path, source: Path) -> Findings:
     if findings.problems:
         raise StartupError(
             f"the ledger {source} is damaged: {findings.problems[0]}",
-            fix=f"`heterorl-node ledger verify {source}` says more. Take an older copy.",
+            fix=f"`heterorl-node ledger check {source}` says more. Take an older copy.",
         )
     return findings
 

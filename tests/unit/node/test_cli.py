@@ -17,7 +17,7 @@ import pytest
 
 from node.commands import cli
 from node.commands.cli import COMMANDS, main
-from node.config.settings import _SECTIONS
+from node.config.settings import SECTIONS
 from node.enrolment.init_run import init_run
 from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
@@ -134,7 +134,7 @@ def test_every_key_of_a_role_is_shown_with_its_meaning_before_any_required_one_i
     keys = {
         f"{section}.{key}"
         for section in ("node", role)
-        for key in pkgutil.resolve_name(_SECTIONS[section]).model_fields
+        for key in pkgutil.resolve_name(SECTIONS[section]).model_fields
     }
     assert keys <= rows.keys()
     assert [name for name, row in rows.items() if not row["meaning"]] == []

@@ -44,7 +44,7 @@ def test_bash_completes_commands_options_and_choices(scripts: dict[str, Path]) -
     assert completed(scripts["bash"], "dr") == {"drain"}
     assert completed(scripts["bash"], "") >= set(COMMANDS)
     assert "--state-dir" in completed(scripts["bash"], "pause", "--")
-    assert completed(scripts["bash"], "ledger", "ver") == {"verify"}
+    assert completed(scripts["bash"], "ledger", "ch") == {"check"}
     assert completed(scripts["bash"], "--role", "sam") == {"sampler"}
     assert completed(scripts["bash"], "completion", "f") == {"fish"}
 

@@ -17,6 +17,7 @@ from node.page.samples_file import FILE_NAME as SAMPLES
 from node.page.samples_file import CompletionSample, GroupSample, SamplesFile
 from node.process.last_start import note_settings
 from node.run import Role
+from node.step_log_parts import log_lines, part_of
 
 
 def step(version: int, **changes: Any) -> dict[str, Any]:
@@ -127,3 +128,30 @@ def test_a_directory_without_records_is_refused_with_what_was_looked_for(
 ) -> None:
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "x.html")]) == ExitCode.COULD_NOT_START
     assert "steps.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]\n",
+        "{}\n",
+        "half\n",
+        '{"version": 1, "groups": [1]}\n',
+        '{"version": 1, "groups": [{"group_id": "0.1", "sampler_id": "s1"}]}\n',
+    ],
+)
+def test_a_file_that_is_not_a_log_of_steps_is_refused_by_line(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (run_dir / Role.LEARNER / "steps.jsonl").write_text(content)
+    assert main(["report", str(run_dir), "--out", str(run_dir / "x.html")]) == ExitCode.COULD_NOT_START
+    assert "line 1 of" in capsys.readouterr().err
+
+
+def test_a_log_in_parts_is_read_from_its_first_part_and_older_parts_may_be_gone(tmp_path: Path) -> None:
+    log = tmp_path / "steps.jsonl"
+    for path, versions in ((part_of(log, version=2), (1, 2)), (part_of(log, version=3), (3,)), (log, (4,))):
+        path.write_text("".join(f"{json.dumps(step(version))}\n" for version in versions))
+    assert [line["version"] for line in log_lines(log)] == [1, 2, 3, 4]
+    part_of(log, version=2).unlink()
+    assert [line["version"] for line in log_lines(log)] == [3, 4]
